@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 _STEPS = 5
 _COMPARED = 300_000

@@ -29,7 +29,7 @@ from noisette import Alone, PerExampleClip, PrivateRun, Ranks, privatize
 from noisette.accounting.ledger import ledger as ledger_module
 from noisette.bench.models import MODELS
 from noisette.capture.schedule import Capture
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 BATCH, STEPS = 64, 12
 WIDE, SEQUENCES, POSITIONS = 5000, 4, 256

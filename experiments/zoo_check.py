@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette._internal.tensor_tree import tensors
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.core.trees import tensors
+from noisette.core.one_by_one import OneByOneWarning
 from noisette.core.keys import SecretKey
 from noisette.run.seal import Seal
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisette._internal.random_state import seed_torch
 from noisette.accounting.accountants.pld import PldCurve
+from noisette.core.randomness import seed_torch
 
 MARKERS = {
     "unit": (

@@ -25,7 +25,6 @@ ORDER = [
     ["rules", "capture"],
     ["clipping"],
     ["lipschitz"],
-    ["validation"],
     ["run"],
     ["nn"],
     ["models", "data"],
@@ -258,7 +257,7 @@ def unsafe_loads(file: File) -> Iterator[str]:
 def generators(file: File) -> Iterator[str]:
     """Sources of randomness beside the keystream, in files that draw noise or batches.
 
-    The inputs that the validation makes up and the first guess of a principal component are public, not secret.
+    The first guess of a principal component is public, not secret.
     """
     private = {"core", "sampling", "mechanisms", "gradients", "clipping", "run"}
     if (file.folder in private and file.place.stem != "pca") or file.place.stem == "keys":

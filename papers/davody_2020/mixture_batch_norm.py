@@ -36,7 +36,7 @@ class MixtureBatchNorm(ExactPerExampleBatchNorm):
 
     @property
     def mixes_examples(self) -> str:
-        """The problem that the preflight reports, "" in evaluation mode."""
+        """Why a private run refuses this module, "" in evaluation mode."""
         return "mixes examples in its statistics, as published: use PublicBatchNorm instead" if self.training else ""
 
     def forward(self, input: Tensor) -> Tensor:

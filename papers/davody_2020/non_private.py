@@ -1,7 +1,7 @@
 """Training with the paper's own batch norm: sampling, clipping and noise of private training, without its guarantee.
 
 The mixture couples the examples of a batch, so one record moves the gradients of all others, and noise for one clipped
-gradient does not hide that. There is no preflight, no ledger and no accountant.
+gradient does not hide that. There is no ledger and no accountant.
 """
 
 from __future__ import annotations

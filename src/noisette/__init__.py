@@ -25,7 +25,7 @@ _PUBLIC = {
     "clipping.automatic": ("AutomaticClipping",),
     "capture.captured": ("CaptureWarning",),
     "clipping.custom": ("CustomClipping",),
-    "clipping.one_by_one": ("OneByOneWarning",),
+    "core.one_by_one": ("OneByOneWarning",),
     "clipping.flat": ("FlatClipping",),
     "clipping.groupwise": ("GroupwiseClipping",),
     "clipping.per_layer": ("PerLayerClipping",),
@@ -33,7 +33,7 @@ _PUBLIC = {
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "estimators.classifier": ("PrivateClassifier",),
     "estimators.regressor": ("PrivateRegressor",),
-    "core.registry": ("rule",),
+    "rules.rule_check": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),
     "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),
@@ -44,10 +44,12 @@ _PUBLIC = {
     "sampling.schemes": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
     "sampling.users": ("Users",),
     "ranks": ("Alone", "Ranks"),
+    "run.explain": ("explain",),
     "run.private": ("PrivateRun",),
+    "core.loss": ("Loss",),
+    "core.steps": ("close_run",),
     "run.privatize": ("privatize",),
     "training.adam_bc": ("AdamBC",),
-    "validation.explain": ("explain",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -27,16 +27,16 @@ from noisette.accounting import epsilon_for as epsilon_for
 from noisette.accounting import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting import sampling_rate_for as sampling_rate_for
 from noisette.accounting import steps_for as steps_for
+from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.adaptive import AdaptiveClip as AdaptiveClip
 from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
-from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping.custom import CustomClipping as CustomClipping
 from noisette.clipping.flat import FlatClipping as FlatClipping
 from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping.one_by_one import OneByOneWarning as OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
+from noisette.core.one_by_one import OneByOneWarning as OneByOneWarning
 from noisette.core.registry import rule as rule
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
@@ -56,6 +56,7 @@ from noisette.nn.lipschitz.certified_radius import certified_accuracy as certifi
 from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
+from noisette.run.explain import explain as explain
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
@@ -66,4 +67,3 @@ from noisette.sampling.schemes import Poisson as Poisson
 from noisette.sampling.schemes import TruncatedPoisson as TruncatedPoisson
 from noisette.sampling.users import Users as Users
 from noisette.training.adam_bc import AdamBC as AdamBC
-from noisette.validation.explain import explain as explain

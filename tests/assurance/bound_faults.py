@@ -1,4 +1,4 @@
-"""Faults of the bound: clipping, norms, sums over pieces, and the proof on the user's own model."""
+"""Faults of the bound: clipping, norms, and sums over pieces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as clipping_norms
 from noisette.core import registry
-from noisette.core.backward import LocatedRecording
+from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
+from noisette.core.trace import Loss
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
-from noisette.run.first_call import ValidateOnFirstCall
-from noisette.run.released_gradients import ReleasedGradients
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"
@@ -47,7 +46,7 @@ def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:
     """The usual engine computes its sum like this, given its own way and its arguments."""
     whole = BookKeeping.clipped_sum
 
-    def changed(self: BookKeeping, forward: LocatedRecording, parameters: Any, clipping: Clipping) -> ClippedSum:
+    def changed(self: BookKeeping, forward: ForwardPass, parameters: Any, clipping: Clipping) -> ClippedSum:
         return clipped_sum(
             lambda other=clipping: whole(self, forward, parameters, other), forward, parameters, clipping
         )
@@ -56,7 +55,7 @@ def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:
 
 
 def each_tensor(
-    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: ForwardPass, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """Each tensor has the whole bound to itself."""
     alone = Clipping(
@@ -67,7 +66,7 @@ def each_tensor(
 
 
 def the_batch(
-    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: ForwardPass, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """The sum of the batch is clipped."""
     losses = forward.losses
@@ -78,18 +77,19 @@ def the_batch(
 
 
 def with_fresh_dropout(
-    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: ForwardPass, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """Norms are those of one forward pass, the sum is that of another."""
-    [call] = forward.recording.calls
-    [output] = call.outputs.values()
-    [arriving] = torch.autograd.grad(forward.losses.sum(), [output.tensor], retain_graph=True)
+    call = forward.recording.call
+    assert call is not None
     norms = whole().norms
-    with call.silent(), torch.enable_grad():
-        again = call.module(*call.args, **call.kwargs)
-    factors = clipping.factors(norms)[0].view(-1, *[1] * (again.dim() - 1))
-    found = torch.autograd.grad(again, list(parameters.values()), arriving * factors)
-    return ClippedSum(dict(zip(parameters, found, strict=True)), norms)
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for k, factor in enumerate(clipping.factors(norms)[0]):
+        with torch.enable_grad():
+            again = call.loss_of([tensor[k : k + 1] for tensor in call.tensors])
+        for name, g in zip(sums, torch.autograd.grad(again, list(parameters.values())), strict=True):
+            sums[name] += factor * g
+    return ClippedSum(sums, norms)
 
 
 def without_biases(patch: pytest.MonkeyPatch) -> None:
@@ -202,43 +202,17 @@ def partial_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReleasedGradients, "check_no_others", lambda self: None)
+    patch.setattr("noisette.run.released_gradients.ReleasedGradients.check_no_others", lambda self: None)
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:
-    whole = PerExampleClip.backward
+    whole = PerExampleClip.accumulate
 
-    def backward(self: PerExampleClip, losses: Tensor) -> None:
-        losses.sum().backward(retain_graph=True)
-        whole(self, losses)
+    def accumulate(self: PerExampleClip, loss: Loss, *batch: Any, **keywords: Any) -> None:
+        loss(self.model, *batch).sum().backward()
+        whole(self, loss, *batch, **keywords)
 
-    patch.setattr(PerExampleClip, "backward", backward)
-
-
-def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
-    """The preflight looks for known layers and measures nothing."""
-    patch.setattr("noisette.validation.additivity._Probe.check", lambda self: None)
-    patch.setattr("noisette.validation.additivity._Probe.check_alone", lambda self, examples: [])
-
-
-def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
-    """The preflight looks at no more than eight examples."""
-    patch.setattr("noisette.validation.checks.check_batch_size_independence", lambda *_, **__: None)
-
-
-def memory_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.validation.checks.check_buffers", lambda model, example: None)
-
-
-def proven_once(patch: pytest.MonkeyPatch) -> None:
-    """The proof is not taken again when a sleeping batch norm wakes up."""
-    whole = ValidateOnFirstCall.__call__
-
-    def first(self: ValidateOnFirstCall, *args: Any) -> None:
-        if not self._checked._covered:
-            whole(self, *args)
-
-    patch.setattr(ValidateOnFirstCall, "__call__", first)
+    patch.setattr(PerExampleClip, "accumulate", accumulate)
 
 
 MUTANTS = [
@@ -350,32 +324,5 @@ MUTANTS = [
         "private gradients are there for all to see",
         raw_beside,
         ("run/test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant",),
-    ),
-    Mutant(
-        "hidden batch centring accepted",
-        "one record moves the gradients of all others",
-        list_of_layers_alone,
-        (
-            "validation/test_preflight.py::test_mixing_is_refused",
-            "validation/test_preflight.py::test_engine_that_does_not_bound_is_refused",
-        ),
-    ),
-    Mutant(
-        "no batch but a small one looked at",
-        "experts with a capacity, statistics of large batches: one record moves the gradients of others",
-        small_batches_alone,
-        ("validation/test_preflight.py::test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch",),
-    ),
-    Mutant(
-        "memory of inputs accepted",
-        "a record is saved with the weights",
-        memory_unseen,
-        ("validation/test_preflight.py::test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused",),
-    ),
-    Mutant(
-        "proof taken once",
-        "batch norm that wakes up later mixes examples",
-        proven_once,
-        ("run/test_private_run.py::test_batch_norm_that_wakes_up_in_the_middle",),
     ),
 ]

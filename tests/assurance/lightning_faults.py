@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from noisette.integrations import lightning, lightning_checkpoint, lightning_run, lightning_surroundings
+from noisette.integrations import boundary, lightning, lightning_checkpoint, lightning_run, lightning_surroundings
 from planted import Mutant
 
 _FITS = "integrations/test_lightning.py"
@@ -21,16 +20,15 @@ def logged(patch: pytest.MonkeyPatch) -> None:
     whole = lightning.PrivateHooks.log
 
     def log(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        if self._computes_loss:
-            self._private_run.surroundings._trainer.logger.log_metrics({name: 0.7})
+        if self._private_run.computes_loss:
+            self.trainer.logger.log_metrics({name: 0.7})
         whole(self, name, *args, **kwargs)
 
     patch.setattr(lightning.PrivateHooks, "log", log)
 
 
 def logger_given(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lightning_surroundings, "_LOGGERS", set())
-    patch.setattr(lightning.PrivateHooks, "logger", property(lambda self: self._trainer.logger))
+    patch.setattr(lightning.PrivateHooks, "_check_no_logger", lambda self: None)
 
 
 def loss_returned(patch: pytest.MonkeyPatch) -> None:
@@ -47,16 +45,12 @@ def hook_of_batch(patch: pytest.MonkeyPatch) -> None:
     """The user's hook of transfer gets a microbatch, as it does in an ordinary fit."""
     begin = lightning_run.LightningRun.begin
 
-    def begun(self: lightning_run.LightningRun, module: Any, loss: Any) -> None:
-        begin(self, module, loss)
+    def begun(self: lightning_run.LightningRun, module: Any, step: Any, hooks: Any) -> None:
+        begin(self, module, step, [])
         convert, hook = self._convert, super(lightning.PrivateHooks, module).on_after_batch_transfer
         self._convert = lambda rows: hook(convert(rows), 0)
 
-    def none(module: Any, own: Any) -> Iterator[Any]:
-        yield from ()
-
     patch.setattr(lightning_run.LightningRun, "begin", begun)
-    patch.setattr(lightning, "_transfer_hooks", none)
 
 
 def counted_records(patch: pytest.MonkeyPatch) -> None:
@@ -98,6 +92,21 @@ def fingerprint_saved(patch: pytest.MonkeyPatch) -> None:
         return facts_of(run, dataset, declared) | {"fingerprint": lightning_checkpoint.Fingerprint.of(dataset).facts()}
 
     patch.setattr(lightning_run.lightning_checkpoint, "facts_of", facts)
+
+
+def part_around_the_boundary(patch: pytest.MonkeyPatch) -> None:
+    """A module with manual optimization is called as it is, and its gradients are thrown away before the step."""
+
+    def call(self: boundary.Boundary, *args: Any, **kwargs: Any) -> Any:
+        self._left = 0
+        return self._clip.model(*args, **kwargs)
+
+    def nothing_missing(self: Any, expected: int) -> None:
+        pass
+
+    patch.setattr(boundary.Boundary, "call", call)
+    patch.setattr("noisette.core.batches.Batch.check_bounded", nothing_missing)
+    patch.setattr("noisette.run.released_gradients.ReleasedGradients.check_no_others", lambda self: None)
 
 
 def weighted(patch: pytest.MonkeyPatch) -> None:
@@ -168,6 +177,12 @@ MUTANTS = [
         "who has it tests guesses of a record",
         fingerprint_saved,
         (f"{_FITS}::test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints",),
+    ),
+    Mutant(
+        "manual optimization of Lightning without a boundary",
+        "gradients of the batch are trained with, or nothing is",
+        part_around_the_boundary,
+        (f"{_FITS}::test_manual_optimization_by_the_boundary",),
     ),
     Mutant(
         "samplers of Lightning's loaders are left out without a word",

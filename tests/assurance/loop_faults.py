@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+from noisette.clipping import recorded_rows
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
+from noisette.core.steps import DpSgdRun
+from noisette.integrations import boundary
 from noisette.nn import conversion
 from noisette.run import released_gradients
-from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling import loading
 from noisette.sampling.buckets import PaddedBuckets
 from planted import Mutant
@@ -65,7 +67,7 @@ def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:
 
 
 def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.validation.optimizer.StepsOfScaler.refuse", lambda optimizer: None)
+    patch.setattr("noisette.core.model_checks.StepsOfScaler.refuse", lambda optimizer: None)
 
 
 def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +108,94 @@ def order_found_for_one_position(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.gradients.batch_axis._rows", lambda use, b: (len(use.shape),))
 
 
+def calls_clipped_apart(patch: pytest.MonkeyPatch) -> None:
+    """Each call of the model in a step is clipped by itself."""
+    accumulate = PerExampleClip.accumulate_recorded
+
+    def each(self: PerExampleClip, calls: Any, scale: float) -> None:
+        for call in calls:
+            accumulate(self, [call], scale)
+
+    patch.setattr(PerExampleClip, "accumulate_recorded", each)
+
+
+def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A call may have any number of rows, and records may come as often as the loop gives them."""
+    arrived = boundary.Boundary.arrived
+
+    def any_number(self: boundary.Boundary, call: Any, batch: int, gradients: Any) -> None:
+        self._left = max(self._left, call.count)
+        arrived(self, call, batch, gradients)
+
+    patch.setattr(boundary.Boundary, "arrived", any_number)
+
+
+def earlier_batches_taken(patch: pytest.MonkeyPatch) -> None:
+    arrived = boundary.Boundary.arrived
+
+    def of_any_batch(self: boundary.Boundary, call: Any, batch: int, gradients: Any) -> None:
+        arrived(self, call, self._batch, gradients)
+
+    patch.setattr(boundary.Boundary, "arrived", of_any_batch)
+
+
+def mean_taken_for_a_sum(patch: pytest.MonkeyPatch) -> None:
+    whole = recorded_rows.clipped_sum_of
+    patch.setattr(
+        "noisette.clipping.per_example.clipped_sum_of", lambda calls, scale, *others: whole(calls, 1.0, *others)
+    )
+
+
+def rows_share_buffers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recorded_rows, "_copies_of_buffers", lambda model: contextlib.nullcontext())
+
+
+def known_masks(patch: pytest.MonkeyPatch) -> None:
+    """A loop that seeds the generator decides which masks its records get."""
+    patch.setattr(DpSgdRun, "before_call", lambda self: None)
+
+
+_BOUNDARY = "integrations/test_boundary.py"
 MUTANTS = [
+    Mutant(
+        "calls for the same records are clipped apart",
+        "a record moves the sum by the bound for each call",
+        calls_clipped_apart,
+        (f"{_BOUNDARY}::test_the_sum_is_that_of_single_records",),
+    ),
+    Mutant(
+        "rows of calls are not counted",
+        "views of a record are clipped as records of their own",
+        rows_not_counted,
+        (
+            f"{_BOUNDARY}::test_views_of_a_record_are_several_calls",
+            f"{_BOUNDARY}::test_each_record_belongs_to_its_step_once",
+        ),
+    ),
+    Mutant(
+        "gradients of records of an earlier batch are taken",
+        "a record is in a step that it was not drawn for",
+        earlier_batches_taken,
+        (f"{_BOUNDARY}::test_a_loss_of_an_earlier_batch_is_refused",),
+    ),
+    Mutant(
+        "the mean of a loss is taken for a sum",
+        "gradients shrink with the number of records, which they give away",
+        mean_taken_for_a_sum,
+        (f"{_BOUNDARY}::test_the_sum_is_that_of_single_records",),
+    ),
+    Mutant(
+        "rows share the buffers of the model",
+        "a record is computed with what others have left",
+        rows_share_buffers,
+        (f"{_BOUNDARY}::test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one",),
+    ),
+    Mutant(
+        "masks of a loop that seeds torch are known",
+        "a record more gives those behind it other masks, which others can compute",
+        known_masks,
+        ("integrations/test_opacus_loops.py::test_masks_are_secret",),
+    ),
     Mutant(
         "a microbatch has the fields of its first record",
         "one record decides what all others are computed with",

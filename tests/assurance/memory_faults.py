@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from noisette.clipping.engines import two_passes
 from noisette.core import clip as norms
 from noisette.core.clip import Accumulator, Clipping, Weights
 from planted import Mutant
 
 _SUMS = "core/test_accumulator.py"
 _READS = "clipping/test_no_host_sync.py"
-_PASSES = "clipping/engines/test_two_passes.py"
 
 
 def adds_as_it_goes(patch: pytest.MonkeyPatch) -> None:
@@ -63,18 +61,6 @@ def adds_in_single_precision(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = [
-    Mutant(
-        "the second pass is not compared with the first",
-        "gradients of other random numbers are added up by factors that do not fit them",
-        lambda patch: patch.setattr(two_passes, "_check", lambda norms, holds, message: None),
-        (f"{_PASSES}::test_a_second_pass_of_larger_gradients_is_refused",),
-    ),
-    Mutant(
-        "two passes through a backward pass of the user",
-        "a hook gives small gradients to the norms and large ones to the sum",
-        lambda patch: patch.setattr(two_passes, "may_be_nonlinear", lambda forward: False),
-        (f"{_PASSES}::test_a_hook_does_not_run_twice",),
-    ),
     Mutant(
         "a sum is added to tensor by tensor while memory is sought",
         "half a microbatch stays, and is added once more by the next attempt",

@@ -20,7 +20,6 @@ import noise_faults
 import numbers_faults
 import one_by_one_faults
 import oracle_faults
-import preflight_faults
 import price_faults
 import ranks_faults
 import records_faults
@@ -41,7 +40,6 @@ GROUPS = {
     "Captured steps": capture_faults.MUTANTS,
     "Passes that are repeated": engine_faults.MUTANTS,
     "Memory": memory_faults.MUTANTS,
-    "Preflight": preflight_faults.MUTANTS,
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS + one_by_one_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,

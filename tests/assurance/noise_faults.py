@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from noisette.mechanisms.box_muller import RADIUS_MASK
+from noisette.mechanisms.eager_noise import EagerPass
 from torch import Tensor
 
 from noisette.core.clip import Accumulator
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.core.release import BoundedSum, GaussianRelease
+from noisette.core.tiles import WHOLE, Window
 from noisette.mechanisms import launch_table, torch_noise
-from noisette.mechanisms.box_muller import RADIUS_MASK
-from noisette.mechanisms.eager_noise import EagerPass
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.window import WHOLE, Window
 from planted import Mutant, Patch
 
 Add = Callable[..., None]

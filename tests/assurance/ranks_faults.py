@@ -11,7 +11,7 @@ from torch import Tensor
 
 import process_group
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.mechanisms.joint_sums import JointSums
 from noisette.ranks import Ranks
 from noisette.run.private import PrivateRun

@@ -1,4 +1,4 @@
-"""Faults of gaps between records, of loading ahead, and of records that each process holds."""
+"""Faults of gaps between records, of collation, of loading ahead, and of records that each process holds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 
 from noisette.core import batches as gaps
 from noisette.run.private import PrivateRun
-from noisette.sampling import fetching, loading
+from noisette.sampling import collation, fetching, loading
 from planted import Mutant
 
 _GAPS = "core/test_gaps.py"
 _FETCHING = "sampling/test_fetching.py"
 _OWN = "sampling/test_own_records.py"
+_ALONE = "redteam/test_collation_alone.py"
+_COLLATION = "sampling/test_collation.py"
 
 _at_gaps = gaps.records_at_gaps
 
@@ -92,7 +94,77 @@ def global_seeds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetching, "generator_apart", lambda: None)
 
 
+def collated_together(patch: pytest.MonkeyPatch) -> None:
+    def gather(self: loading.EachAlone, at: np.ndarray) -> Any:
+        records = [loading.record(self._dataset, index) for index in at.tolist()]
+        return (self._collate or collation.collated)(records)
+
+    patch.setattr(loading.EachAlone, "__call__", gather)
+
+
+def fetched_together(patch: pytest.MonkeyPatch) -> None:
+    def gather(self: loading.EachAlone, at: np.ndarray) -> Any:
+        together = getattr(self._dataset, "__getitems__", lambda at: [self._dataset[index] for index in at])
+        records = together(at.tolist())
+        return (
+            collation.collated(records)
+            if self._collate is None
+            else collation.joined([self._collate([record]) for record in records])
+        )
+
+    patch.setattr(loading.EachAlone, "__call__", gather)
+
+
+def any_first_axis(patch: pytest.MonkeyPatch) -> None:
+    """Rows are joined whatever they are: of two positions by two, the first examples get those of the first record."""
+    patch.setattr(collation, "_check_row", lambda shape, name: None)
+
+
+def forms_unchecked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(collation, "check_one_form", lambda values, remedy, name=None: None)
+
+
 MUTANTS = [
+    Mutant(
+        "records are collated together",
+        "one record decides how others are padded, sorted and normalised",
+        collated_together,
+        (
+            f"{_ALONE}::test_neighbours[sorting]",
+            f"{_ALONE}::test_neighbours[normalising]",
+            f"{_ALONE}::test_neighbours[mixing]",
+            f"{_ALONE}::test_padding_to_the_longest_is_refused_and_buckets_are_the_remedy",
+        ),
+    ),
+    Mutant(
+        "records are fetched together",
+        "a transform on batches sees all of them",
+        fetched_together,
+        (
+            f"{_ALONE}::test_neighbours[transform]",
+            f"{_ALONE}::test_neighbours[transform and subset]",
+            "sampling/test_loading.py::test_rows_of_a_table_are_asked_for_one_at_a_time",
+        ),
+    ),
+    Mutant(
+        "what has not the record on its first axis is joined",
+        "rows of one record count as those of another",
+        any_first_axis,
+        (
+            f"{_COLLATION}::test_what_cannot_be_joined_is_refused",
+            f"{_ALONE}::test_graphs_come_one_at_a_time",
+        ),
+    ),
+    Mutant(
+        "records of several forms are collated",
+        "the first record decides the fields and types of all others",
+        forms_unchecked,
+        (
+            f"{_COLLATION}::test_records_of_two_forms_are_refused",
+            f"{_COLLATION}::test_a_record_of_another_form_does_not_change_what_others_are_computed_with",
+        ),
+        (RuntimeError, KeyError, TypeError, ValueError),
+    ),
     Mutant(
         "gaps are rounded where a word does not decide",
         "records come more often than is paid for, where no count shows it",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from noisette.core.batches import Batch, PoissonSampler
-from noisette.run.dp_sgd import DpSgdRun
+from noisette.core.steps import DpSgdRun
 from planted import Mutant, Patch
 
 _LAW = "core/test_poisson.py::test_law"

@@ -15,9 +15,9 @@ from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
 from noisette.accounting.ledger.tally import Tally
+from noisette.core.steps import DpSgdRun
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.private import PrivateRun
 from planted import Mutant
 

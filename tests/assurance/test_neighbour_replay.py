@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from noisette.cli.watch import Watch
-from noisette.run.dp_sgd import DpSgdRun
+from noisette.core.steps import DpSgdRun
 from noisette.training.outcome import Point
 from replay import Course, course, moved
 

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 import noisette
 from noisette.cli import app
 from noisette.cli.watch import Watch
+from noisette.core.steps import DpSgdRun
 from noisette.data.files import Source
-from noisette.run.dp_sgd import DpSgdRun
 from noisette.training.outcome import Point
 from replay import SECRET, course
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.core import trace as vectorized
 from noisette.core import trace as vectorized_recorder
 from noisette.core.forms import Dense
+from noisette.core.one_by_one import OneByOneWarning
+from noisette.core.outside import OutsideTensors
 from noisette.core.registry import PHYSICAL
 from noisette.core.trace import VectorizedRecorder
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules import physical_operations
 from planted import Mutant
 

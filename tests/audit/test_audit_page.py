@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from noisette.audit import StepAudit, Verdict, audit_step
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "audit-your-own-training.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)

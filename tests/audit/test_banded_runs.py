@@ -7,9 +7,9 @@ import pytest
 
 from noisette import CyclicPoisson
 from noisette.audit.certificate import certified_epsilon, certified_mu
+from noisette.core.noise import GaussianNoise
 from noisette.mechanisms.banded_factor import banded_coefficients
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.sampling.cyclic import CyclicPoissonSampler
 from row_attack import row_steps
 

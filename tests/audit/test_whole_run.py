@@ -10,8 +10,8 @@ from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certif
 from noisette.audit.whole_run import likelihood_ratio
 from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.core.batches import PoissonSampler
+from noisette.core.noise import GaussianNoise
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import TauCrossEntropy
 
 

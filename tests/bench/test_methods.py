@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from noisette.bench import private, sgd
 from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, FASTDP, METHODS, OURS, PLAIN, is_peer
+from noisette.capture.captured import CaptureWarning
 from noisette.capture.graph import CaptureError
 from noisette.clipping import engines
-from noisette.capture.captured import CaptureWarning
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
 CLIPPED = [name for name in METHODS if name not in (*PLAIN, "compiled", "Clipless", *FASTDP)] + [COMPILED]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from noisette.audit.audited_run import AuditedRun
 from noisette.cli import app
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.models import build
 from noisette.training.recipe import Recipe
 

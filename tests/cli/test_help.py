@@ -101,8 +101,7 @@ OPTIONS = {
         "--ask",
         "--out",
     },
-    "explain": {"target", "--input-shape", "--batch-norm"},
-    "doctor": {"target", "--data", "--input-shape", "--bf16", "--data-dir"},
+    "doctor": {"target", "--data", "--input-shape", "--examples", "--bf16", "--data-dir"},
     "audit": {
         "place",
         "--steps",

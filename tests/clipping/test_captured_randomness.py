@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from captured_check import assert_captured, by_single_examples, check_same_draws, error_of, sums_of
+from captured_check import check_same_draws
 from captured_models import (
     MODELS,
     Decoder,
@@ -26,7 +24,7 @@ from captured_models import (
     words,
 )
 from model_cases import Forward
-from noisette import PerExampleClip, models
+from noisette import models
 from noisette.nn import PublicBatchNorm, WeightNoise
 
 

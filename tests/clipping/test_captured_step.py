@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from captured_check import graphs_of
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
-from noisette.clipping.one_by_one import OneByOneWarning
-from captured_check import graphs_of
+from noisette.core.one_by_one import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5

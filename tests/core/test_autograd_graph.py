@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.checkpoint import checkpoint
 
+from forward_pass import recorded
 from noisette.core.backward import search, visit_output_gradients
 from noisette.core.recording import Recording, Use
-from noisette.core.registry import rewrites
-from noisette.core.trace import Tape
 
 F = nn.functional
 WIDTH, TIME = 4, 3
@@ -102,13 +101,14 @@ STEPS: list[Step] = [
 
 
 def record(model: Drawn, seed: int) -> tuple[Tensor, Recording, dict[str, Tensor]]:
-    tape = Tape(model, rewrites())
-    try:
-        x = torch.randn(1 + seed % 3, TIME, WIDTH, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1 + seed % 3, TIME, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x) if seed % 4 else model(x) * model(0.5 * x)
-        return y.square().sum((1, 2)), tape.recording, tape.parameters
-    finally:
-        tape.close()
+        return y.square().sum()
+
+    forward, parameters = recorded(model, loss, x)
+    return forward.losses, forward.recording, parameters
 
 
 def descendants(node: Node, known: dict[Node, frozenset[Node]]) -> frozenset[Node]:
@@ -154,7 +154,7 @@ def test_each_use_is_visited_once_with_the_gradient_at_its_output(seed: int) -> 
 
     uses = dict(enumerate(recording.uses))
     graph = search(losses, recording.uses, parameters)
-    visit_output_gradients(losses, torch.ones_like(losses), uses, graph, visit, retain_graph=True)
+    visit_output_gradients(losses, uses, graph, visit, retain_graph=True)
     for k, use in uses.items():
         expected = gradient_at(losses, use)
         if all(dy is None for dy in expected):

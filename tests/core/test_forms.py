@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, Outer, PerExampleRow, Rows, Total, add, compact, gram_product
+from noisette.core.forms import Dense, Outer, Rows, Total, add, compact, gram_product
 from rule_oracle import check_form, double
 
 B = 5
@@ -37,15 +37,6 @@ def some_rows(t: int, width: int, table: int) -> Rows:
 def test_dense(shape: tuple[int, ...]) -> None:
     gradients = double(B, *shape)
     check_form(Dense(gradients), gradients)
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (1, 4)])
-def test_per_example_row(shape: tuple[int, ...]) -> None:
-    rows, examples = double(B, *shape), torch.tensor([3, 0, 6, 2, 5])
-    truth = torch.zeros(B, 7, *shape, dtype=torch.float64)
-    for i, at in enumerate(examples):
-        truth[i, at] = rows[i]
-    check_form(PerExampleRow(rows, examples, 7), truth)
 
 
 # (positions, outputs, inputs) for each branch of Outer

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from noisette.core.forms import Examples
 from noisette.core.registry import find_rule, match, named_arguments, operation_name, rule
 from noisette.rules.linear import linear_weight
 
@@ -30,31 +28,6 @@ def test_rule_must_take_its_operand() -> None:
 def test_rules_of_an_operation_agree_on_its_arguments() -> None:
     with pytest.raises(ValueError, match="disagree"):
         rule(torch.nn.functional.linear, operand="scale")(lambda b, dy, input, scale: None)
-
-
-def test_a_registered_rule_is_found_and_used() -> None:
-    from noisette import PerExampleClip
-    from noisette.core import registry
-    from noisette.core.forms import Dense
-
-    def hypot_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> Dense:
-        return Dense(dy * other / torch.hypot(input, other))
-
-    model = torch.nn.Module()
-    model.p = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
-    model.forward = lambda x: torch.hypot(x, model.p)
-    rule(torch.hypot, operand="other")(hypot_other)
-    try:
-        clip = PerExampleClip(model, 100.0)
-        x = torch.randn(3, 2)
-        clip.backward(model(x).sum(1))
-        [total] = clip.pop_sums()
-        clip.close()
-        expected = (model.p / torch.hypot(x, model.p)).sum(0)
-        torch.testing.assert_close(total.grads[0], expected.detach())
-    finally:
-        del registry._RULES[torch.hypot, "other"]
-        del registry._OPERANDS[torch.hypot]
 
 
 def test_named_arguments() -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import banded_coefficients
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 KEY = SecretKey(bytes(range(32)))
 SIZES = (1, 3, 255, 256, 257, 5_000, 140_001)

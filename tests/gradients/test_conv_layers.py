@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine_check import check_thoroughly
+from engine_check import check, check_thoroughly
 from model_cases import Case, Forward, floats, parameter
-from noisette import MissingRuleError, PerExampleClip
+from noisette.clipping.engines import BookKeeping, ReweightGP
 
 
 def chain(*layers: nn.Module) -> nn.Module:
@@ -108,7 +108,7 @@ MODELS = [
     Case("frame by frame", frame_by_frame, floats(4, 2, 5, 4)),
     Case("recurrent", recurrent, floats(3, 2, 5)),
     Case(
-        "time first",
+        "convolution over time",
         lambda: Forward(
             lambda m, x: F.conv_tbc(x.transpose(0, 1), m.w, m.b, 2).transpose(0, 1),
             w=parameter(3, 2, 4),
@@ -132,9 +132,8 @@ def test_models(case: Case) -> None:
     check_thoroughly(case)
 
 
-@pytest.mark.parametrize("layer", [nn.Conv1d(2, 2, 3), nn.ConvTranspose1d(2, 2, 3)], ids=lambda m: type(m).__name__)
-def test_images_without_a_batch_axis_are_refused(layer: nn.Module) -> None:
-    clip = PerExampleClip(layer, 1.0)
-    with pytest.raises(MissingRuleError, match=r"weight.*without a batch axis.*unsqueeze\(0\)"):
-        clip.backward(layer(torch.randn(2, 5)).square().flatten(1).sum(1))
-    clip.close()
+@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d], ids=lambda m: m.__name__)
+def test_images_without_a_batch_axis(layer: type[nn.Module]) -> None:
+    model = lambda: Forward(lambda m, x: m.layer(x[0])[None], layer=layer(2, 2, 3))  # noqa: E731
+    for b in (3, 1):
+        check(Case("one image", model, floats(2, 5)), BookKeeping(), ReweightGP(), b=b, dtype=torch.float64)

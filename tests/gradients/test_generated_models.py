@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine_check import check
 from model_cases import Case, squares
-from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from oracle import clipped_sum
 
 Shape = tuple[int, ...]  # of one example: (feature,), (time, feature) or (channel, height, width)
@@ -269,7 +269,7 @@ def check_drawn(drawn: Drawn) -> None:
     x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
     # A normalization may cancel the gradient of what precedes it; a gradient of rounding errors alone has no reference.
     assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
-    for engine in (BookKeeping(), TwoPass(), TwoPasses()):
+    for engine in (BookKeeping(), ReweightGP()):
         check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
 from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
-from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
-from noisette.validation import Call, prove
+from noisette import PerExampleClip
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
+from noisette.core.clip import Engine
+from noisette.core.trace import Microbatch, vectorized_losses
+from oracle import clipped_sum
 
-WITH_RULES = [BookKeeping(), TwoPass(), TwoPasses()]
+WITH_RULES = [BookKeeping(), ReweightGP()]
 every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
 
 
@@ -217,19 +218,15 @@ def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tens
 
 
 class StochasticDepth(nn.Module):
-    """Each block is skipped at random, by each example or by the whole batch."""
+    """Each block is skipped at random, by each example."""
 
-    def __init__(self, of_the_batch: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
-        self.of_the_batch = of_the_batch
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            if self.of_the_batch:
-                x = x + block(x) if torch.rand(()) > 0.4 else x
-            else:
-                x = x + block(x) * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
+            x = x + block(x) * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
         return x
 
 
@@ -239,45 +236,31 @@ RANDOM = {
     "noise on activations": lambda: Forward(
         lambda m, x: m.b(m.a(x) + torch.randn(len(x), 5).to(x.dtype)), a=nn.Linear(6, 5), b=nn.Linear(5, 6)
     ),
-    "depth of each example": lambda: StochasticDepth(False),
-    "depth of the batch": lambda: StochasticDepth(True),
+    "depth of each example": StochasticDepth,
 }
 every_random = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
 
 
-@every_engine
 @every_random
-def test_draws_of_the_forward_pass_are_those_of_the_sum(make: Callable[[], nn.Module], engine) -> None:
+@pytest.mark.parametrize("engine", WITH_RULES, ids=lambda e: type(e).__name__)
+def test_draws_of_the_forward_pass_are_those_of_the_sum(make: Callable[[], nn.Module], engine: Engine) -> None:
     model, x = make().double().train(), torch.randn(7, 6, dtype=torch.float64)
     for bound in (1e-3, 1.0, 1e3):
-        clip = PerExampleClip(model, bound, engine=engine)
-        losses = squares(model, x)
-        truth = clipped_on_one_graph(model, losses, bound)
-        clip.backward(losses)
-        [total] = clip.pop_sums()
-        clip.close()
-        found = torch.cat([g.flatten() for g in total.grads])
+        torch.manual_seed(5)
+        truth = clipped_on_one_graph(model, vectorized_losses(squares, model, Microbatch((x,), {})), bound)
+        torch.manual_seed(5)
+        sums = measured(model, squares, (x,), bound, engine)[1]
+        found = torch.cat([g.flatten() for g in sums.values()])
         assert float((found - truth).norm()) <= 1e-10 * float(truth.norm())
 
 
 @every_engine
 @every_random
-def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[], nn.Module], engine) -> None:
+def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[], nn.Module], engine: Engine) -> None:
     model = make().train()
-    clip = PerExampleClip(model, 0.01, engine=engine)
     for _ in range(10):
-        clip.backward(squares(model, 10 * torch.randn(1, 6)))
-        [total] = clip.pop_sums()
-        assert 0 < float(torch.cat([g.double().flatten() for g in total.grads]).norm()) <= 0.01
-    clip.close()
-
-
-@every_random
-def test_random_draws_pass_the_preflight(make: Callable[[], nn.Module]) -> None:
-    model = make().train()
-    clip = PerExampleClip(model, 1.0)
-    prove(clip, Call((torch.randn(3, 6),), {}))
-    clip.close()
+        sums = measured(model, squares, (10 * torch.randn(1, 6),), 0.01, engine)[1]
+        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01
 
 
 # Activations that are computed again
@@ -296,19 +279,17 @@ def test_checkpointed_inside_a_model_is_exact() -> None:
     check(case, *WITH_RULES, b=5, dtype=torch.float64)
 
 
+@pytest.mark.filterwarnings("ignore")
 @every_engine
 @pytest.mark.parametrize("input_needs_gradient", [False, True])
-def test_reentrant_checkpoint_is_refused(engine, input_needs_gradient: bool) -> None:
-    """Operations inside of it are seen neither by the tape nor by autograd."""
-    model = checkpointed(True, input_needs_gradient=input_needs_gradient)
-    clip = PerExampleClip(model, 1.0, engine=engine)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        losses = squares(model, torch.randn(4, 6))
-        with pytest.raises(PrivacyError, match="use_reentrant=False"):
-            clip.backward(losses)
-    assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
-    clip.close()
+def test_reentrant_checkpoints_run_once_and_are_exact(engine: Engine, input_needs_gradient: bool) -> None:
+    model = checkpointed(True, input_needs_gradient=input_needs_gradient).double()
+    other = checkpointed(False, input_needs_gradient=input_needs_gradient).double()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(4, 6, dtype=torch.float64)
+    truth = clipped_sum(other, squares, (x,), 0.5)
+    for name, g in measured(model, squares, (x,), 0.5, engine)[1].items():
+        torch.testing.assert_close(g, truth.sums[name], rtol=1e-10, atol=1e-12)
 
 
 # Half precision
@@ -360,9 +341,9 @@ def test_compiled_is_exact(place, make: Callable[[], nn.Module], backend: str) -
     model, x = make().double(), torch.randn(5, 6, dtype=torch.float64)
     expected = measured(model, squares, (x,), 0.5, BookKeeping())[1]
     bounded, called = place(model, torch.compile(model, backend=backend))
-    clip = PerExampleClip(bounded, 0.5)
+    clip = PerExampleClip(bounded, 0.5, capture="eager")
     for _ in range(3):  # later calls reuse the compiled code
-        clip.backward(squares(called, x))
+        clip.accumulate(lambda _, x: squares(called, x), x)
         [total] = clip.pop_sums()
         for found, truth in zip(total.grads, expected.values(), strict=True):
             torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-13)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from engine_check import ENGINES, cast, check, measured
-from model_cases import Case, Forward, Inputs, floats, parameter, squares
+from engine_check import ENGINES, check, measured
+from forward_pass import recorded
+from model_cases import Case, Forward, floats, parameter, squares
 from noisette.clipping.engines import BookKeeping, Vmap
 from noisette.clipping.per_example import PerExampleClip
 
@@ -147,47 +147,6 @@ def test_constant_inputs_to_states_made_of_data() -> None:
     )
 
 
-def lengths_of(b: int, *, descending: bool) -> Tensor:
-    lengths = 1 + torch.arange(b) * 3 % T
-    return lengths.sort(descending=True).values if descending else lengths
-
-
-def packed(kind: str, enforce_sorted: bool, **options: object) -> Case:
-    def forward(m: Forward, x: Tensor, lengths: Tensor) -> Tensor:
-        pack = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=enforce_sorted)
-        output, state = m.rnn(pack)
-        padded, _ = pad_packed_sequence(output, batch_first=True, total_length=T)
-        return everything((padded, state))
-
-    def inputs(b: int) -> Inputs:
-        return torch.randn(b, T, FEATURES), lengths_of(b, descending=enforce_sorted)
-
-    return Case(kind, lambda: Forward(forward, rnn=layer(kind, batch_first=True, **options)), inputs)
-
-
-@every_kind
-@pytest.mark.parametrize("enforce_sorted", [True, False], ids=["sorted", "unsorted"])
-def test_packed_sequences(kind: str, enforce_sorted: bool) -> None:
-    check(packed(kind, enforce_sorted, num_layers=2, bidirectional=True), BookKeeping(), b=7, dtype=torch.float64)
-
-
-@each_recurrence
-def test_packed_sequences_in_every_engine(kind: str) -> None:
-    check_engines(packed(kind, False))
-
-
-@every_kind
-def test_padding_contributes_exactly_zero(kind: str) -> None:
-    case = packed(kind, False, num_layers=2, bidirectional=True)
-    model, (x, lengths) = case.model().double(), cast(case.inputs(6), torch.float64)
-    _, sums = measured(model, squares, (x, lengths), 0.5, BookKeeping())
-    for i, length in enumerate(lengths):
-        x[i, length:] = float("nan")
-    _, spoiled = measured(model, squares, (x, lengths), 0.5, BookKeeping())
-    for name, total in sums.items():
-        assert torch.equal(spoiled[name], total)
-
-
 @every_kind
 def test_non_finite_example_is_excluded(kind: str) -> None:
     model = Forward(
@@ -255,51 +214,35 @@ def test_dropout_between_layers() -> None:
     check(case, BookKeeping(), b=3, dtype=torch.float64)
 
 
-def test_dropout_is_random_in_training_and_off_in_evaluation() -> None:
-    model = Forward(lambda m, x: m.rnn(x)[0], rnn=layer("gru", num_layers=2, dropout=0.5))
-    x, clip = torch.randn(T, 6, FEATURES), PerExampleClip(model, 1.0)
-    assert not torch.equal(model(x), model(x))
-    model.eval()
-    recorded = model(x)
-    clip.close()
-    torch.testing.assert_close(recorded, model(x))
-
-
 @every_kind
-def test_outputs_are_the_plain_layers(kind: str) -> None:
-    rnn = layer(kind, num_layers=2, bidirectional=True)
-    x = torch.randn(T, 6, FEATURES)
-    lengths = lengths_of(6, descending=False)
-    inputs: list[Tensor | PackedSequence] = [x, x[:, 0], pack_padded_sequence(x, lengths, enforce_sorted=False)]
-    plain = [rnn(each) for each in inputs]
-    clip = PerExampleClip(rnn, 1.0)
-    recorded = [rnn(each) for each in inputs]
-    with torch.no_grad():
-        silent = rnn(x)
-    clip.close()
-    assert not silent[0].requires_grad
-    torch.testing.assert_close(recorded, plain)
-    torch.testing.assert_close(silent, plain[0])
-    assert type(recorded[2][0]) is PackedSequence
-    assert recorded[0][0].is_contiguous(), "as the plain layer's, which may be viewed in another shape"
+def test_values_are_those_of_the_plain_layer(kind: str) -> None:
+    """The recorded pass computes output and states anew from the weights' products."""
+    model = Forward(
+        lambda m, x: everything(m.rnn(x)), rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True)
+    )
+    x = torch.randn(6, T, FEATURES)
+    forward, _ = recorded(model, squares, x)
+    torch.testing.assert_close(forward.losses, squares(model, x))
 
 
 def test_second_order_gradients_are_refused() -> None:
-    rnn = layer("gru")
-    clip = PerExampleClip(rnn, 1.0)
-    output, _ = rnn(x := torch.randn(T, 2, FEATURES, requires_grad=True))
-    clip.close()
+    model = Forward(lambda m, x: m.rnn(x)[0], rnn=layer("gru", batch_first=True))
+    forward, parameters = recorded(model, squares, torch.randn(2, T, FEATURES))
     with pytest.raises(RuntimeError, match="no second derivatives"):
-        torch.autograd.grad(output.sum(), x, create_graph=True)
+        torch.autograd.grad(forward.losses.sum(), list(parameters.values()), create_graph=True)
 
 
 @every_kind
 def test_weights_changed_before_the_backward_pass_are_noticed(kind: str) -> None:
     rnn = layer(kind, batch_first=True)
-    clip = PerExampleClip(rnn, 1.0)
-    losses = rnn(torch.randn(2, T, FEATURES))[0].flatten(1).sum(1)
-    with torch.no_grad():
-        rnn.weight_hh_l0 += 1
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        value = m(x)[0].square().sum()
+        with torch.no_grad():
+            rnn.weight_hh_l0.add_(1)
+        return value
+
+    clip = PerExampleClip(rnn, 1.0, capture="eager")
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        clip.backward(losses)
+        clip.accumulate(loss, torch.randn(2, T, FEATURES))
     clip.close()

@@ -10,12 +10,11 @@ from test_recurrent_layers import FEATURES, KINDS, UNITS, T, every_kind
 from torch import Tensor, fx, nn
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
+from forward_pass import recorded
 from noisette.capture.graph import Graph, trace
-from noisette.core.backward import LocatedRecording, per_example_gradients, search
-from noisette.core.forms import Examples
-from noisette.core.registry import rewrites
-from noisette.core.trace import Loss, Microbatch, Tape, record_losses
-from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.core.backward import per_example_gradients
+from noisette.core.forms import compact
+from noisette.core.trace import Loss
 from noisette.rules import recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -37,16 +36,11 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 
 def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:
     """The gradients of each example and the squared norms, of all parameters, as a function of the batch."""
-    tape, outside = Tape(model, rewrites()), OutsideTensors()
 
     def gradients(*batch: Tensor) -> list[Tensor]:
-        found = record_losses(tape, loss, Microbatch(batch, {}), outside, ())
-        uses = found.recording.uses
-        graph = search(found.losses, uses, tape.parameters)
-        located = LocatedRecording(found.losses, found.recording, graph, [Examples(len(batch[0]))] * len(uses))
-        of_examples = per_example_gradients(located, tape.parameters, keep=True)
-        forms = [of_examples.forms[name].explicit() for name in tape.parameters]
-        return forms + [of_examples.squared_norms[name] for name in tape.parameters]
+        forward, parameters = recorded(model, loss, *batch)
+        forms = per_example_gradients(forward, parameters, lambda name, form: compact(form))
+        return [forms[name].explicit() for name in parameters] + [forms[name].squared_norms() for name in parameters]
 
     return gradients
 

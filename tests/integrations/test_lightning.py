@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from noisette.mechanisms.gaussian_noise import GaussianNoise
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
-from noisette.integrations.lightning_surroundings import TrainerOfLoss
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.integrations import lightning_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
@@ -269,17 +270,100 @@ def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
     assert training.global_step == training.num_training_batches == released(tmp_path) == 7
 
 
-def test_a_captured_step_follows_the_numbers_of_the_trainer() -> None:
-    class Counting:
-        current_epoch, logger, name = 3, None, [1]
+class Annealed(Classifier):
+    """A weight that is turned on in a late epoch, as of a KL term."""
 
-    counting = Counting()
-    stand_in = TrainerOfLoss(counting, lambda: True)
-    assert stand_in.numbers_read() == ()
-    assert stand_in.current_epoch == 3
-    assert stand_in.name == [1]
-    counting.current_epoch = 4
-    assert stand_in.numbers_read() == (("current_epoch", 4),)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx)["loss"] * (0.0 if self.current_epoch < 10 else 1.0)
+
+
+@pytest.mark.parametrize("capture", ["graph", "eager"])
+def test_a_captured_step_follows_the_numbers_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Any
+) -> None:
+    little_noise(monkeypatch)
+    monkeypatch.setattr(lightning_run, "PerExampleClip", partial(noisette.PerExampleClip, capture=capture))
+
+    class Norms(lightning.Callback):
+        def __init__(self) -> None:
+            self.norms: list[float] = []
+
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            self.norms.append(sum(float(p.grad.norm()) for p in pl_module.parameters()))
+
+    norms = Norms()
+    training = trainer(tmp_path, max_epochs=14, callbacks=[norms], limit_val_batches=0)
+    training.fit(private(Annealed(rate=0.0), microbatch_size=8), loader(batch_size=SIZE))
+    assert max(norms.norms[:10]) < 1e-3
+    assert min(norms.norms[10:]) > 1e-2
+
+
+class Manual(Classifier):
+    """Steps the optimizer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(self(x), y)
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("train_loss", loss)
+        self.log_dict({"largest": self(x).max()})
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+    little_noise(monkeypatch)
+    found = []
+    for made in (Classifier(rate=0.0), Manual()):
+        watching = Watching()
+        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching], precision=precision)
+        training.fit(private(made), loader(batch_size=SIZE), held_out())
+        found.append(watching.gradients)
+        assert training.global_step == released(tmp_path / f"{len(found) - 1}") == 3
+        assert training.callback_metrics.keys() == {"epsilon", "val_loss"}
+        assert watching.calls == ["batch", "released", "stepped"] * 3
+        assert not made.optimizers(use_pl_optimizer=False)._optimizer_step_pre_hooks, "the module is plain again"
+    assert found[0].keys() == found[1].keys() == {name for name, _ in Classifier().named_parameters()}
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6)
+
+
+def test_manual_optimization_goes_on_where_batches_are_empty(tmp_path: Path) -> None:
+    training = trainer(tmp_path, max_epochs=5)
+    training.fit(private(Manual(), public_size=100, delta=1e-4), loader(batch_size=1))
+    assert training.global_step == released(tmp_path) == 500
+
+
+class PartAlone(Manual):
+    """Calls a part of itself, around the boundary."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+        self.optimizers().step()
+
+
+class NoStep(Manual):
+    """Leaves the step to a later batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [(PartAlone, "call of the model itself"), (NoStep, "not called for the last batch")]
+)
+def test_a_manual_step_without_a_release_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
+    with pytest.raises(noisette.PrivacyError, match=said):
+        trainer(tmp_path).fit(private(module()), loader(batch_size=SIZE))
 
 
 def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
@@ -15,6 +17,7 @@ from transformers import default_data_collator  # noqa: E402
 
 from noisette.integrations.tokenized_records import bucketed  # noqa: E402
 from noisette.integrations.transformers import PrivateTrainer  # noqa: E402
+from noisette.sampling.loading import records_of  # noqa: E402
 from small_trainer import arguments, config, model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
@@ -105,3 +108,50 @@ def test_labels_that_nobody_declared_are_named(tmp_path: Path) -> None:
     args = arguments(tmp_path, max_steps=3, per_device_train_batch_size=8)
     with pytest.raises(ValueError, match="the field 'labels' has another shape in some records"):
         PrivateTrainer(model(), args, train_dataset=records).train()
+
+
+def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> None:
+    seen: list[int] = []
+
+    def collate(records: list[Any]) -> dict[str, Any]:
+        seen.append(len(records))
+        return {
+            **default_collate([{"input_ids": torch.tensor(r["input_ids"])} for r in records]),
+            "text": ["a"],
+            "no": None,
+        }
+
+    records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}, {"input_ids": [9]}]
+    found = bucketed(records, collate, (4, 8), 0, model(), {})
+    assert list(found[1]) == ["input_ids", "text", "attention_mask"], "and no field that is None"
+    whole = records_of(found).gather(np.array([0, 2]))
+    assert whole["input_ids"].tolist() == [[1, 2, 3, 0], [9, 0, 0, 0]]
+    assert whole["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert whole["text"] == ["a", "a"]
+    assert set(seen) == {1}
+
+
+def test_a_collator_without_the_record_on_the_first_axis_is_refused() -> None:
+    def time_first(records: list[Any]) -> dict[str, Any]:
+        return {"input_ids": torch.tensor([r["input_ids"] for r in records]).mT}
+
+    with pytest.raises(ValueError, match=r"the field 'input_ids' of one record the shape \(3, 1\).*first axis"):
+        bucketed([{"input_ids": [1, 2, 3]}], time_first, (4,), 0, model(), {})
+    found = bucketed(
+        [{"input_ids": [1, 2, 3]}], lambda r: {"input_ids": time_first(r)["input_ids"].mT}, (4,), 0, model(), {}
+    )
+    assert found[0]["input_ids"].tolist() == [1, 2, 3, 0]
+
+
+def test_encodings_of_a_tokenizer_are_joined() -> None:
+    """A collator for a run of one's own, which pads to one length."""
+
+    def collate(records: list[Any]) -> transformers.BatchEncoding:
+        rows = torch.stack([torch.nn.functional.pad(torch.tensor(r["input_ids"]), (0, 8))[:8] for r in records])
+        return transformers.BatchEncoding({"input_ids": rows, "attention_mask": (rows != 0).long()})
+
+    records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}]
+    found = records_of(records, collate).gather(np.arange(2))
+    assert isinstance(found, transformers.BatchEncoding)
+    assert found["input_ids"].tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [4, 5, 6, 7, 8, 0, 0, 0]]
+    assert found["attention_mask"].sum(1).tolist() == [3, 5]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
@@ -17,82 +16,11 @@ from transformers import TrainerCallback
 
 import noisette.integrations.transformers as module_of_trainer
 from noisette import PerExampleClip, PrivacyError
+from noisette.core.noise import GaussianNoise
 from noisette.integrations.transformers import PrivateTrainer
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from small_trainer import arguments, model, records
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries, and one-by-one
-
-
-class Keeping(PrivateTrainer):
-    """Weights an example by the loss of the one before."""
-
-    last = 0.0
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        loss = super().compute_loss(model, inputs)
-        weight = 1.0 if self.kept() < 0.1 else 0.0
-        self.keep(loss.item())
-        return loss * weight
-
-    def kept(self) -> float:
-        return self.last
-
-    def keep(self, value: float) -> None:
-        self.last = value
-
-
-class InArguments(Keeping):
-    def kept(self) -> float:
-        return getattr(self.args, "last", 0.0)
-
-    def keep(self, value: float) -> None:
-        self.args.last = value  # type: ignore[attr-defined]
-
-
-class InControl(Keeping):
-    def kept(self) -> float:
-        return getattr(self.control, "last", 0.0)
-
-    def keep(self, value: float) -> None:
-        self.control.last = value  # type: ignore[attr-defined]
-
-
-class InState(Keeping):
-    def kept(self) -> float:
-        return self.state.epoch or 0.0
-
-    def keep(self, value: float) -> None:
-        self.state.epoch = value
-
-
-class InLogs(Keeping):
-    def kept(self) -> float:
-        return 0.0
-
-    def keep(self, value: float) -> None:
-        self.state.log_history.append({"kept": value})
-
-
-@pytest.mark.parametrize("kind", [Keeping, InArguments, InControl, InState, InLogs])
-def test_what_one_record_leaves_for_the_next_is_refused(kind: type[PrivateTrainer], tmp_path: Path) -> None:
-    trainer = kind(model(), arguments(tmp_path, max_steps=3), train_dataset=records())
-    with pytest.raises(PrivacyError, match=r"keeps from one call to the next|could leave something for the next"):
-        trainer.train()
-
-
-def test_a_function_that_keeps_the_loss_of_a_record_is_refused(tmp_path: Path) -> None:
-    kept = [0.0]
-
-    def loss(outputs: Any, labels: Any, **_: Any) -> Any:
-        value = nn.functional.cross_entropy(outputs.logits, labels)
-        weight = 1.0 if kept[0] < 0.1 else 0.0
-        kept[0] = value.item()
-        return value * weight
-
-    trainer = PrivateTrainer(model(), arguments(tmp_path, max_steps=3), train_dataset=records(), compute_loss_func=loss)
-    with pytest.raises(PrivacyError, match="keeps from one call to the next"):
-        trainer.train()
 
 
 class Logging(PrivateTrainer):

@@ -17,8 +17,8 @@ pytest.importorskip("accelerate", reason="the Trainer of transformers needs acce
 from transformers import BertForSequenceClassification, TrainerCallback  # noqa: E402
 
 import noisette  # noqa: E402
+from noisette.core.noise import GaussianNoise  # noqa: E402
 from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments  # noqa: E402
-from noisette.mechanisms.gaussian_noise import GaussianNoise  # noqa: E402
 from small_trainer import LENGTHS, arguments, model, records  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries

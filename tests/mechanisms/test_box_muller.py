@@ -12,19 +12,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass, example_inputs, noised_quotient
+from noisette.mechanisms.eager_noise import EagerPass, is_faithful
+from noisette.mechanisms.noise_tiles import PAIRS, TILE, TILES_AT_ONCE, Bits
 from torch import Tensor
 
 from noisette.accounting.noise_tail import RADIUS
 from noisette.capture.compiler import why_not
 from noisette.capture.schedule import schedule_of
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import Window
 from noisette.mechanisms import box_muller, gaussian_noise
-from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass, example_inputs, noised_quotient
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.eager_noise import EagerPass, is_faithful
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.noise_tiles import PAIRS, TILE, TILES_AT_ONCE, Bits
-from noisette.mechanisms.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 KEY = SecretKey(bytes(32))

@@ -15,9 +15,9 @@ import noisette
 from noisette.capture.compiler import why_not
 from noisette.capture.schedule import schedule_of
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 MANY = 10**9

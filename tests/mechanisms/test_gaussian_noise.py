@@ -10,14 +10,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from noisette.mechanisms.noise_tiles import TILE
 from scipy import stats
 from torch import Tensor
 
 from noisette.accounting.noise_tail import RADIUS
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.noise_tiles import TILE
-from noisette.mechanisms.window import Window
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import Window
 
 KEY = SecretKey(bytes(32))
 Z = 6.1

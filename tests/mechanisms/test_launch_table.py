@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-
-from noisette.mechanisms import launch_table
 from noisette.mechanisms.noise_tiles import TILE, Part
-from noisette.mechanisms.window import Window
+
+from noisette.core.tiles import Window
+from noisette.mechanisms import launch_table
 
 PARTS = [
     Part("a", 3, Window()),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import Part
 from noisette.mechanisms.torch_noise import TorchNoise
-from noisette.mechanisms.window import Window
+
+from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import Window
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 KEY = SecretKey(bytes(range(32)))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from noisette.mechanisms.noise_tiles import Part
+from noisette.mechanisms.torch_noise import TorchNoise, chacha20_blocks
 from torch import Tensor
 
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import Window
 from noisette.mechanisms import box_muller, device_noise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.noise_tiles import Part
-from noisette.mechanisms.torch_noise import TorchNoise, chacha20_blocks
-from noisette.mechanisms.window import Window
 
 KEY = SecretKey(bytes(range(32)))
 CPU = torch.device("cpu")

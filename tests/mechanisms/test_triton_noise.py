@@ -17,13 +17,13 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from noisette.mechanisms.eager_noise import EagerPass
+from noisette.mechanisms.noise_tiles import PAIRS, Part
 from torch import Tensor
 
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.eager_noise import EagerPass
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.noise_tiles import PAIRS, Part
-from noisette.mechanisms.window import Window
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import Window
 
 triton = pytest.importorskip("triton", reason="triton is not installed; on Linux `.[test]` has it")
 tl = pytest.importorskip("triton.language")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import torch
 from torch import nn
 
 from noisette import models
-from noisette.clipping.per_example import PerExampleClip
-from noisette.validation import Call, prove
 
 IMAGE, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (20, 100)
 # Shape of an example, classes, and the number of parameters, as published where the network is.
@@ -80,37 +77,6 @@ def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_
         model = models.build(name, shape, classes)
         assert model(torch.rand(3, *shape)).shape == (3, classes)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == numbers
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *[
-            (name, shape)
-            for name, (shape, *_) in NETWORKS.items()
-            if not re.search("bn-|resnet|vgg|-tutorial|lstm", name)
-        ],
-        ("bilstm-dl", (5, 6)),
-        ("ln-bilstm-dl", (5, 6)),
-        ("cnn", (1, 8, 8)),
-        ("cnn", COLOUR),
-        ("scattering", COLOUR),
-        ("scattering-cnn", COLOUR),
-        ("lenet-5", COLOUR),
-        ("ln-lenet-5", COLOUR),
-        ("cifar-tutorial", IMAGE),
-        ("linear", (5,)),
-        ("lipschitz-linear", (5,)),
-        ("lipschitz-dense", (5,)),
-        ("dct-lipschitz-dense", COLOUR),
-        ("lipschitz-patch", (2, 10, 17)),
-    ],
-)
-def test_networks_do_not_mix_examples(name: str, shape: tuple[int, ...]) -> None:
-    model = models.build(name, shape, 7)
-    clip = PerExampleClip(model, max_grad_norm=1.0)
-    prove(clip, Call((torch.rand(8, *shape),), {}))
-    clip.close()
 
 
 def test_the_trial_call_of_build_does_not_change_the_model() -> None:

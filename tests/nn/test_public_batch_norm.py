@@ -16,6 +16,7 @@ from noisette import PerExampleClip, PrivacyError, explain, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop
 from noisette.core.clip import Engine
 from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
+from noisette.run.explain import sum_of_outputs
 from norm_models import NETWORKS, Residual, losses, network
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
@@ -268,11 +269,11 @@ def test_batch_norm_itself_stays_refused() -> None:
 def test_explain_lists_norms_whose_statistics_are_constants() -> None:
     model, public, x = network("behind an activation")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
-    [remark] = explain(model, x).remarks
+    [remark] = explain(model, sum_of_outputs, x).remarks
     assert remark.startswith("2  PublicBatchNorm does not directly follow a linear layer or a convolution")
     model, public, x = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
-    assert explain(model, x).remarks == ()
+    assert explain(model, sum_of_outputs, x).remarks == ()
 
 
 def test_shapes_other_than_the_public_one_are_refused() -> None:

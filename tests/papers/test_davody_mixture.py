@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from noisette.validation import check_no_batch_norm
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, privatize
 from noisette.clipping.engines import MultiLoss, PerExampleLoop
 from noisette.core.batches import PoissonSampler
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.nn import convert_batch_norm
-from noisette.validation import check_no_batch_norm
 from norm_models import network
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 from papers.davody_2020.non_private import noised_gradients

@@ -7,6 +7,7 @@ is within the sensitivity by which the noise of this very batch is scaled. Every
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -63,16 +64,8 @@ def steep(scores: Tensor, y: Tensor) -> Tensor:
     return 1e3 * (rows.gather(1, y.unsqueeze(1)).squeeze(1) - rows.sum(1) / rows.shape[1])
 
 
-def batched(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
-    bound.backward(steep(bound.model(x), y))
-
-
-def one_by_one(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+def add(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
     bound.accumulate(lambda model, x, y: steep(model(x), y), x, y)
-
-
-WAYS = {"batched": batched, "one by one": one_by_one}
-every_way = pytest.mark.parametrize("add", WAYS.values(), ids=WAYS)
 
 
 def popped(bound: LipschitzBound) -> Sums:
@@ -109,13 +102,10 @@ def holds(bound: LipschitzBound, batch: Callable[[Tensor, Tensor], None], shape:
         ratio = largest_ratio(bound, batch, shape)
     except PrivacyError:
         return True
-    except RuntimeError as error:
-        return "not allowed" in str(error)  # torch refuses writes through .data inside of vmap
     return ratio <= 1 + 1e-9
 
 
-@every_way
-def test_the_ratio_comes_close_to_one_without_an_attack(add) -> None:
+def test_the_ratio_comes_close_to_one_without_an_attack() -> None:
     bound = bound_of(dense(6, 6, 4))
     assert 0.9 < largest_ratio(bound, lambda x, y: add(bound, x, y), (6,)) <= 1 + 1e-9
 
@@ -153,8 +143,7 @@ def sigmoid(length: int) -> LipschitzBound:
     return bound_of(nn.Sequential(*layers).double(), (length, 4))
 
 
-@every_way
-def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused(add) -> None:
+def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused() -> None:
     for bound, x in ((windows(1), torch.ones(3, 1, 13, 13)), (sigmoid(2), torch.ones(3, 90, 4))):
         declared, got = str(bound.input.shape), str(tuple(x.shape[1:]))[1:]
         with pytest.raises(PrivacyError) as refusal:
@@ -164,23 +153,17 @@ def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused(add) -> No
 
 
 def by_name(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
-    bound.backward(steep(bound.model(input=x), y))
+    bound.accumulate(lambda model, x, y: steep(model(input=x), y), x, y)
 
 
-def padded_by_a_hook(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
-    with bound.model.register_forward_pre_hook(lambda module, args: (F.pad(args[0], (6, 6, 6, 6), "replicate"),)):
-        batched(bound, x, y)
+def padded_in_the_loss(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+    bound.accumulate(lambda model, x, y: steep(model(F.pad(x, (6, 6, 6, 6), "replicate")), y), x, y)
 
 
-@pytest.mark.parametrize("add", [by_name, batched], ids=["by name", "by position"])
-def test_no_way_into_the_model_avoids_the_check_of_shapes(add) -> None:
+@pytest.mark.parametrize(("give", "side"), [(by_name, 13), (add, 13), (padded_in_the_loss, 1)])
+def test_no_way_into_the_model_avoids_the_check_of_shapes(give, side: int) -> None:
     bound = windows(1)
-    assert holds(bound, lambda x, y: add(bound, x, y), (1, 13, 13))
-
-
-def test_a_hook_that_enlarges_the_input_is_refused() -> None:
-    bound = windows(1)
-    assert holds(bound, lambda x, y: padded_by_a_hook(bound, x, y), (1, 1, 1))
+    assert holds(bound, lambda x, y: give(bound, x, y), (1, side, side))
 
 
 def test_a_front_part_that_changes_its_shape_later_is_refused() -> None:
@@ -188,7 +171,7 @@ def test_a_front_part_that_changes_its_shape_later_is_refused() -> None:
 
     def attack(x: Tensor, y: Tensor) -> None:
         longer.model[0].length = 90  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-        batched(longer, x, y)
+        add(longer, x, y)
 
     with pytest.raises(PrivacyError, match=r"AsToken returned examples of shape \(90, 4\).*\(3, 4\)"):
         attack(torch.ones(2, 3, 4, dtype=torch.float64), torch.tensor([0, 1]))
@@ -211,21 +194,13 @@ def test_rows_of_an_example_cannot_pass_as_examples() -> None:
 
 
 def test_several_rows_of_an_example_are_refused() -> None:
-    def repeated(x: Tensor, y: Tensor) -> None:
-        each = steep(bound.model(x.repeat(4, 1)), y.repeat(4))
-        bound.backward(each.view(4, -1).sum(0))
-
-    def repeated_alone(x: Tensor, y: Tensor) -> None:
+    bound = bound_of(dense(6, 6, 4))
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    with pytest.raises(PrivacyError, match="4 rows for one example"):
         bound.accumulate(lambda model, x, y: steep(model(x.repeat(4, 1)), y.repeat(4)).sum(), x, y)
 
-    for attack, message in ((repeated, "4 losses for 16 rows"), (repeated_alone, "4 rows for one example")):
-        bound = bound_of(dense(6, 6, 4))
-        with pytest.raises(PrivacyError, match=message):
-            attack(torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3]))
 
-
-@every_way
-def test_batches_of_any_length_and_other_shapes_without_gradients_are_welcome(add) -> None:
+def test_batches_of_any_length_and_other_shapes_without_gradients_are_welcome() -> None:
     bound = windows(5)
     for length in (0, 1, 2, 7):
         add(bound, torch.randn(length, 1, 5, 5, dtype=torch.float64), torch.zeros(length, dtype=torch.long))
@@ -313,9 +288,8 @@ def for_a_while(bound: LipschitzBound, change: Callable[[LipschitzBound], None])
         vars(layer).update(state)
 
 
-@every_way
 @every_change
-def test_a_change_before_the_step_does_not_lower_the_bound_of_the_batch(change, add) -> None:
+def test_a_change_before_the_step_does_not_lower_the_bound_of_the_batch(change) -> None:
     bound = lively()
 
     def batch(x: Tensor, y: Tensor) -> None:
@@ -329,9 +303,8 @@ def test_a_change_before_the_step_does_not_lower_the_bound_of_the_batch(change, 
     assert holds(bound, batch)
 
 
-@every_way
 @every_change
-def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(change, add) -> None:
+def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(change) -> None:
     bound = lively()
 
     def loosened_later(x: Tensor, y: Tensor) -> None:
@@ -349,16 +322,14 @@ def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(cha
     assert holds(bound, tightened_later)
 
 
-@every_way
 @pytest.mark.parametrize("change", [certified_norm, a_layer_with_the_same_weight])
-def test_norms_that_were_not_certified_for_the_weights_are_certified_again(change, add) -> None:
+def test_norms_that_were_not_certified_for_the_weights_are_certified_again(change) -> None:
     bound = lively()
     change(bound)
     assert holds(bound, lambda x, y: add(bound, x, y))
 
 
-@every_way
-def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcome(add) -> None:
+def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcome() -> None:
     bound = lively()
     x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
     with for_a_while(bound, evaluation):
@@ -372,8 +343,7 @@ def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcom
     assert popped(bound)["1.weight"][1] == pytest.approx(10 * small["1.weight"][1])
 
 
-@every_way
-def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch(add) -> None:
+def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch() -> None:
     bound = bound_of(dense(6, 6, 4), logit_clipping=FlatClipping(1.0))
 
     def batch(x: Tensor, y: Tensor) -> None:
@@ -384,8 +354,7 @@ def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch(add) -> 
     assert holds(bound, batch)
 
 
-@every_way
-def test_evaluation_between_microbatches_is_harmless(add) -> None:
+def test_evaluation_between_microbatches_is_harmless() -> None:
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
     bound = bound_of(nn.Sequential(*layers).double())
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
@@ -404,51 +373,39 @@ def test_evaluation_between_microbatches_is_harmless(add) -> None:
 # Hooks
 
 
-def attached(kind: str, model: nn.Sequential, do: Callable[[Tensor], Any]) -> list[Any]:
-    """Hooks of this kind that do something to what passes them, and return what it returns."""
-    first = model[1]
+KINDS = ["forward hook", "forward pre-hook", "forward hook of the root", "pre-hook of the root"]
+KINDS += ["full backward hook", "full backward pre-hook"]
+GLOBAL = ["global forward hook", "global forward pre-hook", "global backward hook"]
+every_kind = pytest.mark.parametrize("kind", KINDS + GLOBAL)
+
+
+def attached(kind: str, model: nn.Sequential, do: Callable[[Tensor], Any]) -> Any:
+    """A hook of this kind that does something to what passes it, and returns what that returns."""
     match kind:
         case "forward hook":
-            return [first.register_forward_hook(lambda module, args, output: do(output))]
+            return model[1].register_forward_hook(lambda module, args, output: do(output))
         case "forward pre-hook":
-            return [model[3].register_forward_pre_hook(lambda module, args: do(args[0]))]
+            return model[3].register_forward_pre_hook(lambda module, args: do(args[0]))
         case "forward hook of the root":
-            handle = model.register_forward_hook(lambda module, args, output: do(output), prepend=True)
-            return [handle]
-        case "global forward hook":
-            return [
-                torch_module.register_module_forward_hook(
-                    lambda module, args, out: do(out) if module is first else None
-                )
-            ]
-        case "global forward pre-hook":
-            return [
-                torch_module.register_module_forward_pre_hook(
-                    lambda module, args: do(args[0]) if module is first else None
-                )
-            ]
+            return model.register_forward_hook(lambda module, args, output: do(output), prepend=True)
+        case "pre-hook of the root":
+            return model.register_forward_pre_hook(lambda module, args: do(args[0]))
         case "full backward hook":
-            return [model[3].register_full_backward_hook(lambda module, to_input, to_output: in_tuple(do(to_input[0])))]
+            return model[3].register_full_backward_hook(lambda module, to_input, to_output: in_tuple(do(to_input[0])))
         case "full backward pre-hook":
-            return [model[3].register_full_backward_pre_hook(lambda module, to_output: in_tuple(do(to_output[0])))]
+            return model[3].register_full_backward_pre_hook(lambda module, to_output: in_tuple(do(to_output[0])))
+        case "global forward hook":
+            return torch_module.register_module_forward_hook(
+                lambda module, args, output: do(output) if module is model[1] else None  # pyright: ignore[reportArgumentType]
+            )
+        case "global forward pre-hook":
+            return torch_module.register_module_forward_pre_hook(
+                lambda module, args: do(args[0]) if module is model[1] else None  # pyright: ignore[reportArgumentType]
+            )
         case "global backward hook":
-            return [
-                torch_module.register_module_full_backward_hook(
-                    lambda module, to_input, to_output: in_tuple(do(to_input[0])) if module is model[3] else None
-                )
-            ]
-        case "tensor hook":
-            return [first.register_forward_hook(lambda module, args, output: output.register_hook(do) and None)]
-        case "hook of a graph node":
-            return [
-                first.register_forward_hook(
-                    lambda module, args, output: (
-                        output.grad_fn
-                        and output.grad_fn.register_prehook(lambda gradients: in_tuple(do(gradients[0])))
-                        and None
-                    )
-                )
-            ]
+            return torch_module.register_module_full_backward_hook(
+                lambda module, to_input, to_output: in_tuple(do(to_input[0])) if module is model[3] else None
+            )
         case _:
             raise LookupError(kind)
 
@@ -457,123 +414,58 @@ def in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, Tensor) else None
 
 
-FORWARD = ["forward hook", "forward pre-hook", "forward hook of the root", "global forward hook"]
-FORWARD += ["global forward pre-hook"]
-BACKWARD = ["full backward hook", "full backward pre-hook", "global backward hook", "tensor hook"]
-BACKWARD += ["hook of a graph node"]
-KINDS = FORWARD + BACKWARD
-# Inside of vmap torch calls no backward hook, and refuses hooks on tensors and writes through .data.
-SEEN = [(kind, batched) for kind in KINDS] + [(kind, one_by_one) for kind in FORWARD]
-NAMES = [f"{kind}, {'batched' if add is batched else 'one by one'}" for kind, add in SEEN]
-every_kind_and_way = pytest.mark.parametrize(("kind", "add"), SEEN, ids=NAMES)
-global_hooks_pass_inputs = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
 def written(x: Tensor) -> None:
-    x.data.mul_(10)
+    x.mul_(10)
 
 
-CHANGED = {
-    "tenfold": lambda x: 10 * x,
-    "with noise": lambda x: x + 100 * torch.ones_like(x),
-    "in place": written,
-}
+CHANGED = {"tenfold": lambda x: 10 * x, "in place": written, "only read": lambda x: print(x.detach().norm())}
 
 
-@global_hooks_pass_inputs
-@every_kind_and_way
+@every_kind
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-def test_a_hook_that_changes_values_breaks_no_bound(kind: str, change, add) -> None:
-    bound = bound_of(dense(6, 6, 6, 4))
-    handles = attached(kind, bound.model, change)  # pyright: ignore[reportArgumentType]
-    try:
-        assert holds(bound, lambda x, y: add(bound, x, y))
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@global_hooks_pass_inputs
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_that_changes_values_is_refused_in_words(kind: str) -> None:
-    bound = bound_of(dense(6, 6, 6, 4))
-    handles = attached(kind, bound.model, CHANGED["tenfold"])  # pyright: ignore[reportArgumentType]
-    try:
-        with pytest.raises(
-            PrivacyError, match="a forward hook has changed" if kind in FORWARD else "a hook has changed"
-        ):
-            batched(bound, torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2]))
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@global_hooks_pass_inputs
-@every_kind_and_way
-def test_a_hook_that_only_looks_is_welcome(kind: str, add) -> None:
+@pytest.mark.filterwarnings("ignore:hooks of:UserWarning")
+def test_hooks_of_the_user_take_no_part_and_are_there_again(kind: str, change) -> None:
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
     bound = bound_of(nn.Sequential(*layers).double())
     x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
     torch.manual_seed(5)
     add(bound, x, y)
     expected, after = popped(bound), torch.rand(3)
-    seen: list[Tensor] = []
-    handles = attached(kind, bound.model, lambda x: seen.append(x.detach()))  # pyright: ignore[reportArgumentType]
-    try:
+    calls: list[int] = []
+    with attached(kind, bound.model, lambda x: calls.append(1) or change(x)):  # pyright: ignore[reportArgumentType]
         torch.manual_seed(5)
         add(bound, x, y)
-        assert torch.equal(torch.rand(3), after), "the second call draws no further numbers"
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert len(seen) == 1
+        assert torch.equal(torch.rand(3), after)
+        assert not calls
+        if change is not written:
+            bound.model(x.requires_grad_()).sum().backward()
+            assert calls, "a call of one's own runs them"
     for name, (total, limit) in popped(bound).items():
         assert torch.equal(total, expected[name][0])
         assert limit == expected[name][1]
 
 
-def test_hooks_on_the_scores_see_the_gradient_of_the_loss_and_change_no_bound() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_does_not_run_is_named_once(kind: str) -> None:
+    bound = bound_of(dense(6, 6, 6, 4))
+    x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
+    with attached(kind, bound.model, print):  # pyright: ignore[reportArgumentType]
+        name = "the model itself" if "root" in kind else "1" if kind == "forward hook" else "3"
+        with pytest.warns(UserWarning, match=f"hooks of {name} do not run in accumulate"):
+            add(bound, x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add(bound, x, y)
+
+
+def test_a_hook_on_a_parameter_changes_no_sum() -> None:
     bound = bound_of(dense(6, 6, 4))
-    seen = []
-
-    def batch(x: Tensor, y: Tensor) -> None:
-        scores = bound.model(x)
-        scores.register_hook(lambda g: seen.append(g) or 100 * g)
-        scores.grad_fn.register_prehook(lambda g: (100 * g[0],))
-        bound.backward(steep(scores, y))
-
-    assert 0.9 < largest_ratio(bound, batch, (6,)) <= 1 + 1e-9
-    assert seen
-
-
-def test_a_hook_on_an_activation_that_was_recorded_changes_no_bound() -> None:
-    bound = bound_of(dense(6, 6, 6, 4))
-    kept: list[Tensor] = []
-    bound.model[1].register_forward_hook(lambda module, args, output: kept.append(output))  # pyright: ignore
-
-    def batch(x: Tensor, y: Tensor) -> None:
-        losses = steep(bound.model(x), y)
-        kept[-1].register_hook(lambda g: 100 * g)
-        bound.backward(losses)
-
-    assert holds(bound, batch)
-
-
-@pytest.mark.parametrize("harmless", [False, True])
-def test_saved_tensors_that_are_changed_break_no_bound(harmless: bool) -> None:
-    bound = bound_of(dense(6, 6, 6, 4))
-
-    def spoilt(t: Tensor) -> bool:
-        return not harmless and t.is_floating_point()
-
-    def batch(x: Tensor, y: Tensor) -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 10 * t if spoilt(t) else t):
-            losses = steep(bound.model(x), y)
-            bound.backward(losses)
-
-    assert holds(bound, batch)
-    if harmless:
-        batch(torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+    x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
+    add(bound, x, y)
+    expected = popped(bound)
+    with bound.parameters["1.weight"].register_hook(lambda g: 100 * g):  # pyright: ignore
+        add(bound, x, y)
+    assert torch.equal(popped(bound)["1.weight"][0], expected["1.weight"][0])
 
 
 def test_a_forward_that_was_replaced_is_refused() -> None:
@@ -581,7 +473,7 @@ def test_a_forward_that_was_replaced_is_refused() -> None:
     plain = bound.model[1].forward  # pyright: ignore
     bound.model[1].forward = lambda x: 10 * plain(x)  # pyright: ignore
     with pytest.raises(PrivacyError, match="forward of a SpectralLinear was replaced"):
-        batched(bound, torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+        add(bound, torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
 
 
 # Constants of activations
@@ -611,16 +503,14 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
         certify(model, torch.randn(3, 2))
 
 
-@every_way
 @pytest.mark.parametrize("activation", [nn.ELU(4.0), nn.LeakyReLU(-5.0), nn.SELU(), nn.CELU(0.1)], ids=str)
-def test_no_slope_of_an_activation_exceeds_the_bound(activation: nn.Module, add) -> None:
+def test_no_slope_of_an_activation_exceeds_the_bound(activation: nn.Module) -> None:
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), activation, SpectralLinear(6, 4))
     bound = bound_of(nn.Sequential(*layers).double())
     assert holds(bound, lambda x, y: add(bound, x, y))
 
 
-@every_way
-def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next(add) -> None:
+def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -> None:
     branches = LipschitzConcat([nn.Sequential(nn.Identity(), nn.LeakyReLU(9.0, inplace=True)), SpectralLinear(6, 4)])
     bound = bound_of(nn.Sequential(BoundedInput(1.0), branches, SpectralLinear(10, 4)).double())
     with_negative = lambda x, y: add(bound, -x.abs(), y)  # noqa: E731
@@ -657,18 +547,14 @@ LOSSES: list[tuple[nn.Module, int, list[float]]] = [
 ]
 
 
-@every_way
 @pytest.mark.parametrize(("loss", "outputs", "wrong"), LOSSES, ids=lambda value: str(value))
-def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong, add) -> None:
+def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong) -> None:
     model = dense(6, 6, outputs)
     bound = LipschitzBound(model, loss=loss, input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
 
     def sums(x: Tensor, y: Tensor) -> list[Tensor]:
-        if add is batched:
-            bound.backward(loss(model(x), y))
-        else:
-            bound.accumulate(lambda model, x, y: loss(model(x), y), x, y)
+        bound.accumulate(lambda model, x, y: loss(model(x), y), x, y)
         return [g for part in bound.pop_sums() for g in part.grads]
 
     without = sums(x[1:], y[1:])
@@ -686,10 +572,10 @@ def test_a_run_with_targets_that_are_none_goes_on() -> None:
     records = torch.utils.data.TensorDataset(torch.randn(40, 6, dtype=torch.float64), targets)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings: dict[str, Any] = {"sampling_rate": 0.5, "expected_batch_size": 20, "steps": 3, "noise_multiplier": 1.0}
-    with privatize(bound, optimizer, records, separability="asserted", **settings) as run:
+    with privatize(bound, optimizer, records, **settings) as run:
         for batch in run.batches():
             for x, y in batch.microbatches(8):
-                run.backward(MAE(1)(model(x), y))
+                run.accumulate(lambda model, x, y: MAE(1)(model(x), y), x, y)
             optimizer.step()
             optimizer.zero_grad()
     assert run.steps_taken == 3

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from itertools import count
 from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
@@ -17,14 +16,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from noisette.clipping.shared_numbers import SharedNumbers
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import noisette
 from noisette.capture.python_state import PythonState
-from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.core.trace import NotVectorizedError
-from noisette.validation.probe_inputs import SEED
 from published_runs import CLASSES, FEATURES, SIZE, STEPS, X, differences, known_release, published, train
 
 
@@ -264,16 +262,6 @@ class Slow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.002)
         return self.layer(x)
-
-
-def test_views_of_records_read_during_the_checks_are_secret() -> None:
-    """The checks of a model have a public seed. They run where an attribute is new, while records are read."""
-    public = torch.Generator().manual_seed(SEED)
-    known = set(torch.rand(10_000, dtype=torch.float64, generator=public).tolist())
-    views, model, temperatures = Views(first=4), Slow(), count()
-    take_by_backward(model, lambda: setattr(model, "temperature", next(temperatures)), views, size=2)
-    assert len(views.drawn) >= SIZE // 2
-    assert not known.intersection(views.drawn)
 
 
 def loss_with(own: np.random.Generator) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from noisette import AdaptiveClip, PerExampleClip, PrivacyError, privatize
-from noisette.validation.optimizer import StepsOfScaler
+from noisette.core.model_checks import StepsOfScaler
 from small_loop import RECORDS, X, Y, clipped_mean, flat, losses, process, small_model, small_run
 
 

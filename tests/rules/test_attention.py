@@ -1,9 +1,8 @@
-"""The decomposed attention layer against the operation itself, and learned operands of attention against autograd."""
+"""The decomposed attention layer against the operation itself."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from noisette.core.forms import Examples, PerExampleRow
-from noisette.core.registry import find_rule
 from noisette.rules.attention import multi_head_attention
-from rule_oracle import by_autograd, check_form, double
+from rule_oracle import double
 
 B, L, S, E, HEADS, D = 3, 4, 5, 6, 2, 3
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -197,103 +194,3 @@ def test_inputs_that_are_one_tensor_share_a_matrix_product(source: str, products
     with Watch():
         multi_head_attention(**arguments(source))
     assert called.count(F.linear) == products
-
-
-def sizes(operand: str, b: int) -> tuple[int, ...]:
-    return {
-        "query": (b, HEADS, L, D),
-        "key": (b, HEADS, S, D),
-        "value": (b, HEADS, S, D),
-        "attn_mask": (b, HEADS, L, S),
-    }[operand]
-
-
-def check_operand(operand: str, shape: tuple[int, ...], b: int = B, **settings: Any) -> Any:
-    """The rule of an operand of this shape against autograd; every other operand has its own row in each example."""
-    tensors = {name: double(*sizes(name, b)) for name in ("query", "key", "value", "attn_mask")}
-    if settings.get("is_causal"):
-        del tensors["attn_mask"]
-    weight, dy = double(*shape), double(b, HEADS, L, D)
-
-    def operation(weight: Tensor) -> Tensor:
-        return attend(**tensors | {operand: weight}, **settings)
-
-    rule = find_rule(attend, operand)
-    assert rule is not None
-    found = rule(Examples(b), dy, **tensors | {operand: weight}, **settings)
-    check_form(found, by_autograd(operation, weight, dy, b))
-    return found
-
-
-@pytest.mark.parametrize("operand", ["query", "key", "value", "attn_mask"])
-@pytest.mark.parametrize("b", [1, 2, B])
-def test_learned_operands(operand: str, b: int) -> None:
-    full = sizes(operand, b)
-    found = check_operand(operand, full, b)
-    assert isinstance(found, PerExampleRow) or b == 1
-    for shape in (full[1:], (1, *full[1:]), full[2:], (1, 1, *full[2:])):
-        check_operand(operand, shape, b)
-
-
-@pytest.mark.parametrize("shape", [(L, S), (HEADS, 1, S), (1, 1, S), (B, 1, L, S), (B, 1, 1, 1)])
-def test_learned_masks_of_any_shape(shape: tuple[int, ...]) -> None:
-    check_operand("attn_mask", shape)
-
-
-@pytest.mark.parametrize("operand", ["query", "key", "value"])
-def test_learned_operands_under_a_scale_and_causality(operand: str) -> None:
-    check_operand(operand, sizes(operand, B)[1:], scale=0.3, is_causal=True)
-
-
-@pytest.mark.parametrize("operand", ["key", "value"])
-def test_learned_operands_shared_by_groups_of_queries(operand: str) -> None:
-    query, shared, dy = double(B, 4, L, D), double(B, 2, S, D), double(B, 4, L, D)
-    learned = double(2, S, D)
-
-    def operation(weight: Tensor) -> Tensor:
-        tensors = {"query": query, "key": shared, "value": shared} | {operand: weight.expand(B, -1, -1, -1)}
-        return attend(**tensors, enable_gqa=True)
-
-    rule = find_rule(attend, operand)
-    assert rule is not None
-    tensors = {"query": query, "key": shared, "value": shared} | {operand: learned}
-    check_form(rule(Examples(B), dy, **tensors, enable_gqa=True), by_autograd(operation, learned, dy, B))
-
-
-@pytest.mark.parametrize("shape", [(L, S), (HEADS, L, S)])
-@pytest.mark.parametrize("inner", [False, True])
-def test_heads_in_front_of_the_examples(shape: tuple[int, ...], inner: bool) -> None:
-    q, k, v, dy = double(HEADS, B, L, D), double(HEADS, B, S, D), double(HEADS, B, S, D), double(HEADS, B, L, D)
-    mask = double(*shape).unsqueeze(-3)
-    rule = find_rule(attend, "attn_mask")
-    assert rule is not None
-
-    def operation(mask: Tensor) -> Tensor:
-        return attend(q, k, v, mask).transpose(0, 1)
-
-    truth = by_autograd(operation, mask, dy.transpose(0, 1), B)
-    if inner and shape == (L, S):  # heads and examples in one axis, examples innermost
-        folded = [x.flatten(0, 1) for x in (dy, q, k, v)]
-        check_form(rule(Examples(B, 0, inner=True), *folded, mask), truth)
-    else:
-        check_form(rule(Examples(B, axis=1), dy, q, k, v, mask), truth)
-
-
-def rule_of(operand: str) -> Callable[..., Any]:
-    rule = find_rule(attend, operand)
-    assert rule is not None
-    return rule
-
-
-@pytest.mark.parametrize("operand", ["query", "key", "value", "attn_mask"])
-def test_dropout_on_a_learned_operand_is_refused(operand: str) -> None:
-    tensors = {name: double(*sizes(name, B)) for name in ("query", "key", "value", "attn_mask")}
-    with pytest.raises(ValueError, match=r"dropout_p=0\.1"):
-        rule_of(operand)(Examples(B), double(B, HEADS, L, D), **tensors, dropout_p=0.1)
-
-
-def test_examples_among_the_queries_are_refused() -> None:
-    """Each example's own copy of the keys would need an axis that the operation does not have."""
-    x, memory = double(B, D), double(B, D)  # as many memories as examples, so that sizes are ambiguous
-    with pytest.raises(ValueError, match="among the queries"):
-        rule_of("key")(Examples(B), double(B, D), x, memory, memory)

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.clipping.engines import BookKeeping, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
+from noisette.core.registry import AS_COMPUTED
 from noisette.rules import brain_floats
 from noisette.rules.brain_floats import BrainOuter, split
+from noisette.rules.linear import linear_weight
 
 
 def factors(t: int, o: int, i: int) -> tuple[Tensor, Tensor]:
@@ -57,7 +59,7 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is that of the same factors in single precision."""
     torch.manual_seed(0)
@@ -73,11 +75,10 @@ def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytes
     for keeps in (True, False):
         with monkeypatch.context() as patch:
             if not keeps:
-                patch.setattr("noisette.core.backward.linear_in_brain_floats", lambda *arguments: False)
-            clip = PerExampleClip(model, 0.1, engine=engine)
+                patch.setitem(AS_COMPUTED, linear_weight, lambda dy, arguments: False)
+            clip = PerExampleClip(model, 0.1, engine=engine, capture="eager")
             with torch.autocast("cpu", torch.bfloat16):
-                losses = model(x).float().square().sum((1, 2))
-            clip.backward(losses)
+                clip.accumulate(lambda model, x: model(x).float().square().sum(), x)
             sums.append(torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]))
             clip.close()
         assert bool(made) == keeps

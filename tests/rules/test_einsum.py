@@ -1,10 +1,9 @@
-"""Products that can be written as an ``einsum`` against autograd."""
+"""Operands of ``einsum`` against autograd."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from noisette.core.forms import Examples
 from noisette.core.registry import find_rule, named_arguments, rewrites
@@ -49,30 +48,3 @@ def test_operands_of_einsum_in_a_list_are_passed_one_by_one() -> None:
     assert rewritten("bi,io->bo", x, w) is NotImplemented
     torch.testing.assert_close(rewritten("bi,io->bo", [x, w]), x @ w)
     torch.testing.assert_close(rewritten("bi,io->bo", (x, w)), x @ w)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dims"), [((3, 5), 1), ((2, 3, 5), 2), ((5, 3, 4), ([2], [1])), ((3, 2), ([-1, 1], [0, -1])), ((5,), 0)]
-)
-def test_tensordot(shape: tuple[int, ...], dims) -> None:
-    check(torch.tensordot, (double(B, 2, 3), double(*shape)), (None, "b"), {"dims": dims, "out": None})
-
-
-def test_tensordot_with_the_weight_first() -> None:
-    x, w = double(3, 5), double(B, 2, 3)
-    check(torch.tensordot, (w, x), ("a", None), {"dims": 1})
-
-
-@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 5, 3)])
-def test_inner(shape: tuple[int, ...]) -> None:
-    check(torch.inner, (double(B, 2, 3), double(*shape)), (None, "other"), {})
-    check(torch.inner, (double(B, 3), double(*shape)), ("input", None), {})
-
-
-@pytest.mark.parametrize("between", [(), (2,), (2, 3), (9,)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_bilinear(between: tuple[int, ...], bias: bool) -> None:
-    x, z, w = double(B, *between, 3), double(B, *between, 5), double(6, 3, 5)
-    args = (x, z, w, double(6)) if bias else (x, z, w)
-    check(F.bilinear, args, (None, None, "weight", "bias")[: len(args)], {})
-    check(F.bilinear, args, ("input1", "input2", None, None)[: len(args)], {})

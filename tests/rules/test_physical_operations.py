@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.core.backward import LocatedRecording, per_example_gradients, search
-from noisette.core.forms import Examples
+from noisette.core.backward import ForwardPass, per_example_gradients, search
+from noisette.core.outside import OutsideTensors
 from noisette.core.recording import Operation
 from noisette.core.registry import PHYSICAL, rewrites
 from noisette.core.trace import Microbatch, Tape, record_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules.public_statistics import normalise_channels
 
 F = torch.nn.functional
@@ -116,13 +115,9 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
     grads = torch.autograd.grad(
         found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    uses = found.recording.uses
-    located = LocatedRecording(found.losses, found.recording, search(found.losses, uses, parameters), ())
-    located = LocatedRecording(found.losses, found.recording, located.graph, [Examples(B)] * len(uses))
-    forms = per_example_gradients(located, parameters, keep=True).forms
-    with torch.no_grad():
-        of_weights = {name: form.explicit().view(B, *parameters[name].shape) for name, form in forms.items()}
-    of_weights = {name: of_weights[name] for name in parameters}
+    forward = ForwardPass(found.losses, found.recording, search(found.losses, found.recording.uses, parameters))
+    explicit = per_example_gradients(forward, parameters, lambda name, form: form.explicit())
+    of_weights = {name: explicit[name].view(B, *parameters[name].shape) for name in parameters}
     split = len(cotangents)
     return Result(list(grads[:split]), list(grads[split:]), of_weights)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Examples
-from noisette.core.registry import find_rule
+from noisette.core.forms import Dense, Examples
+from noisette.core.recording import DerivedWeight
+from noisette.core.registry import DERIVATIONS, find_rule
 from noisette.rules.public_statistics import (
-    OPERANDS,
     Statistic,
     normalise_channels,
     public_mean,
@@ -55,7 +55,9 @@ def test_gradients_of_the_operands_are_those_of_autograd() -> None:
     at_mean, at_variance = statistics_of(weight.detach(), bias.detach(), double(7, 5))
     for operation, args in ((public_mean, (weight, bias, at_mean)), (public_variance, (weight, at_variance))):
         arriving = double(B, C)
-        reached = OPERANDS[operation](arriving, *args)
+        weight_of = DerivedWeight(operation(*args), (), operation, args, {})
+        reached = DERIVATIONS[operation](weight_of, Dense(arriving))
+        assert reached is not None
         assert [id(of) for of, _ in reached] == [id(arg) for arg in args[:-1]]
         for of, form in reached:
             output = operation(*args)

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
-from noisette.core.backward import LocatedRecording, per_example_gradients
+from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.core.clip import ClippedSum, Clipping, Engine
 from noisette.errors import PrivacyError
 from noisette.rules.recomputed_blocks import _Block
 from oracle import example_gradients
 
-ENGINES = [BookKeeping(), TwoPass(), TwoPasses()]
+ENGINES = [BookKeeping(), ReweightGP()]
 
 
 class Block(nn.Module):
@@ -95,16 +95,14 @@ def test_random_numbers_and_precision_are_those_of_the_first_time(engine: Engine
         assert torch.equal(found[1][name], expected), name
 
 
-class Looking(TwoPasses):
+class Looking(ReweightGP):
     """Two passes that look at the uses in blocks before."""
 
     def __init__(self) -> None:
         self.kept = 0
         self.inside = 0
 
-    def clipped_sum(
-        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         inside = [use for use in forward.recording.uses if type(use).__name__ == "_UseInBlock"]
         self.inside, self.kept = len(inside), sum(len(use.args) for use in inside)
         return super().clipped_sum(forward, parameters, clipping)
@@ -122,10 +120,8 @@ def test_nothing_of_a_block_is_kept() -> None:
 class Twice:
     """An engine of the user, which passes twice over one graph."""
 
-    def clipped_sum(
-        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
-        per_example_gradients(forward, parameters, keep=False, retain_graph=True)
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
+        per_example_gradients(forward, parameters, lambda name, form: form.squared_norms(), retain_graph=True)
         return BookKeeping().clipped_sum(forward, parameters, clipping)
 
 

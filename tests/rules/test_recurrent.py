@@ -32,19 +32,15 @@ def weights_of(gates: int, layers: int, directions: int, biases: bool, width: in
     return weights
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["one length", "packed"])
 @pytest.mark.parametrize("operation", [*GATES, "projected lstm"], ids=name)
-def test_layers(operation: Any, packed: bool) -> None:
+def test_layers(operation: Any) -> None:
     width = P if operation == "projected lstm" else H
     operation = torch.lstm if width == P else operation
     for layers, directions, biases, batch_first in itertools.product((1, 2), (1, 2), (True, False), (True, False)):
         weights = weights_of(GATES[operation], layers, directions, biases, width)
         h, c = double(layers * directions, B, width), double(layers * directions, B, H)
         rest = ((h, c) if operation is torch.lstm else h, weights, biases, layers, 0.0, True, directions == 2)
-        if packed:
-            call = (double(9, FEATURES), torch.tensor([3, 2, 2, 1, 1]), *rest)
-        else:
-            call = (double(*((B, T) if batch_first else (T, B)), FEATURES), *rest, batch_first)
+        call = (double(*((B, T) if batch_first else (T, B)), FEATURES), *rest, batch_first)
         apart = rewrites()[operation](*call)
         torch.testing.assert_close(apart, operation(*call))
         assert apart[0].is_contiguous() or batch_first

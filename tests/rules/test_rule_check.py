@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from model_cases import Forward, parameter, squares
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core import registry
 from noisette.core.forms import Dense, Outer
-from noisette.core.registry import rule
 from noisette.rules import rule_check
+from noisette.rules.rule_check import rule
 from oracle import clipped_sum
 
 Rule = Callable[..., object]
@@ -33,6 +33,8 @@ def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     monkeypatch.setattr(registry, "_OPERANDS", dict(registry._OPERANDS))
     monkeypatch.setattr(rule_check, "_AGREED", set())
+    for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
+        monkeypatch.delitem(table, product, raising=False)
 
 
 def right(examples, dy, input, weight):
@@ -108,9 +110,9 @@ def model() -> nn.Module:
 
 
 def clip_once(net: nn.Module, x: Tensor, engine=None) -> Tensor:
-    clip = PerExampleClip(net, 0.5, engine=engine)
+    clip = PerExampleClip(net, 0.5, engine=engine, capture="eager")
     try:
-        clip.backward(squares(net, x))
+        clip.accumulate(squares, x)
         [total] = clip.pop_sums()
     finally:
         clip.close()
@@ -119,18 +121,25 @@ def clip_once(net: nn.Module, x: Tensor, engine=None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
-    rule(product)(right)
+    used: list[int] = []
+
+    def watched(examples, dy, input, weight):
+        used.append(examples.count)
+        return right(examples, dy, input, weight)
+
+    rule(product)(watched)
     net, x = model().to(dtype), torch.randn(5, 3, 6).to(dtype)
     found = clip_once(net, x)
     truth = clipped_sum(net, squares, (x,), 0.5).sums["w"]
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-1}[dtype]
     assert float((found.double() - truth).norm()) <= tolerance * float(truth.norm())
+    assert used == [5, 5], "once for the comparison"
 
 
 WRONG = [doubled, omits_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda r: r.__name__)
 def test_wrong_rule_is_refused_by_name(wrong: Rule, engine) -> None:
     rule(product)(wrong)
@@ -182,6 +191,46 @@ def test_a_batch_of_one_example_is_no_proof() -> None:
         clip_once(net, torch.randn(5, 3, 6))
 
 
+def test_an_operation_that_mixes_examples_is_refused() -> None:
+    """It is called for all of them at once."""
+
+    def centred(input: Tensor, weight: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((input, weight)):
+            return torch.overrides.handle_torch_function(centred, (input, weight), input, weight)
+        return (input - input.mean(0)) @ weight
+
+    def of_weight(examples, dy, input, weight):
+        return Outer(examples.sequences(input - input.mean(0)), examples.sequences(dy))
+
+    rule(centred)(of_weight)
+    with pytest.raises(PrivacyError, match="another output for all examples together"):
+        clip_once(Forward(lambda m, x: centred(x, m.w), w=parameter(6, 4)), torch.randn(5, 3, 6))
+
+
+def test_gradients_of_another_shape_are_refused() -> None:
+    rule(product)(lambda examples, dy, input, weight: Dense(input))
+    with pytest.raises(PrivacyError, match=r"gradients of shape \(5, 1, 3, 6\) for weight of shape \(6, 4\)"):
+        clip_once(model(), torch.randn(5, 3, 6))
+
+
+def test_a_call_that_the_rule_refuses_runs_in_vmap() -> None:
+    def refusing(examples, dy, input, weight):
+        raise ValueError("not this one")
+
+    rule(product)(refusing)
+    net, x = model(), torch.randn(5, 3, 6)
+    truth = clipped_sum(net, squares, (x,), 0.5).sums["w"]
+    torch.testing.assert_close(clip_once(net, x).double(), truth, rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_without_a_rule_makes_the_operation_run_in_vmap() -> None:
+    """The rule is for the right factor, and here the left one trains."""
+    rule(product)(lambda examples, dy, input, weight: pytest.fail("called"))
+    net, x = Forward(lambda m, x: product(m.v, x[0])[None], v=parameter(3, 6)), torch.randn(5, 6, 4)
+    truth = clipped_sum(net, squares, (x,), 0.5).sums["v"]
+    torch.testing.assert_close(clip_once(net, x).double(), truth, rtol=1e-4, atol=1e-6)
+
+
 def test_rules_of_this_package_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_check, "_by_autograd", lambda *arguments: pytest.fail("compared"))
+    monkeypatch.setattr(rule_check, "_compare", lambda *arguments: pytest.fail("compared"))
     clip_once(Forward(lambda m, x: x @ m.w, w=parameter(6, 4)), torch.randn(5, 3, 6))

@@ -27,9 +27,9 @@ from noisette import (
     privatize,
 )
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.core.release import shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3
 SECRET = bytes(range(32))

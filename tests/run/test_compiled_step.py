@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
+from noisette.core.steps import DpSgdRun
 from noisette.errors import PrivacyError
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.run.dp_sgd import DpSgdRun
 
 GENERATOR = torch.Generator().manual_seed(1)
 X, Y = torch.randn(200, 6, generator=GENERATOR), torch.randint(0, 3, (200,), generator=GENERATOR)

@@ -26,7 +26,7 @@ from noisette import (
     privatize,
 )
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from oracle import clipped_sum
 
 SECRET = bytes(range(32))

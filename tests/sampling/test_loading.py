@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from noisette import PaddedBuckets
 from noisette.sampling.loading import records_of
@@ -19,15 +19,18 @@ from noisette.sampling.loading import records_of
 AT = np.array([2, 5, 9])
 
 
-def doubled(records: list[Any]) -> torch.Tensor:
-    return 2 * torch.stack([record[0] if isinstance(record, tuple) else record for record in records])
+def test_a_function_collates_each_record_alone() -> None:
+    x, seen = torch.arange(24.0).view(12, 2), list[int]()
 
+    def doubled(records: list[Any]) -> torch.Tensor:
+        seen.append(len(records))
+        return 2 * torch.stack([record[0] if isinstance(record, tuple) else record for record in records])
 
-def test_a_function_collates_records() -> None:
-    x = torch.arange(24.0).view(12, 2)
     for dataset in (list(x), TensorDataset(x), PaddedBuckets(list(x), edges=(2,))):
         assert torch.equal(records_of(dataset, doubled).gather(AT), 2 * x[AT])
+    assert seen == [1] * 9
     for columns in (x, x.numpy(), (x, x), {"x": x}):
+        records_of(columns, default_collate)  # which is what collates without a function
         with pytest.raises(TypeError, match="these are columns"):
             records_of(columns, doubled)
 
@@ -118,7 +121,7 @@ assert peak() - before < 40_000, (before, peak())
 
 
 class Table(Dataset):
-    """Like a table of Arrow: rows are asked for together, by name, and single ones cost as much as many."""
+    """Like a table of Arrow: rows are asked for together, and a transform may see all that are asked for at once."""
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
@@ -128,18 +131,19 @@ class Table(Dataset):
 
     def __getitems__(self, at: list[int]) -> list[dict[str, Any]]:
         self.asked.append(at)
-        return [{"x": torch.tensor([float(k)]), "label": k % 2} for k in at]
+        return [{"x": torch.tensor([float(k)], dtype=torch.float64), "label": k % 2} for k in at]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        raise AssertionError("one by one")
+        raise AssertionError("not as a loader does it")
 
 
-def test_rows_of_a_table_are_asked_for_together() -> None:
+@pytest.mark.parametrize("collate", [None, default_collate, lambda records: default_collate(records)])
+def test_rows_of_a_table_are_asked_for_one_at_a_time(collate: Any) -> None:
     table, at = Table(), np.array([1, 10**9 - 1])
-    found = records_of(table).gather(at)
-    assert table.asked == [[1, 10**9 - 1]]
+    found = records_of(table, collate).gather(at)
+    assert table.asked == [[1], [10**9 - 1]]
     assert found["label"].tolist() == [1, 1]
-    assert found["x"].shape == (2, 1)
+    assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
 
 
 @pytest.mark.filterwarnings("ignore:Cannot locate reference")  # of its own pickling

@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
-from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.core import clip as accumulator
-from noisette.core.backward import LocatedRecording
 from noisette.core.keys import SecretKey
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
@@ -51,6 +49,31 @@ class Room:
         self.given_back += 1
 
 
+class EndsInBackward(torch.autograd.Function):
+    """The identity, whose backward pass has no memory where ``fails`` is set."""
+
+    generate_vmap_rule = True
+    fails = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        if EndsInBackward.fails:
+            raise torch.OutOfMemoryError("out of memory, after most of the work was done")
+        return dy[0]
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+    return F.cross_entropy(EndsInBackward.apply(model(x)), y)
+
+
 @dataclass
 class Training:
     """A run of three steps over all records, whose backward pass runs out of memory beyond ``holds`` examples."""
@@ -58,7 +81,6 @@ class Training:
     room: Room
     holds: float = float("inf")
     bound: float = 0.5
-    engine: BookKeeping | TwoPass = field(default_factory=BookKeeping)
     seen: list[list[int]] = field(default_factory=list)  # records of each piece that was bounded
     tried: list[int] = field(default_factory=list)  # lengths of all pieces handed out
     released: list[Tensor] = field(default_factory=list)
@@ -67,8 +89,7 @@ class Training:
     def __post_init__(self) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-        self.clip = PerExampleClip(self.model, self.bound, engine=self.engine)
-        self._engine, self.clip.engine = self.clip.engine, self
+        self.clip = PerExampleClip(self.model, self.bound, capture="eager")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         self.run: PrivateRun = privatize(
             self.clip,
@@ -78,38 +99,26 @@ class Training:
             sampling_rate=1.0,
             steps=3,
             noise_multiplier=1.0,
-            separability="asserted",
         )
         self.run._measured = MeasuredSize(self.room)
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
-
-    def clipped_sum(self, forward: LocatedRecording, *rest: Any) -> Any:
-        examples = len(forward.losses)
-        forward_only = [forward]
-        del forward
-        sums = self._engine.clipped_sum(forward_only.pop(), *rest)
-        if self.run._batch is not None and examples > self.holds:
-            raise torch.OutOfMemoryError("out of memory, after the whole work was done")
-        return sums
 
     def _watched_take(self) -> Any:
         parts = self._take()
         self.sums.append(torch.cat([g.double().flatten() for part in parts for g in part.grads]))
         return parts
 
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(x), y, reduction="none")
-
     def piece(self, x: Tensor, y: Tensor, at: Tensor) -> None:
         self.tried.append(len(x))
-        self.given = x
         self.room.at_work = len(x)
-        losses, before = self.losses(x, y), self.run._batch.bounded
-        self.run.backward(losses)
+        before = self.run._batch.bounded
+        EndsInBackward.fails = len(x) > self.holds
+        try:
+            self.run.accumulate(loss, x, y, at)
+        finally:
+            EndsInBackward.fails = False
         if self.run._batch.bounded > before:
             self.seen.append(at.tolist())
-        else:
-            assert losses.grad_fn is None, "the activations of a piece that did not fit are let go"
 
     def step(self) -> None:
         self.optimizer.step()
@@ -118,8 +127,6 @@ class Training:
 
     def go(self, size: int | str) -> Training:
         with self.run:
-            self.model(X[:2].double())  # the preflight has a sum of its own
-            self.sums.clear()
             for batch in self.run.batches():
                 for piece in batch.microbatches(size):
                     self.piece(*piece)
@@ -131,14 +138,13 @@ def lengths(training: Training) -> list[int]:
     return [len(part) for part in training.seen]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=["BookKeeping", "TwoPass"])
 @pytest.mark.parametrize("bound", [1e-3, 0.5, 1e3], ids=["all clipped", "some clipped", "none clipped"])
 @pytest.mark.parametrize(
     ("room", "holds"), [(1e9, 1e9), (12, 1e9), (1e9, 12), (1, 1e9), (1e9, 1)], ids=lambda v: f"{v:g}"
 )
-def test_mechanism_is_that_of_the_whole_batch(room: float, holds: float, bound: float, engine) -> None:
-    whole = Training(Room(1e9), bound=bound, engine=engine).go(1000)
-    cut = Training(Room(room), holds, bound=bound, engine=engine).go("auto")
+def test_mechanism_is_that_of_the_whole_batch(room: float, holds: float, bound: float) -> None:
+    whole = Training(Room(1e9), bound=bound).go(1000)
+    cut = Training(Room(room), holds, bound=bound).go("auto")
     assert lengths(whole) == [SIZE] * 3
     assert len(cut.seen) > 3
     for step in range(3):
@@ -179,27 +185,27 @@ def test_size_that_was_given_is_kept() -> None:
 
 def test_other_errors_pass() -> None:
     training = Training(Room(1e9))
-    training.clipped_sum = None
-    with pytest.raises(TypeError):
-        training.go("auto")
+    with training.run:
+        piece = next(next(iter(training.run.batches())).microbatches("auto"))
+        with pytest.raises(TypeError):
+            training.run.accumulate(loss, *piece, nonsense=True)
 
 
 def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> None:
+    """In a call of the loop's own, before the piece is given to the run."""
     whole, training = Training(Room(1e9)).go(1000), Training(Room(1e9))
 
-    def model_needs_memory(module: nn.Module, args: tuple[Tensor]) -> None:
-        if len(args[0]) > 6 and args[0] is training.given:  # not in a check of the model
-            training.tried.append(-len(args[0]))
+    def logged(x: Tensor) -> None:
+        if len(x) > 6:
+            training.tried.append(-len(x))
             raise torch.OutOfMemoryError("out of memory")
 
     with training.run:
-        training.model(X[:2].double())
-        training.sums.clear()
-        training.model[0].register_forward_pre_hook(model_needs_memory)
         for batch in training.run.batches():
             for _ in range(2):
                 with contextlib.suppress(torch.OutOfMemoryError):
                     for piece in batch.microbatches("auto"):
+                        logged(piece[0])
                         training.piece(*piece)
                     break
             training.step()
@@ -232,13 +238,10 @@ def test_batch_that_is_done_gives_no_second_round() -> None:
 def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory may also run out where the sum of a piece meets the sums before it."""
     model = nn.Linear(5, 3).double()
-    clip = PerExampleClip(model, 0.5)
-
-    def losses() -> Tensor:
-        return F.cross_entropy(model(X[:6].double()), Y[:6], reduction="none")
-
-    clip.backward(losses())
-    expected = [g.clone() for g in clip._sums._sums.values()]
+    clip, examples = PerExampleClip(model, 0.5, capture="eager"), (X[:6].double(), Y[:6], Y[:6])
+    clip.accumulate(loss, *examples)
+    [expected] = clip.pop_sums()
+    clip.accumulate(loss, *examples)
     whole = accumulator._double_like
 
     def spent(tensor: Tensor) -> Tensor:
@@ -246,14 +249,13 @@ def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.Monkey
             raise torch.OutOfMemoryError("out of memory")
         return whole(tensor)
 
-    after = losses()
     with monkeypatch.context() as patch:
         patch.setattr(accumulator, "_double_like", spent)
         with pytest.raises(torch.OutOfMemoryError):
-            clip.backward(after)
+            clip.accumulate(loss, *examples)
     [total] = clip.pop_sums()
     clip.close()
-    for found, before in zip(total.grads, expected, strict=True):
+    for found, before in zip(total.grads, expected.grads, strict=True):
         assert torch.equal(found, before)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users, privatize
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.nn import WeightNoise
 from ranks_loop import RECORDS, TERMS, loss, network, records
 from ranks_loop import STEPS as STEPS

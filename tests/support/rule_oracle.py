@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Examples
-
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -23,11 +21,6 @@ def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tenso
         alone[i] = rows[i]
         gradients.append(torch.autograd.grad(output, weight, alone.view_as(dy), retain_graph=True)[0])
     return torch.stack(gradients)
-
-
-def by_autograd_at(examples: Examples, operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor) -> Tensor:
-    """The same where the examples are not on the first axis of the output."""
-    return by_autograd(lambda v: examples.first(operation(v)), weight, examples.first(dy).contiguous(), examples.count)
 
 
 def check_form(form, truth: Tensor) -> None:

@@ -174,7 +174,7 @@ class AuditedRun:
 
         Raises:
             ValueError: the recipe is not known.
-            PrivacyError: the preflight refuses the model.
+            PrivacyError: the bound refuses the model.
         """
         setup = self.setup()
         inputs, targets = (column.clone() for column in setup.examples.tensors)

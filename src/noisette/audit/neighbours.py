@@ -1,8 +1,7 @@
 """The audit of neighbouring batches: how far one more record moves the clipped sum of a whole batch.
 
-In a model that mixes records, one record also changes the gradients of others, which scores along a canary's own axis
-do not show. Here two batches that differ by one record are compared as a whole: first without noise, then in the real
-loop, along the direction in which they differ most.
+Two batches that differ by one record are compared as a whole: first without noise, then in the real loop, along the
+direction in which they differ most.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from noisette._internal import checks
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
 from noisette.core.release import BoundedSum, GradientBound, shares_of
-from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
 Draw = Callable[[int], Records]
@@ -80,13 +78,14 @@ def audit_neighbours(
 ) -> NeighbourAudit:
     """Compare batches that differ by one record, on a model of your own.
 
-    A third of the differing records is used as drawn; the others are scaled by 10 or 1000. Every second one is then
-    moved by gradient ascent on the norm of its own gradient.
+    Dropout is switched off, so that both batches meet the same masks. A third of the differing records is used as
+    drawn; the others are scaled by 10 or 1000. Every second one is then moved by gradient ascent on the norm of its own
+    gradient.
 
     Args:
         make: makes a bound and its model, with the same weights each time.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
-        losses: returns one loss for each of the records.
+        losses: returns one loss for each of the records; it is called with one record at a time.
         noise_multiplier: of the run.
         pairs: number of pairs of neighbours that are compared without noise.
         others: number of records in both batches of a pair.
@@ -95,13 +94,13 @@ def audit_neighbours(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyError: the preflight refuses the model, or the bound the losses.
+        PrivacyError: the bound refuses the model or the losses.
     """
     checks.all_of(
         lambda: checks.positive(noise_multiplier=noise_multiplier),
         lambda: checks.count(pairs=pairs, others=others, steps=steps),
     )
-    bound = make()
+    bound = _without_dropout(make())
     free = deepcopy(bound.model)  # the tape does not record a copy
     differences = []
     for k in range(pairs):
@@ -138,8 +137,7 @@ def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
     for _ in range(_ROUNDS):
         at.requires_grad_()
         try:
-            with DisableRandomness():
-                [loss] = losses(model, (at, *rest))
+            [loss] = losses(model, (at, *rest))
             grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
             size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
             [up] = torch.autograd.grad(size, [at])
@@ -151,17 +149,16 @@ def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
 
 def _sum(bound: GradientBound, records: Records, losses: Losses) -> Tensor:
     """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    _backward(bound.backward, bound.model, records, losses)
+    bound.accumulate(lambda model, *record: losses(model, record), *records, public=())
     sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
 
 
-def _backward(backward: Callable[[Tensor], None], model: nn.Module, records: Records, losses: Losses) -> None:
-    """Call ``backward`` with the losses of the records, without randomness in the model."""
-    with torch.enable_grad(), DisableRandomness():
-        found = losses(model, records)
-    with randomness_disabled_in_recomputation(model):
-        backward(found)
+def _without_dropout(bound: GradientBound) -> GradientBound:
+    for module in bound.model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    return bound
 
 
 def _weights(sums: Sequence[BoundedSum]) -> list[tuple[BoundedSum, float]]:
@@ -181,11 +178,11 @@ def _noised(
     """Scores along the direction in which the record moves the sum, of a run with it and a run without it."""
     runs = []
     for records in (shared, _joined(shared, extra)):
-        bound, expected, scores = make(), len(records[0]), []
+        bound, expected, scores = _without_dropout(make()), len(records[0]), []
         released_sums = released_steps(
             bound,
             records,
-            lambda run, batch, model=bound.model: _backward(run.backward, model, batch, losses),
+            lambda run, batch: run.accumulate(lambda model, *record: losses(model, record), *batch),
             noise_multiplier=noise_multiplier,
             sampling_rate=1.0,
             steps=steps,
@@ -198,7 +195,7 @@ def _noised(
         runs.append(scores)
     values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
     inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
-    bound = make()
+    bound = _without_dropout(make())
     middle = float(_sum(bound, shared, losses) @ direction) / noise_multiplier
     bound.close()
     return Scores(values - middle, inside, noise_multiplier, size / noise_multiplier)

@@ -116,7 +116,7 @@ def released_steps(
     Args:
         bound: of the model that is trained.
         records: the data set.
-        add: adds the gradients of a microbatch, by ``run.accumulate`` or ``run.backward``.
+        add: adds the gradients of a microbatch, by ``run.accumulate``.
         noise_multiplier: of the run.
         sampling_rate: of the run.
         steps: of the run.
@@ -138,7 +138,6 @@ def released_steps(
         steps=steps,
         noise_multiplier=noise_multiplier,
         accountant=accountant,
-        separability="asserted",
     ) as run:
         for batch in run.batches():
             sums = bound.pop_sums()

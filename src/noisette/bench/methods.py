@@ -6,7 +6,7 @@ from noisette.bench import peer_fastdp, peer_opacus, plain, private
 from noisette.bench.sgd import Method
 from noisette.clipping import engines
 
-ENGINES = ("BookKeeping", "TwoPass", "TwoPasses", "MultiLoss", "PerExampleLoop", "Vmap")
+ENGINES = ("BookKeeping", "ReweightGP", "PerExampleLoop", "Vmap")
 OURS = ("compiled", "captured", *ENGINES)  # those that clip, and so train any model
 PLAIN = ("plain", "plain-compiled")
 FASTDP = tuple(peer_fastdp.METHODS)

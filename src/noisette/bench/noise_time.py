@@ -9,8 +9,8 @@ import torch
 
 from noisette.capture.schedule import schedule_of
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 _REPEATS = 5
 

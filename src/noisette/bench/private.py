@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.bench import sgd
-from noisette.capture.schedule import Capture, schedule_of
 from noisette.capture.captured import CaptureWarning
+from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine

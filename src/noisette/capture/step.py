@@ -15,14 +15,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.tensor_tree import leaves, structure
 from noisette._internal.waiting import wait_for
 from noisette.capture.captured import Captured, CaptureWarning
 from noisette.capture.python_values import python_values
 from noisette.capture.schedule import Schedule
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
-from noisette.core.trace import Loss, Microbatch
-from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.outside import OutsideTensors
+from noisette.core.trees import leaves, structure
 
 
 class Step(Protocol):

@@ -14,7 +14,6 @@ from noisette.cli.audit import audit
 from noisette.cli.bench import bench
 from noisette.cli.calibrate import calibrate
 from noisette.cli.doctor import doctor
-from noisette.cli.explain import explain
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
 from noisette.cli.predict import predict
@@ -29,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, search, predict, schema, explain, doctor, account, calibrate, plan, audit, bench):
+for command in (train, search, predict, schema, doctor, account, calibrate, plan, audit, bench):
     app.command()(command)
 app.add_typer(ledger)
 

@@ -1,32 +1,24 @@
-"""``noisette doctor``: the preflight on a model, before any run, as a table."""
+"""``noisette doctor``: can a model be trained privately, which rules serve it, and what will a step cost?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import DataDir, option
-from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, model_and_inputs, wrong_inputs
+from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, target_of, wrong_inputs
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from noisette.core.release import GradientBound
-    from noisette.validation import Call
+    from noisette.run.explain import Cost, Explanation
 
-_EXAMPLES = 2
 _REFUSED = 1
-_VERDICTS = {True: "accepted", False: "refused"}
-_RESULTS = {True: "passed", False: "[bold]refused[/bold]", None: "not checked"}
-_MAX_GRAD_NORM = 1.0  # arbitrary: the checks scale losses so that half of the gradients exceed it
 
 
 @plain_errors()
@@ -35,9 +27,10 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. The "
-            "inputs are a tensor, a tuple, or a dictionary of arguments by name. Called with no arguments, or with "
-            "(shape of an example, number of classes) if it takes two.",
+            help="Function that returns a torch.nn.Module or a LipschitzBound, or (one of them, inputs), or (one of "
+            "them, loss of one example, arguments of the loss). Inputs and arguments are a tensor, a tuple, or a "
+            "dictionary of arguments by name. Called with no arguments, or with (shape of an example, "
+            "number of classes) if it takes two.",
         ),
     ],
     data: Annotated[
@@ -47,143 +40,108 @@ def doctor(
     input_shape: Annotated[
         str | None, option("N,N,..", "Shape of one example, such as 3,32,32, if --data is not given.")
     ] = None,
+    examples: Annotated[int, option("N", "Random examples in the microbatch, if the function returns none.")] = 32,
     bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Check that a model can be trained privately, and list what to change where it cannot.
+    """Say whether a model can be trained privately, which rule serves each parameter, and what a step costs.
 
-    The first line is for run.accumulate, which sees each example alone. The others are the checks that a run makes
-    before run.backward, on random inputs. Only the shapes of a data set are used. Exit code 0 if one of the two
-    accepts the model, 1 if both refuse it, 2 for invalid input.
+    A few private and plain steps are taken on random or given examples, without moving the weights. Only the shapes of
+    a data set are used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
     import torch
 
+    from noisette.run.explain import explain
+
     if data is not None and input_shape is not None:
         raise ValueError("--data and --input-shape both give the shape of an example; give one of them")
-    sample, classes = _of_data(data, data_dir) if data else (None, CLASSES)
-    shape = tuple(sample.shape[1:]) if sample is not None else given_shape(input_shape)
-    bound, call = _bound_and_call(target, made_by(target, shape, classes), shape, sample)
-    device = next(iter(bound.parameters.values())).device.type
-    with torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
-        batched = _checked(target, bound, call)
-        vectorised = _line("run.accumulate: examples are seen alone", lambda: _vectorised(bound, call))
-    bound.close()
-    _show([vectorised, *batched])
-    refused = sum(line.passed is False for line in batched)
-    typer.echo(f"\nrun.accumulate: {_VERDICTS[bool(vectorised.passed)]}")
-    of_checks = f" ({refused} of {len(batched)} checks failed)" if refused else ", where you assert separability"
-    typer.echo(f"run.backward: {_VERDICTS[not refused]}{of_checks}")
-    if refused and not vectorised.passed:
+    if examples < 1:
+        raise ValueError(f"expected --examples of at least 1, got {examples}")
+    shape, classes = _of_data(data, data_dir) if data else (given_shape(input_shape), CLASSES)
+    found = target_of(target, made_by(target, shape, classes), shape, examples)
+    try:
+        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            explanation = explain(found.model, found.loss, *found.batch)
+    except PrivacyError:
+        raise
+    except WRONG_CALL as error:
+        raise wrong_inputs(target, error) from error
+    _show(explanation)
+    if explanation.refused:
         raise typer.Exit(_REFUSED)
 
 
-def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
-    """Zeros in the shape of two examples as a model receives them, and the number of classes."""
-    import torch
-
+def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:
+    """The shape of an example as a model receives it, and the number of classes."""
     from noisette.data import load, names
 
     if name not in names():
         raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
     found = load(name, data_dir=data_dir)
-    shape = found.train.inputs.shape[1:]
     words = () if found.vectors is None else found.vectors.shape[1:]  # a model receives the word vectors of a text
-    return torch.zeros(_EXAMPLES, *shape, *words), found.classes
+    return (*found.train.inputs.shape[1:], *words), found.classes
 
 
-def _bound_and_call(target: str, made: Any, shape: tuple[int, ...] | None, sample: Any) -> tuple[GradientBound, Call]:
-    """The bound that the target returned, or per-example clipping of its model, and a call with example inputs."""
-    from noisette.clipping.per_example import PerExampleClip
-    from noisette.lipschitz.bound import LipschitzBound
-    from noisette.validation import Call
-
-    if isinstance(made, PerExampleClip | LipschitzBound):
-        if shape is None:
-            raise ValueError(f"{target} returned a bound: give the shape of one example with --data or --input-shape")
-        return made, model_and_inputs(target, made.model, shape)[1]
-    model, call = model_and_inputs(target, made, shape)
-    return PerExampleClip(model, _MAX_GRAD_NORM), call if sample is None else Call((sample,), {})
-
-
-@dataclass(frozen=True)
-class _Line:
-    check: str
-    passed: bool | None  # None if it was not made
-    remark: str
-
-
-def _checked(target: str, bound: GradientBound, given: Call) -> list[_Line]:
-    """The result of each check, in order. Those after a refused one are not made.
-
-    Raises:
-        ValueError: the model does not accept the inputs.
-    """
-    from noisette.validation import CHECKS
-    from noisette.validation.usable_inputs import with_usable_kinds
-
-    call = given
-    try:
-        bound.model(*given.args, **given.kwargs)
-    except (*WRONG_CALL, ValueError) as error:
-        raise wrong_inputs(target, error) from error
-    with suppress(PrivacyError):  # the checks themselves say what is wrong
-        call = with_usable_kinds(bound.model, call)
-    lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, given))]
-    for k, check in enumerate(CHECKS):
-        if k == 0 or all(line.passed for line in lines):
-            lines.append(_line(check.name, lambda check=check: check.run(bound, call) or ""))
-        else:
-            lines.append(_Line(check.name, None, "made once the refused checks pass"))
-    return lines
-
-
-def _vectorised(bound: GradientBound, call: Call) -> str:
-    """How examples are seen alone: nothing to say where the loss of one example can be vectorised.
-
-    Raises:
-        PrivacyError: it cannot.
-    """
-    from noisette.validation import check_vectorized
-
-    return check_vectorized(bound, call)
-
-
-def _line(name: str, look: Callable[[], str]) -> _Line:
-    try:
-        return _Line(name, True, look())
-    except PrivacyError as refusal:
-        return _Line(name, False, str(refusal))
-
-
-def _coverage(bound: GradientBound, call: Call) -> str:
-    """The trained parameters, after checking that each of their uses has a rule or a bound.
-
-    Raises:
-        PrivacyError: some use has none; names them all.
-    """
-    from noisette.lipschitz.bound import LipschitzBound
-    from noisette.validation import batch_mixing_modules
-    from noisette.validation.explain import explain
-
-    parameters = bound.parameters
-    trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} parameters"
-    trainable = {name for name, p in bound.model.named_parameters() if p.requires_grad}
-    if left := sorted(trainable - parameters.keys()):
-        raise PrivacyError(
-            f"{', '.join(left)} would be trained without a bound; freeze them or include them in the bound"
+def _show(found: Explanation) -> None:
+    """Print the rules or bounds, what is to be known, the cost, and the verdict."""
+    console = Console(soft_wrap=True, highlight=False)
+    if found.uses:
+        console.print(_rules(found))
+    if found.bounds:
+        console.print(_bounds(found))
+    if found.unreached:
+        console.print(
+            f"\nNoise alone: the loss of none of these examples depends on {', '.join(found.unreached)}; freeze what "
+            "no loss uses (requires_grad=False)",
+            markup=False,
         )
-    if isinstance(bound, LipschitzBound):
-        return trained
-    explanation = explain(bound.model, *call.args, kwargs=call.kwargs)
-    mixing = batch_mixing_modules(bound.model)
-    if problems := [problem for problem in explanation.problems if problem not in mixing]:
-        raise PrivacyError("\n".join(problems))
-    idle = ", ".join(explanation.unused)
-    return f"{trained}; not used in this call, but noise is added to them: {idle}" if idle else trained
+    for remark in found.remarks:
+        console.print(f"\n{remark}", markup=False)
+    if found.one_by_one:
+        console.print(f"\nOne example at a time: {found.one_by_one}", markup=False)
+        if found.line:
+            console.print(f"  {found.line}", markup=False)
+    if found.cost is not None:
+        console.print(f"\n{_cost(found.cost)}", markup=False)
+    if found.refused:
+        console.print("Refused:", style="bold")
+        for problem in found.refused:
+            console.print(f"  {problem}", markup=False)
+    else:
+        how = "its loss is computed one example at a time" if found.one_by_one else "its loss vectorises"
+        console.print(f"Accepted: {how}.", style="bold")
 
 
-def _show(lines: list[_Line]) -> None:
-    table = Table("check", "result", "remarks", box=None, header_style="bold", pad_edge=False)
-    for line in lines:
-        table.add_row(line.check, _RESULTS[line.passed], escape(line.remark))
-    Console().print(table)
+def _rules(found: Explanation) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("parameter", "used by", "input", "rule"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("elements per example", justify="right", overflow="fold")
+    for use in found.uses:
+        shape = " × ".join(map(str, use.shape))
+        used_by = f"{use.operation} ({use.operand})"
+        table.add_row(use.parameter, used_by, shape, use.rule, f"{use.per_example_numbers:,}")
+    return table
+
+
+def _bounds(found: Explanation) -> Table:
+    """The layers in the order of the forward pass, each with its bounds for every possible example."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for heading in ("input norm", "gradient at output", "sensitivity"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for line in found.bounds:
+        sensitivities = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
+        table.add_row(f"{line.name}  {line.kind}", f"{line.input_norm:.4g}", f"{line.gradient_norm:.4g}", sensitivities)
+    return table
+
+
+def _cost(cost: Cost) -> str:
+    private = f"{1e3 * cost.private_seconds:.3g} ms and {cost.private_bytes / 2**20:.3g} MiB"
+    head = f"A private step of these {cost.examples} examples takes {private}, with clipping, noise and ledger"
+    if cost.plain_seconds is None or cost.plain_bytes is None:
+        plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
+    else:
+        times = f"{cost.private_seconds / cost.plain_seconds:.2g} times"
+        plain = f"a plain one {1e3 * cost.plain_seconds:.3g} ms and {cost.plain_bytes / 2**20:.3g} MiB ({times})"
+    return f"{head}; {plain}. It ran as {cost.graph}; nothing was compiled, which long runs do."

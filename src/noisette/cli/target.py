@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from noisette.validation import Call
+    from noisette.lipschitz.bound import LipschitzBound
 
 CLASSES = 10  # if no data set gives their number
-_EXAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model or a Lipschitz bound, its loss of one example, and the arguments of the loss."""
+
+    model: nn.Module | LipschitzBound
+    loss: Callable[..., Any]
+    batch: tuple[Any, ...]
 
 
 def given_shape(given: str | None) -> tuple[int, ...] | None:
@@ -73,11 +82,16 @@ def wrong_inputs(target: str, error: Exception) -> ValueError:
     )
 
 
-def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, Call]:
-    """The model that the target returned, and a call of it: with what was returned beside it, or zeros of the shape.
+def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> Target:
+    """The model that ``name`` returned, with its loss and examples.
 
-    What is returned beside the model is a tensor, positional arguments, or a dictionary of arguments by name, such as a
-    tokenizer of Hugging Face gives.
+    Args:
+        name: as it was given.
+        made: a module or a Lipschitz bound, (one of them, inputs), or (one of them, loss, arguments of the loss).
+            Inputs and arguments are a tensor, positional arguments, or a dictionary of arguments by name, such as a
+            tokenizer of Hugging Face gives. Without a loss, all outputs are added up.
+        shape: of one example, where ``made`` has none; random inputs of this shape are made up.
+        examples: how many are made up.
 
     Raises:
         ValueError: no module was returned, or neither inputs nor a shape are given.
@@ -85,17 +99,27 @@ def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> t
     import torch
     from torch import Tensor, nn
 
-    from noisette.validation import Call
+    from noisette.lipschitz.bound import LipschitzBound
+    from noisette.run.explain import sum_of_outputs
 
-    inputs = None
-    if isinstance(made, tuple) and len(made) == 2:
-        made, inputs = made
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"{target} returned a {type(made).__name__}; expected a torch.nn.Module, or (module, inputs)")
+    model: Any = made
+    loss: Callable[..., Any] = sum_of_outputs
+    inputs: Any = None
+    if isinstance(made, tuple) and len(made) == 3:
+        model, loss, inputs = made
+    elif isinstance(made, tuple) and len(made) == 2:
+        model, inputs = made
+    if not isinstance(model, nn.Module | LipschitzBound):
+        raise ValueError(
+            f"{name} returned a {type(model).__name__}; expected a torch.nn.Module or a LipschitzBound, (one of them, "
+            "inputs), or (one of them, loss, arguments of the loss)"
+        )
     if inputs is None and shape is None:
-        raise ValueError(f"{target} returned no example inputs: give the shape of one example with --input-shape")
+        raise ValueError(f"{name} returned no example inputs: give the shape of one example with --input-shape")
     if inputs is None:
-        return made, Call((torch.zeros(_EXAMPLES, *(shape or ())),), {})
+        return Target(model, loss, (torch.randn(examples, *(shape or ())),))
     if isinstance(inputs, Mapping):
-        return made, Call((), {str(name): value for name, value in inputs.items()})
-    return made, Call((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})
+        of_examples = {str(key): value for key, value in inputs.items() if isinstance(value, Tensor)}
+        constants = {str(key): value for key, value in inputs.items() if not isinstance(value, Tensor)}
+        return Target(model, lambda model, named: loss(model, **named, **constants), (of_examples,))
+    return Target(model, loss, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))

@@ -65,16 +65,13 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 
 ENGINES: Mapping[str, Entry] = {
     "book-keeping": Entry(lambda: _public().engines.BookKeeping, "one backward pass"),
-    "two-pass": Entry(lambda: _public().engines.TwoPass, "two backward passes, with less memory"),
-    "two-passes": Entry(
-        lambda: _public().engines.TwoPasses, "the same backward pass twice, with the memory of plain training"
-    ),
-    "multi-loss": Entry(
-        lambda: _public().engines.MultiLoss, "one backward pass for each example, all in memory at once"
+    "reweight-gp": Entry(
+        lambda: _public().engines.ReweightGP,
+        "norms in a first pass, the sum in a second, in the memory of plain training",
     ),
     "per-example-loop": Entry(
         lambda: _public().engines.PerExampleLoop,
-        "one backward pass for each example, one after the other (slow)",
+        "forward and backward for each example, one after the other (slow)",
     ),
-    "vmap": Entry(lambda: _public().engines.Vmap, "the model's call is repeated for each example with torch.func"),
+    "vmap": Entry(lambda: _public().engines.Vmap, "gradients of single examples by torch.func, a chunk at a time"),
 }

@@ -1,4 +1,10 @@
-"""From one vector of losses to the per-example gradients of every parameter."""
+"""From the losses of a batch to the per-example gradients of every parameter.
+
+The way of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the
+use's operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a
+parameter, and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed
+while they are there (:func:`per_example_gradients`).
+"""
 
 from __future__ import annotations
 
@@ -7,29 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from noisette.core.forms import (
-    AT_LEAST_SINGLE,
-    Dense,
-    ExampleGradients,
-    Examples,
-    Outer,
-    PerExampleRow,
-    add,
-    compact,
-    placed,
-)
+from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Examples, Outer, add, compact
 from noisette.core.recording import DerivedWeight, Recording, Use
 from noisette.core.registry import AS_COMPUTED, DERIVATIONS, Match, OperandMatch, match, operation_name
 from noisette.errors import MissingRuleError, PrivacyError
 
-Visitor = Callable[[int, Any], None]  # number of the use; its output's gradient, a tuple where it has several outputs
+Value = TypeVar("Value")
+
+
+class UncoveredError(PrivacyError):
+    """Parameters reach the losses otherwise than by operations that were recorded."""
 
 
 class Covering(Protocol):
@@ -53,7 +52,16 @@ class LossGraph:
     uncovered: tuple[str, ...]  # names of trainable parameters that the losses reach otherwise than through a use
     reached: frozenset[Node]  # output nodes of the uses that the losses depend on
     above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
-    custom: bool  # a function written in Python or a module's backward hook lies on the way to a leaf
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The losses of b examples, each computed from its own example alone, and what the tape recorded of them."""
+
+    losses: Tensor  # (b,)
+    recording: Recording
+    graph: LossGraph
+    repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
 
 
 def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -66,9 +74,6 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
     For the losses of ``y = relu(x @ A) @ B`` with uses ``@ A`` and ``@ B`` the walk meets the output node of ``@ B``,
     relu, the output node of ``@ A``, and the leaves A and B. Both uses are reached, ``@ B`` is above ``@ A``, and no
     parameter is uncovered: A and B lie behind uses. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
-
-    Raises:
-        PrivacyError: a part of the model has no graph until the backward pass.
     """
     upstream: dict[Node, list[Node]] = {}
     for use in uses:
@@ -76,18 +81,11 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
             upstream.setdefault(edge.node, []).extend(use.upstream)
     above: set[Node] = set()
     children: dict[Node, list[Node]] = {}  # of the nodes met so far
-    custom = False
     leads: dict[Node, bool] = {}  # whether a use's node lies at or below a node; in the order in which nodes are done
     stack = [losses.grad_fn] if losses.grad_fn is not None else []
     while stack:
         node = stack[-1]
         if node not in children:
-            if type(node).__name__ == "CheckpointFunctionBackward":
-                raise PrivacyError(
-                    "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
-                    "use_reentrant=False, which gives the same activations"
-                )
-            custom |= isinstance(node, BackwardCFunction) and not _is_own(node)
             children[node] = [child for child, _ in node.next_functions if child is not None]
             stack += [child for child in children[node] if child not in children]
             continue
@@ -109,39 +107,91 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
             if variable is not None and id(variable) in names:
                 uncovered.add(names[id(variable)])
             exposed.update(upstream[node] if node in upstream else children[node])
-    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above), custom)
+    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above))
 
 
-def _is_own(node: BackwardCFunction) -> bool:
-    """Whether the node is of a function of this library, whose backward passes are linear."""
-    return getattr(type(node), "_forward_cls", node).__module__.startswith("noisette.")
+def per_example_gradients(
+    forward: ForwardPass,
+    parameters: Mapping[str, Tensor],
+    value_of: Callable[[str, ExampleGradients], Value],
+    *,
+    retain_graph: bool = False,
+) -> dict[str, Value]:
+    """What ``value_of`` computes from the name and the per-example gradients of each parameter, by name.
+
+    One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
+    arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
+    ``value_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
+    ``value_of`` returns them.
+
+    Args:
+        forward: the forward pass. Unless the graph is retained, its activations are freed as the pass goes: the uses
+            are taken out of its recording.
+        parameters: the trainable parameters by name.
+        value_of: gets the name of a parameter that the losses depend on, and the gradients of the b examples.
+        retain_graph: whether another backward pass will follow.
+
+    Raises:
+        MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
+        UncoveredError: the losses depend on a parameter otherwise than through the recorded forward pass.
+    """
+    if uncovered := forward.graph.uncovered:
+        raise UncoveredError(
+            f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
+            "Compute the loss by operations of torch on the model that it is given; parts in TorchScript are not "
+            "recorded. A penalty on weights belongs to the optimizer (weight_decay)."
+        )
+    uses = dict(enumerate(forward.recording.uses))
+    if not retain_graph:
+        forward.recording.uses.clear()
+    forms = _Forms(uses.values(), forward.recording.derived, parameters)
+    examples, values = Examples(len(forward.losses)), dict[str, Value]()
+
+    @torch.no_grad()
+    def visit(k: int, dy: Any) -> None:
+        for name, form in forms.completed_by(uses.pop(k).whole(), examples, dy):
+            values[name] = value_of(name, form)
+
+    if uses:
+        with user_hooks_disabled(parameters.values()):
+            visit_output_gradients(forward.losses, uses, forward.graph, visit, retain_graph=retain_graph)
+            with torch.no_grad():
+                for name, form in forms.completed_last():
+                    values[name] = value_of(name, form)
+    return values
+
+
+@contextmanager
+def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Within it no gradient hook of the user runs: such hooks see noised gradients only."""
+    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in held:
+            hooks.update(kept)
 
 
 def visit_output_gradients(
-    losses: Tensor,
-    cotangent: Tensor,
-    uses: Mapping[int, Use],
-    graph: LossGraph,
-    visit: Visitor,
-    *,
-    retain_graph: bool,
+    losses: Tensor, uses: Mapping[int, Use], graph: LossGraph, visit: Callable[[int, Any], None], *, retain_graph: bool
 ) -> None:
     """Call ``visit`` for each use that the losses depend on, as soon as its output's gradient is complete.
 
-    One backward pass over activations; no weight gradient is computed.
-
-    A gradient is dropped after its visit, so the gradients of two layers need no memory at the same time. ``visit`` may
-    remove its use from ``uses``.
+    One backward pass over activations; no weight gradient is computed. A gradient is dropped after its visit, so the
+    gradients of two layers need no memory at the same time.
 
     The pass ends at the lowest uses, those with no other use below them, and returns their gradients. It goes through
-    all others on its way, where a hook on their output node calls ``visit``.
+    all others on its way, where a hook on their output node calls ``visit``: of autograd, that is the only way to see a
+    gradient before the pass has ended.
 
     Args:
         losses: one value per example, shape (b,).
-        cotangent: the gradient of the losses, shape (b,).
-        uses: every recorded use, by number.
+        uses: every recorded use, by number; ``visit`` may remove the one that it is called for.
         graph: what the losses depend on.
-        visit: called with the number of a use and the gradient at its output.
+        visit: called with the number of a use and the gradient of the sum of the losses at its output, a tuple where it
+            has several outputs.
         retain_graph: whether another backward pass will follow.
     """
     targets: list[tuple[int, int | None, GradientEdge]] = []  # number of the use, output if it has several, edge
@@ -159,7 +209,7 @@ def visit_output_gradients(
         arriving = torch.autograd.grad(
             losses,
             [edge for _, _, edge in targets],
-            grad_outputs=cotangent,
+            grad_outputs=torch.ones_like(losses),
             allow_unused=True,
             retain_graph=retain_graph,
         )
@@ -176,15 +226,117 @@ def visit_output_gradients(
             visit(k, tuple(gradients))
 
 
-def _visit_on_arrival(visit: Visitor, k: int, output: int, gradients: Sequence[Tensor | None]) -> None:
+def _visit_on_arrival(
+    visit: Callable[[int, Any], None], k: int, output: int, gradients: Sequence[Tensor | None]
+) -> None:
     """A hook on the output node of use ``k``: ``gradients`` has one entry for each output of that node."""
     if (dy := gradients[output]) is not None:
         visit(k, dy)
 
 
+class _Forms:
+    """The gradients of each weight over its uses, until those of all uses have arrived."""
+
+    def __init__(
+        self, uses: Iterable[Use], derived: Mapping[int, DerivedWeight], parameters: Mapping[str, Tensor]
+    ) -> None:
+        self._derived = derived
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._uses = Counter([id(weight) for use in uses for weight in use.weights])
+        self._awaited = self._uses.copy()  # gradients that have not arrived yet
+        self._arrived: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}  # by ``id`` of the weight
+        # Parameters that other weights are derived from are completed last.
+        self._late = {id(p) for weight in derived.values() for p in weight.parents}
+        self._problems: list[str] = []
+
+    def completed_by(self, use: Use, examples: Examples, dy: Any) -> list[tuple[str, ExampleGradients]]:
+        """Apply the rules of a use to the gradient at its output; gives the parameters that waited for this use alone.
+
+        A parameter with two uses, such as a tied embedding, is complete when the second one has arrived: its gradient
+        is the sum of both, and so its norm is known only then.
+        """
+        use.check_unchanged()
+        found = match(use.operation, use.args, use.kwargs, use.weights)
+        for operand in found.operands:
+            try:
+                form = _form_of(operand, found, examples, dy, is_only_use=self._are_only_uses(operand))
+            except ValueError as error:
+                self._problems += [
+                    f"{self._name(weight)}, {operand.name} of {operation_name(use.operation)}: {error}"
+                    for weight in operand.weights
+                ]
+                continue
+            several = type(operand.value) in (list, tuple)  # then there is one form for each of its tensors
+            for item, of_item in zip(operand.value, form, strict=True) if several else ((operand.value, form),):
+                if any(item is weight for weight in operand.weights):
+                    self._arrived.setdefault(id(item), []).append((item, of_item))
+        completed: list[tuple[str, ExampleGradients]] = []
+        for weight in use.weights:
+            key = id(weight)
+            self._awaited[key] -= 1
+            if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
+                completed.append((self._names[key], add([form for _, form in self._arrived.pop(key)])))
+        return completed
+
+    def completed_last(self) -> list[tuple[str, ExampleGradients]]:
+        """What is left: parameters that other weights are derived from, or with uses that no loss reached.
+
+        Raises:
+            MissingRuleError: some uses have no rule.
+        """
+        if problems := list(dict.fromkeys(self._problems)):
+            listed = "\n  ".join(problems)
+            raise MissingRuleError(
+                f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
+                "Write the operation with others of torch, freeze the parameter, register a rule with noisette.rule, "
+                "or use an engine that needs none: noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
+            )
+        left = [pair for arrived in self._arrived.values() for pair in arrived]
+        return [(self._names[id(parameter)], form) for parameter, form in to_parameters(left, self._derived)]
+
+    def _are_only_uses(self, operand: OperandMatch) -> bool:
+        """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
+        keys = [id(weight) for weight in operand.weights]
+        return all(key in self._names and key not in self._late and self._uses[key] == 1 for key in keys)
+
+    def _name(self, weight: Tensor) -> str:
+        """The name of a weight in a message."""
+        if id(weight) in self._names:
+            return self._names[id(weight)]
+        parents = self._derived[id(weight)].parents
+        return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
+
+
+def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *, is_only_use: bool) -> Any:
+    """The gradients of one operand, from its rule: a form, or a list of forms for a list operand.
+
+    Raises:
+        ValueError: the operand has no rule, or the rule does not apply to this call.
+    """
+    if operand.rule is None:
+        raise ValueError("no rule")
+    if found.unknown:
+        raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
+    as_computed = AS_COMPUTED.get(operand.rule)
+    if is_only_use and as_computed is not None and as_computed(dy, found.arguments):
+        return operand.rule(examples, dy, **found.arguments)
+    # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
+    dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
+    arguments = {name: _cast(value, dtype) for name, value in found.arguments.items()}
+    return operand.rule(examples, _cast(dy, dtype), **arguments)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The value with its floating-point tensors in this dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype is not dtype and value.is_floating_point() else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
+
+
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
-_EXPANSIONS = (Tensor.expand, Tensor.expand_as, torch.broadcast_to)
 
 
 @dataclass(frozen=True)
@@ -282,8 +434,6 @@ def to_parameters(
         gradients: each tensor that was used, with its gradients; a tensor may occur several times.
         derived: how derived weights were computed, by their identity.
     """
-    if not derived:
-        return _add_by_tensor(gradients)
     direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
     views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
     pending = _add_by_tensor(gradients)
@@ -294,8 +444,8 @@ def to_parameters(
             direct.setdefault(id(tensor), (tensor, []))[1].append((Region.of(tensor), form))
             continue
         parent = weight.parents[0]
-        if isinstance(form, PerExampleRow) or len(weight.parents) > 1 or not _is_view(tensor, parent):
-            pending += _propagate(weight, form)
+        if len(weight.parents) > 1 or not _is_view(tensor, parent):
+            pending += _to_parents(weight, form)
         else:
             direct.setdefault(id(parent), (parent, []))
             views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
@@ -329,13 +479,10 @@ def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) 
     return Dense(Slices(parameter, slices).explicit())
 
 
-def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
+def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """Gradients of the tensors from which a derived weight was computed, from its own gradients."""
     if (derive := DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
         return found
-    if isinstance(form, PerExampleRow) and weight.operation in _EXPANSIONS and isinstance(weight.args[0], Tensor):
-        source = weight.args[0]
-        return [(source, _sum_expanded(source, form))]
     if terms := _terms(weight):
         return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
@@ -361,245 +508,3 @@ def _terms(weight: DerivedWeight) -> list[Tensor]:
     like = all(p.is_leaf and p.shape == weight.tensor.shape and p.dtype == weight.tensor.dtype for p in terms)
     negated = weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]
     return terms if like and not negated else []
-
-
-def _sum_expanded(source: Tensor, form: PerExampleRow) -> Dense:
-    """Gradients of a tensor that was expanded to the batch: row i summed over the other axes that were expanded."""
-    aligned = [1] * (form.rows.dim() - source.dim()) + list(source.shape)
-    del aligned[form.axis]  # in the rows, this axis is the first
-    rows = form.rows.sum_to_size(form.rows.shape[0], *aligned)
-    return Dense(rows.reshape(rows.shape[0], *source.shape))
-
-
-Take = Callable[[str, ExampleGradients], None]  # name of a parameter, its gradients
-
-
-@dataclass(frozen=True)
-class LocatedRecording:
-    """A forward pass, its losses, and what has been found out about the two."""
-
-    losses: Tensor  # (b,)
-    recording: Recording
-    graph: LossGraph  # what the losses depend on
-    examples: Sequence[Examples | None]  # for each use the batch axis of its output; None where there is none
-    repeat: Callable[[], LocatedRecording] | None = None  # the same forward pass anew, where that can be had
-
-
-@dataclass(frozen=True)
-class PerExampleGradients:
-    """The gradients of b examples, by name of the parameter.
-
-    ``forms`` is empty where only the norms were asked for.
-    """
-
-    forms: dict[str, ExampleGradients]
-    squared_norms: dict[str, Tensor]  # each (b,)
-
-    @classmethod
-    def dense(cls, gradients: Mapping[str, Tensor]) -> PerExampleGradients:
-        """Gradients that are written out, each (b, *parameter.shape)."""
-        forms: dict[str, ExampleGradients] = {name: Dense(gradient) for name, gradient in gradients.items()}
-        with torch.no_grad():
-            return cls(forms, {name: form.squared_norms() for name, form in forms.items()})
-
-
-class UncoveredError(PrivacyError):
-    """Parameters reach the losses otherwise than by operations that were recorded."""
-
-
-def per_example_gradients(
-    forward: LocatedRecording, parameters: Mapping[str, Tensor], *, keep: bool, retain_graph: bool = False
-) -> PerExampleGradients:
-    """The per-example gradients, from rules, of every parameter that the losses depend on.
-
-    One backward pass computes gradients of activations only; no weight gradient is computed in it. As the gradient at
-    each use's output arrives, the rules of the use turn it into per-example gradients, and the use is dropped.
-
-    Args:
-        forward: the forward pass. It keeps activations alive: drop your own reference to save memory.
-        parameters: the trainable parameters by name.
-        keep: whether the gradients are needed, or their squared norms alone.
-        retain_graph: whether another backward pass will follow.
-
-    Raises:
-        MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
-        PrivacyError: the losses depend on a parameter otherwise than through the recorded forward pass.
-    """
-    forms: dict[str, ExampleGradients] = {}
-    squared_norms: dict[str, Tensor] = {}
-
-    def take(name: str, form: ExampleGradients) -> None:
-        if keep:
-            forms[name] = form = compact(form)
-        squared_norms[name] = form.squared_norms()
-
-    held = [forward]
-    del forward
-    give_each(held.pop(), parameters, take, retain_graph=retain_graph)
-    return PerExampleGradients(forms, squared_norms)
-
-
-def give_each(
-    forward: LocatedRecording, parameters: Mapping[str, Tensor], take: Take, *, retain_graph: bool = False
-) -> None:
-    """Give the per-example gradients of one parameter after another, as they come by in one backward pass.
-
-    Arguments and errors are those of :func:`per_example_gradients`; ``take`` is called with a parameter's name and its
-    gradients, which need no memory afterwards unless it keeps them.
-    """
-    if uncovered := forward.graph.uncovered:
-        raise UncoveredError(
-            f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
-            "Compute the losses from a call of the module itself, with no penalty on its parameters added (weight "
-            "decay belongs to the optimizer). Parts in TorchScript are not recorded; "
-            "engine=noisette.engines.PerExampleLoop() needs no recording."
-        )
-    losses, graph = forward.losses, forward.graph
-    collector = GradientCollector(forward, parameters, take)
-    del forward  # from here on the collector alone holds the uses, and drops each one after its visit
-    if collector.uses:
-        with user_hooks_disabled(parameters.values()):
-            cotangent = torch.ones_like(losses)
-            visit_output_gradients(
-                losses, cotangent, collector.uses, graph, collector.receive, retain_graph=retain_graph
-            )
-            collector.finish()
-
-
-@contextmanager
-def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Within it no gradient hook of the user runs: such hooks see noised gradients only."""
-    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, kept in held:
-            hooks.update(kept)
-
-
-class GradientCollector:
-    """Collects the gradients of each parameter over its uses, and gives them away when the last one has arrived."""
-
-    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], take: Take) -> None:
-        recorded = forward.recording.uses
-        self.uses: dict[int, Use] = dict(enumerate(recorded))
-        self._take = take
-        self._derived = forward.recording.derived
-        self._examples = forward.examples
-        self._names = {id(p): name for name, p in parameters.items()}
-        self._problems: list[str] = []
-        # Gradients that have not arrived yet. A parameter that other weights are derived from is completed last.
-        self._awaited = Counter([id(weight) for use in recorded for weight in use.weights])
-        self._uses = self._awaited.copy()
-        self._late = {id(p) for weight in self._derived.values() for p in weight.parents} if self._derived else set()
-        self._arrived: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
-
-    @torch.no_grad()
-    def receive(self, k: int, dy: Any) -> None:
-        """Apply the rules of use ``k`` to the gradient at its output, and complete the parameters that waited for it.
-
-        A parameter with two uses, such as a tied embedding, is completed when the second one has arrived: its gradient
-        is the sum of both, and so its norm is known only then.
-        """
-        use, examples = self.uses.pop(k).whole(), self._examples[k]
-        use.check_unchanged()
-        found = match(use.operation, use.args, use.kwargs, use.weights)
-        for operand in found.operands:
-            try:
-                forms = _apply_rule(use, examples, dy, found, operand, self._are_only_uses(operand))
-                self._add(operand, forms, None if examples is None else examples.order)
-            except ValueError as error:
-                self._problems += [
-                    f"{self._name(weight)}, {operand.name} of {operation_name(use.operation)}: {error}"
-                    for weight in operand.weights
-                ]
-        for weight in use.weights:
-            key = id(weight)
-            self._awaited[key] -= 1
-            if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
-                forms = [form for _, form in self._arrived.pop(key)]
-                self._take(self._names[key], forms[0] if len(forms) == 1 else add(forms))
-
-    def _are_only_uses(self, operand: OperandMatch) -> bool:
-        """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
-        keys = [id(weight) for weight in operand.weights]
-        return all(key in self._names and key not in self._late and self._uses[key] == 1 for key in keys)
-
-    def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
-        """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
-
-        A list operand has one form for each of its tensors.
-        """
-        several = type(operand.value) in (list, tuple)
-        for item, form in zip(operand.value, forms, strict=True) if several else ((operand.value, forms),):
-            for weight in operand.weights:
-                if item is weight:
-                    self._arrived.setdefault(id(item), []).append(
-                        (item, form if order is None else placed(form, order.to(item.device)))
-                    )
-
-    def finish(self) -> None:
-        """Complete what is left: parameters that other weights are derived from, or with uses that no loss reached.
-
-        Raises:
-            MissingRuleError: some uses have no rule.
-        """
-        if problems := list(dict.fromkeys(self._problems)):
-            listed = "\n  ".join(problems)
-            raise MissingRuleError(
-                f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
-                "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
-                "with noisette.rule, or use an engine that needs none: noisette.engines.MultiLoss(), "
-                "noisette.engines.PerExampleLoop() (less memory) or noisette.engines.Vmap() (repeats the call, which "
-                "must not be random)."
-            )
-        if self._arrived:
-            left = [pair for arrived in self._arrived.values() for pair in arrived]
-            with torch.no_grad():
-                for parameter, form in to_parameters(left, self._derived):
-                    self._take(self._names[id(parameter)], form)
-
-    def _name(self, weight: Tensor) -> str:
-        """The name of a weight in a message."""
-        if id(weight) in self._names:
-            return self._names[id(weight)]
-        parents = self._derived[id(weight)].parents
-        return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
-
-
-def _apply_rule(
-    use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch, is_only_use: bool
-) -> Any:
-    """The gradients of one operand: a form, or a list of forms for a list operand.
-
-    Raises:
-        ValueError: the operand has no rule, or the rule does not apply to this call.
-    """
-    if operand.rule is None:
-        raise ValueError("no rule")
-    if examples is None:
-        raise ValueError("no axis of its output holds the examples one by one")
-    if found.unknown:
-        raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
-    # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
-    dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
-    as_computed = AS_COMPUTED.get(operand.rule)
-    if is_only_use and as_computed is not None and as_computed(examples, dy, found.arguments):
-        return operand.rule(examples, dy, **found.arguments)
-    dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
-    if operand.third_party:
-        from noisette.rules.rule_check import check_custom_rule
-
-        check_custom_rule(operand.rule, examples, dy, use, operand.name, found.arguments)
-    return operand.rule(examples, dy, **arguments)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """The value with its floating-point tensors in this dtype."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype is not dtype and value.is_floating_point() else value
-    if type(value) in (list, tuple):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 
 from noisette._internal import checks
-from noisette._internal.shown_facts import as_text
 from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
-from noisette.sampling.fetching import Fetch, Parts, Thread
-from noisette.sampling.loading import Records
-from noisette.sampling.microbatch_size import MicrobatchSize
 
 DENSEST = 1 / 16
 """From this rate on a word for each record takes less time than gaps."""
@@ -150,6 +147,71 @@ def drawn_records(size: int, key: SecretKey, *, purpose: str, step: int, width: 
     return np.concatenate(found) if found else np.arange(0)
 
 
+class OtherRankRanOut(torch.OutOfMemoryError):
+    """Memory ran out on another process, so nothing of this microbatch counts on any."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a data set: how many there are, and how some of them are fetched as one microbatch.
+
+    ``gather`` can be pickled if the data set can. It is all that a loading process gets.
+    """
+
+    size: int  # that batches are drawn from
+    gather: Callable[[np.ndarray], Any]  # indices of records -> one collated microbatch
+    buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
+    check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
+    own: range | None = None  # the records that this process holds, where every process holds others
+
+    def held(self, indices: np.ndarray) -> np.ndarray:
+        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
+
+        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
+        """
+        if self.own is None:
+            return indices
+        first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
+        return indices[first:end] - self.own.start
+
+
+class Fetch(Protocol):
+    """Hands out the microbatch that is asked for, and fetches those that will probably follow."""
+
+    def __call__(self, part: np.ndarray, plan: Callable[[], Iterator[np.ndarray]]) -> Any:
+        """The microbatch with these indices; the plan gives the parts from this one on."""
+        ...
+
+    def close(self) -> None:
+        """End the thread or the processes."""
+        ...
+
+
+class MicrobatchSize(Protocol):
+    """Chooses the size of the next microbatch from how the last ones went. It bounds memory and nothing else."""
+
+    @property
+    def now(self) -> int:
+        """The largest number of examples in the next microbatch."""
+        ...
+
+    def in_bucket(self, bucket: int) -> MicrobatchSize:
+        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
+        ...
+
+    def begin(self) -> None:
+        """A microbatch is about to be processed."""
+        ...
+
+    def end(self, examples: int) -> None:
+        """The microbatch, of so many examples, was added to the sum."""
+        ...
+
+    def halve(self, examples: int) -> bool:
+        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
+        ...
+
+
 class FixedSize:
     """The size that was given.
 
@@ -175,6 +237,13 @@ class FixedSize:
         return False
 
 
+def _nothing() -> None: ...
+
+
+def _none_later() -> Iterator[Batch]:
+    return iter(())
+
+
 @dataclass(repr=False)
 class Batch:
     """The examples of one step, possibly none, to be processed in microbatches that fit in memory.
@@ -185,14 +254,14 @@ class Batch:
     indices: np.ndarray
     records: Records
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
-    before_each: Callable[[], None] = lambda: None  # called at the start, and before each microbatch is read
-    before_use: Callable[[], None] = lambda: None  # called when a microbatch has been read
-    current: int | None = None  # number of examples in the microbatch that awaits its backward pass
-    bounded: int = 0  # number of examples that went through backward
-    size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
-    fetch: Fetch | None = None  # of the run; a thread of its own unless given
-    later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are paid for
+    fetch: Fetch
+    begin: Callable[[], None] = _nothing  # called before records are read
+    later: Callable[[], Iterator[Batch]] = _none_later  # the next batches, of steps that are accounted for
     expected: float | None = None  # the declared size of the whole batch, of all ranks
+    current: int | None = None  # number of examples in the microbatch that awaits its gradients
+    bounded: int = 0  # number of examples whose gradients were added
+    size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
+    is_blank: bool = False  # the microbatch that awaits its gradients holds no record of this process
 
     def __post_init__(self) -> None:
         self._buckets = np.zeros(len(self.indices), dtype=np.int64)  # of each example, ascending
@@ -203,7 +272,7 @@ class Batch:
 
     def __repr__(self) -> str:
         """What was declared: the drawn records and their number are secret, and notebooks are published."""
-        return as_text("Batch", {"expected size": "unknown" if self.expected is None else f"{self.expected:g}"})
+        return f"<Batch: expected size {'unknown' if self.expected is None else f'{self.expected:g}'}>"
 
     def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """The batch in microbatches of at most ``size`` examples, which only bounds memory: the sum is the same.
@@ -214,9 +283,9 @@ class Batch:
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
         free; it is kept for the next batches. Until it is settled, what was loaded ahead in another size is dropped.
-        Where memory runs out in ``run.backward``, nothing of the microbatch is counted and the same examples come again
-        in halves. Where it runs out in your own call of the model, catch the error and call ``microbatches("auto")``
-        again, which continues with half the size where it stopped.
+        Where memory runs out in ``run.accumulate``, nothing of the microbatch is counted and the same examples come
+        again in halves. Where it runs out in your own call of the model, catch the error and call
+        ``microbatches("auto")`` again, which continues with half the size where it stopped.
 
         Raises:
             TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
@@ -226,23 +295,20 @@ class Batch:
             raise ValueError(f'expected size to be a whole number or "auto", got size={size!r}')
         sizes = self.measured if isinstance(size, str) else FixedSize(size)
         start = 0
-        if self.current is not None:  # the loop was left before this microbatch's backward
+        if self.current is not None:  # the loop was left before this microbatch's gradients were added
             start = self.bounded
             self._size_and_end(sizes, start)[0].halve(self.current)
         self.check_bounded(start)
         if self.records.check_batch is not None:
             self.records.check_batch(self.indices)
-        self.before_each()
-        fetch = self.fetch or Fetch(Thread(self.records.gather))
+        self.begin()
         while start < len(self.indices):
             chosen, end = self._size_and_end(sizes, start)
-            microbatch = fetch(self.indices[start:end], partial(self._planned, sizes, start))
+            microbatch = self.fetch(self.indices[start:end], partial(self._planned, sizes, start))
             self.size = chosen
             chosen.begin()
             self.current = end - start
-            self.before_use()
             yield microbatch
-            self.before_each()
             if self.current is None and self.bounded == start:
                 continue  # memory ran out: the same examples again, fewer at once
             self.check_bounded(end)
@@ -250,13 +316,13 @@ class Batch:
             start = end
         self.current = None
 
-    def _planned(self, sizes: MicrobatchSize, start: int) -> Parts:
+    def _planned(self, sizes: MicrobatchSize, start: int) -> Iterator[np.ndarray]:
         """The microbatches that probably follow, from this place on: those of this batch and of later ones."""
         yield from self._parts(sizes, start)
         for batch in self.later():
             yield from batch._parts(sizes, 0)
 
-    def _parts(self, sizes: MicrobatchSize, start: int) -> Parts:
+    def _parts(self, sizes: MicrobatchSize, start: int) -> Iterator[np.ndarray]:
         while start < len(self.indices):
             _, end = self._size_and_end(sizes, start)
             yield self.indices[start:end]
@@ -270,8 +336,13 @@ class Batch:
         chosen = sizes.in_bucket(int(bucket))
         return chosen, min(start + chosen.now, int(np.searchsorted(self._buckets, bucket, side="right")))
 
+    def bounded_current(self) -> None:
+        """The gradients of the current microbatch were added."""
+        self.bounded += 0 if self.is_blank else self.current or 0
+        self.current = None
+
     def retry_smaller(self) -> bool:
-        """After memory ran out in a backward pass: yield the same examples again, fewer at once.
+        """After memory ran out in a microbatch: yield the same examples again, fewer at once.
 
         Returns:
             Whether that is possible: not so with a size that was given, nor for a single example.
@@ -282,14 +353,14 @@ class Batch:
         return True
 
     def check_bounded(self, expected: int) -> None:
-        """Check that so many examples of the batch went through backward until now.
+        """Check that the gradients of so many examples of the batch were added until now.
 
         Raises:
             PrivacyError: some were left out or processed twice.
         """
         if self.bounded != expected:
             raise PrivacyError(
-                f"{self.bounded} examples of this batch went through run.accumulate() or run.backward() where "
-                f"{expected} should have: each belongs to its step once. Call one of them once for each microbatch, "
-                "and microbatches() once for each batch"
+                f"{self.bounded} examples of this batch went through run.accumulate() where {expected} should have: "
+                "each belongs to its step once. Call it once for each microbatch, and microbatches() once for each "
+                "batch"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol, runtime_checkable
@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from noisette.core.backward import LocatedRecording, PerExampleGradients
-from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, weighted_sum_in_blocks
+from noisette.core.backward import ForwardPass
+from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, weighted_sum_in_blocks
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -95,9 +95,7 @@ class ClippedSum:
 class Engine(Protocol):
     """A way to compute the clipped sum of a vector of losses."""
 
-    def clipped_sum(
-        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         """Sum of factor times gradient over the examples.
 
         Guarantee: an example whose gradient norm is not finite contributes exactly nothing.
@@ -176,10 +174,33 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
 
 
-def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
-    """The clipped sum of per-example gradients; ``found.forms`` is used up."""
-    norms = group_norms(found.squared_norms, clipping.groups, losses)
-    return ClippedSum(_weighted_sums(found.forms, clipping, norms), norms)
+def clip_and_sum(forms: dict[str, ExampleGradients], losses: Tensor, clipping: Clipping) -> ClippedSum:
+    """The clipped sum of per-example gradients, by name of the parameter; the forms are taken out as they are summed.
+
+    Args:
+        forms: the gradients of b examples.
+        losses: one value per example, for shape and device.
+        clipping: the groups of parameters, and the factors for their norms.
+    """
+    with torch.no_grad():
+        squared = {name: form.squared_norms() for name, form in forms.items()}
+        norms = group_norms(squared, clipping.groups, losses)
+        weights = Weights.of(clipping, norms)
+        sums = {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
+    return ClippedSum(sums, norms)
+
+
+def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
+    """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
+    sums: Sums = {}
+    norms: list[Tensor] = []
+    for losses, gradients in parts:
+        forms: dict[str, ExampleGradients] = {name: Dense(gradient) for name, gradient in gradients.items()}
+        part = clip_and_sum(forms, losses, clipping)
+        norms.append(part.norms)
+        for name, total in part.sums.items():
+            sums[name] = sums[name].add_(total) if name in sums else total.double()
+    return ClippedSum(sums, torch.cat(norms, 1))
 
 
 @dataclass(frozen=True)
@@ -218,13 +239,6 @@ class Weights:
             row = row * (scale if self.kept is None else scale[self.kept]).to(row)
         total = weighted_sum_in_blocks(form, row, self.kept)
         return total if self.some is None else torch.where(self.some, total, 0)
-
-
-def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, norms: Tensor) -> Sums:
-    """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
-    with torch.no_grad():
-        weights = Weights.of(clipping, norms)
-        return {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
 
 
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -9,7 +9,7 @@ Axes: b example, t position within an example, o output feature, i input feature
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
 from typing import Any, Protocol
@@ -41,42 +41,29 @@ _LOST_SQUARES = 2**24
 
 @dataclass(frozen=True)
 class Examples:
-    """The number of examples, and the axis of the operation's output that holds them.
+    """The number of examples in a batch; they are on the first axis of every tensor that a rule is given.
 
-    A model may fold positions into that axis. With b = 2 examples (A, B) of 3 positions, an axis of length 6 holds
-
-    - A0 A1 A2 B0 B1 B2 if ``inner`` is false: the positions of one example are adjacent;
-    - A0 B0 A1 B1 A2 B2 if ``inner`` is true, as after flattening a (time, example, ...) tensor.
-
-    A model may also permute its examples, as packing by length does. ``order`` then holds the place of each example
-    along the axis, or -1 where it is not known; that example's gradient is zero there. Rules ignore it: the gradients
-    that they return are reordered afterwards.
+    An operation may have merged positions into that axis: with two examples A and B of three positions, an axis of
+    length 6 holds A0 A1 A2 B0 B1 B2.
     """
 
     count: int
-    axis: int = 0
-    inner: bool = False
-    order: Tensor | None = field(default=None, compare=False)
 
     def first(self, tensor: Tensor) -> Tensor:
-        """The tensor with axes (example, position, ...), whatever the model's own order of axes is.
+        """The tensor with axes (example, position, ...).
 
         Raises:
-            ValueError: that axis does not hold the examples.
+            ValueError: the first axis does not hold the examples.
         """
-        size = tensor.shape[self.axis] if tensor.dim() > self.axis else 0
+        size = tensor.shape[0] if tensor.dim() else 0
         if size == 0 or self.count == 0 or size % self.count:
-            place = "first axis" if self.axis == 0 else f"axis {self.axis}"
             raise ValueError(
-                f"the {place} of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
+                f"the first axis of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
             )
-        positions = size // self.count
-        if self.inner:
-            return tensor.unflatten(self.axis, (positions, self.count)).movedim((self.axis + 1, self.axis), (0, 1))
-        return tensor.unflatten(self.axis, (self.count, positions)).movedim((self.axis, self.axis + 1), (0, 1))
+        return tensor.unflatten(0, (self.count, size // self.count))
 
     def sequences(self, tensor: Tensor) -> Tensor:
-        """Axes (example, position, feature): all axes but the examples' and the last are flattened to positions."""
+        """Axes (example, position, feature): all axes between the first and the last are positions."""
         return self.first(tensor).reshape(self.count, -1, tensor.shape[-1])
 
 
@@ -138,32 +125,6 @@ class Dense:
 
     def select(self, examples: Tensor | slice) -> Dense:
         return Dense(self.gradients[examples])
-
-
-@dataclass(frozen=True)
-class PerExampleRow:
-    """G_i is zero but for ``rows[i]`` in row ``examples[i]``: for a tensor that has an axis of examples itself."""
-
-    rows: Tensor  # (b, ...), where ... are the tensor's other axes
-    examples: Tensor  # (b,): index of each example's row in the tensor
-    length: int  # number of rows of the tensor
-    axis: int = 0  # the tensor's axis of rows
-
-    def squared_norms(self) -> Tensor:
-        return sums_of_squares(self.rows)
-
-    def explicit(self) -> Tensor:
-        count = self.rows.shape[0]
-        full = self.rows.new_zeros(count, self.length, *self.rows.shape[1:])
-        full[torch.arange(count, device=full.device), self.examples] = self.rows
-        return full.movedim(1, self.axis + 1)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
-        return total.index_add_(0, self.examples, scale_rows(self.rows, weights)).movedim(0, self.axis)
-
-    def select(self, examples: Tensor | slice) -> PerExampleRow:
-        return PerExampleRow(self.rows[examples], self.examples[examples], self.length, self.axis)
 
 
 @dataclass(frozen=True)
@@ -286,41 +247,6 @@ class Total:
 
     def select(self, examples: Tensor | slice) -> Total:
         return Total(tuple(part.select(examples) for part in self.parts))
-
-
-@dataclass(frozen=True)
-class Scattered:
-    """Gradients of some of b examples; those of all others are zero."""
-
-    form: ExampleGradients  # of m examples
-    examples: Tensor  # (m,): their numbers
-    count: int  # b
-
-    def squared_norms(self) -> Tensor:
-        norms = self.form.squared_norms()
-        return norms.new_zeros(self.count).index_copy_(0, self.examples, norms)
-
-    def explicit(self) -> Tensor:
-        gradients = self.form.explicit()
-        return gradients.new_zeros(self.count, *gradients.shape[1:]).index_copy_(0, self.examples, gradients)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.form.weighted_sum(weights[self.examples])
-
-    def select(self, examples: Tensor | slice) -> Scattered:
-        place = torch.full((self.count,), -1, device=self.examples.device)
-        place[self.examples] = torch.arange(len(self.examples), device=place.device)
-        return _scattered(self.form, place[examples])
-
-
-def _scattered(form: ExampleGradients, order: Tensor) -> Scattered:
-    examples = (order >= 0).nonzero().flatten()
-    return Scattered(form.select(order[examples]), examples, len(order))
-
-
-def placed(form: ExampleGradients, order: Tensor) -> ExampleGradients:
-    """The gradients at these places, in their order; zero for an example whose place is -1, whatever is there."""
-    return form.select(order) if bool((order >= 0).all()) else _scattered(form, order)
 
 
 def examples_at_once(size: int, held: int) -> int:

@@ -1,15 +1,17 @@
-"""What the tape records: uses of parameters, weights derived from them, and calls of the root module."""
+"""What is recorded of a loss: uses of parameters, and weights derived from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+
+from noisette.core.buffers import ModelBuffers
+from noisette.core.loss import Loss, Microbatch
 
 Operation = Callable[..., Any]
 
@@ -29,6 +31,9 @@ class Use:
     dtype: torch.dtype  # of its first output
     upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
+
+    # Its arguments are computed again in the backward pass, for one pass alone.
+    is_recomputed: ClassVar[bool] = False
 
     def whole(self) -> Use:
         """The use with its arguments, also where they were not kept."""
@@ -60,41 +65,23 @@ class DerivedWeight:
 
 
 @dataclass(frozen=True)
-class Output:
-    """A tensor that the root module returned, and the edge at which its gradient arrives."""
+class LossCall:
+    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
 
-    tensor: Tensor
-    edge: GradientEdge
-    version: int  # of the tensor as it was returned
-
-
-@dataclass(frozen=True)
-class RootCall:
-    """One call of the root module, with what it takes to repeat it."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: Mapping[int, Output]  # by position among the returned tensors; those at which a gradient can arrive
+    loss: Loss
+    model: nn.Module
+    batch: Microbatch
+    buffers: ModelBuffers
     autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
-    silent: Callable[[], AbstractContextManager[None]]  # a context in which the tape records nothing
-    prefix: str = ""  # of the parameters' names in this module
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the tape recorded between two calls of :meth:`Tape.pop`."""
+    """What was recorded of a loss."""
 
-    uses: tuple[Use, ...]
+    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
-    calls: tuple[RootCall, ...]
-    hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
-    moves: tuple[Hashable, ...]  # the calls that may have moved examples along their axis; see ``reordering``
-
-    @property
-    def outputs(self) -> list[GradientEdge]:
-        """The edges of what the root module returned."""
-        return [output.edge for call in self.calls for output in call.outputs.values()]
+    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
 
 
 @dataclass
@@ -103,6 +90,3 @@ class Draft:
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
-    calls: list[RootCall] = field(default_factory=list)
-    hooks_before: int | None = None  # number of hooks that had been registered when the first call began
-    moves: list[Hashable] = field(default_factory=list)

@@ -20,8 +20,8 @@ Rewrite = Callable[..., Any]
 _RULES: dict[tuple[Operation, str], Rule] = {}
 _OPERANDS: dict[Operation, tuple[str, ...]] = {}
 _REWRITES: dict[Operation, Rewrite] = {}
-# Rules that take what the pass computed in half precision as it is, and for which arguments.
-AS_COMPUTED: dict[Rule, Callable[[Examples, Any, Mapping[str, Any]], bool]] = {}
+# Rules that take what the pass computed in half precision as it is, and for which ``dy`` and arguments.
+AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
 
 Run = Callable[..., Any]  # (operation, args, kwargs): runs and records an operation on physical tensors
 Leave = Callable[[Run, int, Operation, tuple[Any, ...], Mapping[str, Any]], Any]  # -> physical output
@@ -58,10 +58,11 @@ def derivation(*operations: Operation) -> Callable[[Derivation], Derivation]:
 def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Rule]:
     """Register the rule of one operand of these operations.
 
-    A rule is called as ``rule(examples, dy, ...)``: where the examples lie, the gradient that arrives at the
-    operation's output, and then the operation's own arguments under its own names. It returns the per-example
-    gradients of ``operand``, as a list in the same order where the operand is a list of tensors. Where the operation
-    returns several tensors, ``dy`` is a tuple with ``None`` for those no loss depends on.
+    A rule is called as ``rule(examples, dy, ...)``: how many examples there are, the gradient that arrives at the
+    operation's output, and then the operation's own arguments under its own names. ``dy`` and all data among the
+    arguments have the examples on their first axis. It returns the per-example gradients of ``operand``, as a list in
+    the same order where the operand is a list of tensors. Where the operation returns several tensors, ``dy`` is a
+    tuple with ``None`` for those no loss depends on.
 
     Raises:
         ValueError: the operand has a rule already, or the rule does not take it.
@@ -159,7 +160,6 @@ class OperandMatch:
     value: Any  # the argument: a weight, or a list or tuple with weights in it
     weights: tuple[Tensor, ...]
     rule: Rule | None
-    third_party: bool  # the rule was registered outside this package
 
 
 @dataclass(frozen=True)
@@ -182,16 +182,9 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     found = []
     for name, value in arguments.items():
         parts = value if type(value) in (list, tuple) else (value,)
-        held = []
-        for weight in weights:
-            for part in parts:
-                if part is weight:
-                    held.append(weight)
-                    break
+        held = [weight for weight in weights if any(part is weight for part in parts)]
         if held:
-            rule = _RULES.get((operation, name))
-            third_party = rule is not None and not getattr(rule, "__module__", "").startswith("noisette.")
-            found.append(OperandMatch(name, value, tuple(held), rule, third_party))
+            found.append(OperandMatch(name, value, tuple(held), _RULES.get((operation, name))))
     return Match(arguments, tuple([name for name in arguments if name not in names]), tuple(found))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,13 +15,9 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.core.keys import SecretKey
-from noisette.mechanisms.banded_factor import deviations_of
-from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
-from noisette.mechanisms.joint_sums import JointSums, window_of
-from noisette.mechanisms.window import Window
-from noisette.ranks import Alone, AnyRanks
-from noisette.ranks.shards import from_local, is_sharded
+from noisette.core.loss import Loss
+from noisette.core.noise import GaussianNoise
+from noisette.errors import PrivacyError, first_few
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,8 @@ class BoundedSum:
     """A sum over examples before noise, and its sensitivity.
 
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
-    norm. The sum is private data until a release has added noise to it.
+    norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. The sum is private data until a release has
+    added noise to it.
 
     Args:
         params: tensors whose ``.grad`` receives the noised sum.
@@ -60,15 +57,6 @@ class Stateful(Protocol):
         Raises:
             ValueError: a value is outside its domain.
         """
-        ...
-
-
-@runtime_checkable
-class PreparesBatch(Protocol):
-    """A bound that moves the weights before the first microbatch of a batch."""
-
-    def before_batch(self) -> None:
-        """Called before the first records of a batch are read."""
         ...
 
 
@@ -116,7 +104,19 @@ class GradientBound(Stateful, Protocol):
         """Called before any record is read."""
         ...
 
-    def accumulate(self, loss: Callable[..., Tensor], *batch: Any, public: Iterable[Tensor], **keywords: Any) -> None:
+    def begin_batch(self, still_to_come: float = 1.0) -> None:
+        """Called before the first records of a batch are read.
+
+        Args:
+            still_to_come: how many times the work so far is still to come, which decides what is worth compiling.
+        """
+        ...
+
+    def end_batch(self) -> list[str]:
+        """Called before the release: put back the buffers that were written since the batch began; their names."""
+        ...
+
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
 
         An error does not change the pending sums.
@@ -127,19 +127,8 @@ class GradientBound(Stateful, Protocol):
         """Add nothing, where the ranks of a sharded model take a microbatch together and this one has no example."""
         ...
 
-    def backward(self, losses: Tensor) -> None:
-        """Add the bounded gradients of these examples, one loss each, to the pending sums.
-
-        An error does not change the pending sums.
-        """
-        ...
-
     def pop_sums(self) -> list[BoundedSum]:
         """Return the pending sums, zeros without examples; nothing is pending afterwards."""
-        ...
-
-    def set_aside(self) -> AbstractContextManager[None]:
-        """A context in which nothing is pending; what was is there again afterwards."""
         ...
 
     def after_step(self) -> None:
@@ -151,48 +140,118 @@ class GradientBound(Stateful, Protocol):
         ...
 
 
+# A sum is released with the noise of a sensitivity that is larger by this part. Sums in single precision, added up in
+# blocks of 256 examples and then in double precision, move by less than a tenth of it more than they do in real
+# arithmetic, on any processor, for random examples and for those chosen to make rounding worst.
+ROUNDING = 2**-13
 # Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
 # zero, and the sum would be released as it is.
 _SMALLEST_STD = 1e-30
 _LARGEST_STD = 1e30
 
 
+class Processes(Protocol):
+    """The processes of a run, of which this is one."""
+
+    @property
+    def size(self) -> int:
+        """Their number."""
+        ...
+
+    def share(self, indices: np.ndarray) -> np.ndarray:
+        """The part of a batch that this process computes."""
+        ...
+
+    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
+        """A context that raises on all of them what one of them raises; what it gives must be equal on all."""
+        ...
+
+    def close(self) -> None:
+        """The others learn that this process takes part no longer."""
+        ...
+
+
+class NoisySums(Protocol):
+    """Adds up the sums of all processes, divides them, and adds noise."""
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        ...
+
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
+        """Replace each sum by (the sum over all processes) / divisor + noise.
+
+        Args:
+            sums: a name, the parameter or the tensor of this sum, and the sum, which is overwritten.
+            step: number of the step.
+            std: standard deviation of the noise, which is not divided.
+            divisor: of the sums.
+        """
+        ...
+
+    def deviation(self, step: int) -> float:
+        """The deviation of the noise of this step in units of ``std``; not 1 where it is correlated over steps."""
+        ...
+
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of a parameter in the form of this parameter, as for a shard."""
+        ...
+
+
+class OwnNoise:
+    """Independent noise of one process, whose sums are complete.
+
+    Args:
+        key: secret key of the noise.
+    """
+
+    size = 1
+
+    def __init__(self, key: SecretKey) -> None:
+        self._noise = GaussianNoise(key)
+
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
+        """Divide the sums and add noise, those of one type and device together."""
+        for group in {(g.dtype, g.device): None for _, _, g in sums}:
+            named = {name: g for name, _, g in sums if (g.dtype, g.device) == group}
+            self._noise.add_(named, step=step, std=std, divisor=divisor)
+
+    def deviation(self, step: int) -> float:
+        """Independent noise has the same deviation in each step."""
+        return 1.0
+
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient as it is."""
+        return gradient
+
+
 class GaussianRelease:
-    """Adds noise to bounded sums and writes the results to ``.grad``; a private run writes no other values there.
+    """Adds noise to bounded sums and writes the results to ``.grad``; nothing else in noisette writes there.
 
     Args:
         key: secret key of the noise.
         noise_multiplier: standard deviation of the noise in units of the sensitivity.
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
-        compiled: asked for the compiled noise, as by :class:`~noisette.mechanisms.gaussian_noise.GaussianNoise`.
-        ranks: the processes whose sums are added up before the noise, which all of them draw alike.
-        correlation: the coefficients by which the noise of a step takes back that of the steps before it, as of
-            :class:`~noisette.mechanisms.banded_noise.BandedNoise`; 1 alone is independent noise.
+        noise: draws with this key, where there are several processes, or noise that is compiled or correlated over
+            steps; independent noise of this process unless given.
 
     Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
-    s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``. The shares add up to one,
-    so in units of the noise one example changes all sums together by at most 1 / noise_multiplier. With a correlation
-    all calls together are the matrix mechanism of its C, in units of each call's noise.
+    s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``, with the bound raised by
+    :data:`ROUNDING`. The shares add up to one, so in units of the noise one example changes all sums together by at
+    most 1 / noise_multiplier. With noise that is correlated over steps all calls together are the matrix mechanism of
+    its factor C, in units of each call's noise.
     Source: Abadi et al. 2016, algorithm 1.
     """
 
     def __init__(
-        self,
-        key: SecretKey,
-        noise_multiplier: float,
-        expected_batch_size: float,
-        compiled: Source = never,
-        ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
-        correlation: Sequence[float] = (1.0,),
+        self, key: SecretKey, noise_multiplier: float, expected_batch_size: float, noise: NoisySums | None = None
     ) -> None:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
-        independent = GaussianNoise(key, compiled)
-        alone = tuple(correlation) == (1.0,)
-        self._joint = JointSums(independent if alone else BandedNoise(independent, correlation), ranks)
-        self._per_independent = np.ones(1) if alone else deviations_of(tuple(correlation))
-        self._steps = range(0)  # since the correlation began
+        self._noise: NoisySums = OwnNoise(key) if noise is None else noise
+        self._written: dict[int, Tensor | None] = {}  # what the last release left in ``.grad``, by id of the parameter
         # The deviation of the noise on each element of what the last release wrote, by id of its tensor.
         self.deviations: dict[int, float] = {}
 
@@ -200,6 +259,7 @@ class GaussianRelease:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
 
         The noise is added in place: the memory of the sums becomes that of the gradients, so no private value remains.
+        Gradient hooks of the user see the noised gradient, once.
 
         Args:
             sums: the bounded sums of this batch.
@@ -211,9 +271,33 @@ class GaussianRelease:
             ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares
                 do not add up to one, or two tensors have the same name, so they would get the same noise.
         """
-        shares = shares_of(sums)
-        stds = [self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)]
-        for std in stds:
+        stds = self._deviations_of(sums)
+        # Names of parameters do not start with a dot, so these cannot coincide with one.
+        named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
+        tensors = sum(len(part.params) for part in sums)
+        if len(set(named.values())) < tensors:
+            raise ValueError(
+                f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
+            )
+        deviation = self._noise.deviation(step)
+        self.deviations = {id(p): deviation * std for part, std in zip(sums, stds, strict=True) for p in part.params}
+        self._written = {}
+        for part, grads, std in zip(sums, _writable(sums, rounded=self._noise.size > 1), stds, strict=True):
+            to_noise = [(named[id(p)], p, g) for p, g in zip(part.params, grads, strict=True)]
+            self._noise.release(to_noise, step=step, std=std, divisor=self.expected_batch_size)
+            for p, g in zip(part.params, grads, strict=True):
+                gradient = self._noise.written(p, g.to(p.dtype))
+                if id(p) in names:
+                    gradient = _seen_by_hooks(p, gradient)
+                p.grad = gradient
+                _call_hooks_after(p)
+                self._written[id(p)] = p.grad
+
+    def _deviations_of(self, sums: Sequence[BoundedSum]) -> list[float]:
+        """The standard deviation of the noise on each sum, after the division by the expected batch size."""
+        stds = []
+        for part, share in zip(sums, shares_of(sums), strict=True):
+            std = self.noise_multiplier * part.bound * (1 + ROUNDING) / math.sqrt(share)
             if not 0 < std < math.inf:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
             if not _SMALLEST_STD < std / self.expected_batch_size < _LARGEST_STD:
@@ -222,49 +306,53 @@ class GaussianRelease:
                     f"{self.expected_batch_size:g} is out of range of single precision; multiply the losses and the "
                     "bound with a constant"
                 )
-        # Names of parameters do not start with a dot, so these cannot coincide with one.
-        named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
-        tensors = sum(len(part.params) for part in sums)
-        if len(set(named.values())) < tensors:
-            raise ValueError(
-                f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
-            )
-        self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
-        per_independent = float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
-        self.deviations = {
-            id(p): per_independent * std / self.expected_batch_size
-            for part, std in zip(sums, stds, strict=True)
-            for p in part.params
-        }
-        for part, grads, std in zip(sums, _writable(sums, rounded=self._joint.size > 1), stds, strict=True):
-            self._release(part, grads, named, std / self.expected_batch_size, step)
+            stds.append(std / self.expected_batch_size)
+        return stds
 
-    def _release(
-        self, bounded: BoundedSum, grads: Sequence[Tensor], names: Mapping[int, str], std: float, step: int
-    ) -> None:
-        """Write one noised sum to ``.grad``.
+    def check_no_others(self, parameters: Mapping[str, Tensor]) -> None:
+        """Check that ``.grad`` holds what the last release wrote, zeros, or nothing.
 
-        Args:
-            bounded: the sum.
-            grads: its tensors, to be overwritten.
-            names: the name of each of its tensors, by ``id``.
-            std: standard deviation of the noise, after the division by the expected batch size.
-            step: number of the step.
+        Raises:
+            PrivacyError: somebody else has computed a gradient, which the next step would take for a noised one.
         """
-        groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
-        parts: dict[tuple[torch.dtype, torch.device], dict[str, tuple[Tensor, Window]]] = {}
-        sharded = [is_sharded(p) for p in bounded.params]
-        for p, g, is_part in zip(bounded.params, grads, sharded, strict=True):
-            if is_part:
-                parts.setdefault((g.dtype, g.device), {})[names[id(p)]] = g, window_of(p)
-            else:
-                groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
-        for group in groups.values():
-            self._joint.release_(group, step=step, std=std, divisor=self.expected_batch_size)
-        for held in parts.values():  # added up over the ranks when they were formed
-            self._joint.release_parts_(held, step=step, std=std, divisor=self.expected_batch_size)
-        for p, g, is_part in zip(bounded.params, grads, sharded, strict=True):
-            p.grad = from_local(g.to(p.dtype), p) if is_part else g.to(p.dtype)
+        others = sorted(
+            name
+            for name, p in parameters.items()
+            if p.grad is not None and p.grad is not self._written.get(id(p)) and not _is_zero(p.grad)
+        )
+        if others:
+            raise PrivacyError(
+                f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
+                ".grad was set. Give the loss of one example to run.accumulate(loss, *batch) instead, and clear these "
+                "with optimizer.zero_grad()"
+            )
+
+
+def _is_zero(grad: Tensor) -> bool:
+    """Whether a gradient that the release did not write holds nothing."""
+    return grad.layout is torch.strided and not bool(grad.any())
+
+
+def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
+    """The noised gradient of a parameter after the user's gradient hooks.
+
+    A parameter that was frozen during the run gets none, so that no optimizer moves it.
+    """
+    if not p.requires_grad:
+        return None
+    hooks: Mapping[int, Any] = p._backward_hooks or {}
+    for hook in list(hooks.values()):
+        if (changed := hook(gradient)) is not None:
+            gradient = changed
+    return gradient
+
+
+def _call_hooks_after(p: Tensor) -> None:
+    """Call the hooks that the user has registered for when a gradient has arrived."""
+    after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
+    if p.grad is not None:
+        for hook in list(after.values()):
+            hook(p)
 
 
 def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]]:
@@ -321,7 +409,7 @@ def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
     return tuple(parts.items()) if len(parts) > 1 else ()
 
 
-def mark_of(sums: Sequence[BoundedSum]) -> float:
+def digest_of(sums: Sequence[BoundedSum]) -> float:
     """A number that differs, almost surely, where bounds, shares, names or the kinds of parameters of sums differ."""
     facts = [
         (part.name, part.bound, part.share, [(tuple(p.shape), str(p.dtype), p.requires_grad) for p in part.params])

@@ -9,8 +9,8 @@ Needs ``pip install noisette[lightning]``; modules of ``pytorch_lightning`` work
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from noisette._internal.checks import plain
 from noisette.accounting.sampling_plan import check_numbers
-from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps, value_of
+from noisette.errors import PrivacyError
+from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps
 from noisette.integrations.lightning_settings import module_of_lightning, problems_of_module
-from noisette.integrations.lightning_surroundings import no_logger
 
 _IN_CHECKPOINT = "private_run"
 _Module: Any = object  # the class of the user's module stands behind in the order of methods
@@ -49,8 +49,11 @@ def make_private(
     called with a batch of one record, for each record; what it logs is private and left out. An epoch is as many steps
     as give each record one expected turn.
 
+    With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
+    and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.
+
     Args:
-        module: a ``LightningModule`` with automatic optimization.
+        module: a ``LightningModule`` with one optimizer.
         public_size: declared number of training records. It is not computed from the data set.
         delta: probability with which epsilon may fail; below one over ``public_size``.
         max_grad_norm: the clipping norm of one example.
@@ -66,8 +69,10 @@ def make_private(
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of ``fit``
     together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
-    checkpoint), are not covered for the records of the validation loader. Not seen is what ``training_step`` prints, or
-    writes otherwise than by ``self.log``, ``self.logger`` and metrics of torchmetrics.
+    checkpoint), are not covered for the records of the validation loader. ``training_step`` is a loss as of
+    :meth:`noisette.PrivateRun.accumulate`: it keeps nothing between its calls, and what it prints, or writes otherwise
+    than by ``self.log`` and metrics of torchmetrics, is yours. With manual optimization the guarantee is that of
+    :mod:`noisette.integrations.boundary`: the criterion is yours as well.
 
     Raises:
         ValueError: a number is missing or outside its domain, or the module contradicts the guarantee; all problems
@@ -124,19 +129,42 @@ class PrivateHooks(_Module):
         return self._private_run.steps(self, super().train_dataloader)
 
     def on_train_start(self) -> None:
-        step = super().training_step
-        number = (0,) * (len(signature(step).parameters) > 1)
-        self._private_run.begin(self, partial(_loss_of_one, step, number, [*_transfer_hooks(self, super())]))
+        own = super().training_step
+        number = (0,) * (len(signature(own).parameters) > 1)  # of the batch
+
+        def step(rows: Any) -> Any:
+            return own(rows, *number)
+
+        self._private_run.begin(self, step, [*_transfer_hooks(self, super())])
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number."""
-        self._private_run.accumulate()
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number.
+
+        With manual optimization the module's own step gets the batch, and Lightning no loss.
+        """
+        if not self.automatic_optimization:
+            self._private_run.give_batch(self)
+            return None
+        self._private_run.accumulate(self)
         return torch.full((), math.nan, device=self.device)
 
-    def backward(self, loss: Tensor) -> None:
-        """Nothing is left to do: gradients were added up by ``training_step``."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """With manual optimization, what the module returns is behind a boundary that gradients do not pass."""
+        run = self._private_run
+        if run.boundary is None or run.is_called:
+            return super().__call__(*args, **kwargs)
+        run.is_called = True  # by the boundary
+        try:
+            return run.boundary.call(*args, **kwargs)
+        finally:
+            run.is_called = False
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do with automatic optimization: gradients were added up by ``training_step``."""
+        if not self.automatic_optimization:
+            super().backward(loss, *args, **kwargs)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -174,40 +202,46 @@ class PrivateHooks(_Module):
     # What a step may not do with private values
 
     @property
-    def _computes_loss(self) -> bool:
-        surroundings = self._private_run.surroundings
-        return surroundings is not None and surroundings.is_loss_computed
-
-    @property
     def logger(self) -> Any:
-        if self._computes_loss:
-            raise no_logger()
+        self._check_no_logger()
         return super().logger
 
     @property
     def loggers(self) -> Any:
-        if self._computes_loss:
-            raise no_logger()
+        self._check_no_logger()
         return super().loggers
 
-    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """As always; ``training_step`` may read the optimizers themselves, without Lightning's strategy."""
-        return super().optimizers(use_pl_optimizer=use_pl_optimizer and not self._computes_loss)
+    def _check_no_logger(self) -> None:
+        if self._private_run.computes_loss:
+            raise PrivacyError(
+                "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
+                "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
+            )
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""
-        if not self._computes_loss:
+        if not self._private_run.computes_loss:
             super().log(*args, **kwargs)
 
     def log_dict(self, *args: Any, **kwargs: Any) -> None:
         """Likewise."""
-        if not self._computes_loss:
+        if not self._private_run.computes_loss:
             super().log_dict(*args, **kwargs)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Likewise."""
-        if not self._computes_loss:
+        if not self._private_run.computes_loss:
             super().print(*args, **kwargs)
+
+    @property
+    def current_epoch(self) -> int:
+        self._private_run.read("current_epoch")
+        return super().current_epoch
+
+    @property
+    def global_step(self) -> int:
+        self._private_run.read("global_step")
+        return super().global_step
 
     # The numbers of steps are no batch that a hook of the user's could change
 
@@ -236,24 +270,6 @@ def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
 def _is_overridden(hook: str, data: Any) -> bool:
     base = next(base for base in type(data).__mro__ if base.__name__ == "LightningDataModule")
     return getattr(type(data), hook) is not getattr(base, hook)
-
-
-def _loss_of_one(
-    step: Any, number: tuple[int, ...], hooks: Sequence[Any], numbers_read: object, module: Any, rows: Any
-) -> Tensor:
-    """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one.
-
-    Args:
-        step: the user's ``training_step``.
-        number: that of the batch, if ``training_step`` takes it.
-        hooks: the user's hooks of transfer.
-        numbers_read: numbers of the trainer that were read so far: a captured step compares arguments.
-        module: the private module.
-        rows: the batch.
-    """
-    for hook in hooks:
-        rows = hook(rows, 0)
-    return value_of(step(rows, *number))
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.integrations import lightning_checkpoint
+from noisette.integrations.boundary import Boundary
 from noisette.integrations.lightning_settings import (
     problems_of_compilation,
     problems_of_loader,
     problems_of_trainer,
 )
-from noisette.integrations.lightning_surroundings import Surroundings
+from noisette.integrations.lightning_surroundings import muted_metrics
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
+
+_WHOLE = 2**31  # examples of a microbatch: the whole batch
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,10 @@ class LightningRun:
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
         self._declared_numbers: dict[str, float | None] = {}  # of the run
-        self.surroundings: Surroundings | None = None
+        self._read: set[str] = set()  # the numbers of the trainer that a loss has read
+        self.computes_loss = False  # whether private values are being computed
+        self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
+        self.is_called = False  # whether the boundary calls the module
 
     def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
         return self  # a copy of the module, as for averages of weights, is of the same run
@@ -138,12 +146,13 @@ class LightningRun:
             )
         self._saved = saved
 
-    def begin(self, module: Any, loss: Any) -> None:
+    def begin(self, module: Any, step: Callable[..., Any], hooks: Sequence[Callable[..., Any]]) -> None:
         """Start the run, or go on with that of the checkpoint, when module and optimizer are ready.
 
         Args:
             module: the private module.
-            loss: its own loss of one record, called as ``loss(module, record)``.
+            step: its own ``training_step``, of a batch.
+            hooks: the user's own, that change a batch on its way to the device.
 
         Raises:
             ValueError: lists what is wrong with the loader of the records.
@@ -157,24 +166,21 @@ class LightningRun:
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
         clip = PerExampleClip(module, max_grad_norm=self._declared.max_grad_norm)
+        if not module.automatic_optimization:
+            self.boundary = Boundary(clip, optimizer, mean=True)
+            for each in trainer.strategy._lightning_optimizers:
+                each.step = partial(_step, each)
         try:
-            if self._saved is None:
-                self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
-                run = self._new(clip, optimizer, trainer)
-            else:
-                self._ledger = self._declared.ledger or Path(self._saved["ledger"])
-                dataset, collate = self._loader.dataset, _collate(self._loader)
-                run = lightning_checkpoint.resumed(
-                    self._saved, self._ledger, clip, optimizer, dataset, collate, self._numbers(trainer)
-                )
+            run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
             raise
         self._run, self._saved, self._declared_numbers = run, None, self._numbers(trainer)
+        if self.boundary is not None:
+            self.boundary.begin(run)
         self._batches = run.batches(to=module.device)
-        self._loss, self._convert = loss, trainer.precision_plugin.convert_input
-        self.surroundings = Surroundings(module)
-        self._hook = optimizer.register_step_pre_hook(partial(self._after_release, module))
+        self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
+        self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
 
     def _numbers(self, trainer: Any) -> dict[str, float | None]:
         """What is declared, by the names that users know, for a later process to compare."""
@@ -189,8 +195,8 @@ class LightningRun:
             "max_grad_norm": declared.max_grad_norm,
         }
 
-    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
-        assert self._ledger is not None
+    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
+        self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
         return privatize(
             clip,
@@ -206,41 +212,80 @@ class LightningRun:
             collate_fn=_collate(self._loader),
         )
 
+    def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
+        assert self._saved is not None
+        self._ledger = self._declared.ledger or Path(self._saved["ledger"])
+        dataset, collate, (optimizer,) = self._loader.dataset, _collate(self._loader), trainer.optimizers
+        now = self._numbers(trainer)
+        return lightning_checkpoint.resumed(self._saved, self._ledger, clip, optimizer, dataset, collate, now)
+
     # A step
 
-    def accumulate(self) -> None:
+    def accumulate(self, module: Any) -> None:
         """Draw a batch and add up the clipped gradients of its records.
 
         Raises:
             PrivacyError: all steps are spent; and as by :meth:`noisette.PrivateRun.accumulate`.
         """
-        run, surroundings = self._run, self.surroundings
-        if run is None or surroundings is None:
-            raise PrivacyError("training_step of a private module is called by trainer.fit alone")
-        batch = next(self._batches, None)
-        if batch is None:
-            raise PrivacyError(
-                f"all {run.steps} steps of this run are spent, {run.steps_lost} of them lost in a crash: leave out "
-                "min_epochs and min_steps"
-            )
-        surroundings.enter()
+        run, batch = self._next()
         try:
             for rows in batch.microbatches(self._declared.microbatch_size):
-                loss = partial(self._loss, surroundings.trainer_of_loss.numbers_read())
-                with surroundings.loss():
+                # Numbers that a loss has read are given to it as well: a captured step is kept while they are the same.
+                numbers = tuple([getattr(module, name) for name in sorted(self._read)])
+                loss = partial(_loss_of_one, self._step, self._hooks, numbers)
+                with self._computing(module):
                     run.accumulate(loss, self._convert(rows))
         except BaseException:
             self.close()  # nothing of the batch stays in the module, which callbacks may save
             raise
 
-    def _after_release(self, module: Any, optimizer: Any, *_: object) -> None:
-        """A hook before the optimizer's step, after the run's own: gradients are noised by now."""
-        if self.surroundings is None or module.trainer is not self.surroundings.trainer_of_loss:
+    def give_batch(self, module: Any) -> None:
+        """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself.
+
+        Raises:
+            PrivacyError: all steps are spent; and as by :class:`.boundary.Boundary`.
+        """
+        assert self.boundary is not None
+        _, batch = self._next()
+        self.boundary.begin_batch(len(batch.indices))
+        if not len(batch.indices):  # the release is noise alone, and is made all the same
+            module.optimizers().step()
             return
-        self.surroundings.leave()
-        for callback in module.trainer.callbacks:
-            callback.on_before_optimizer_step(module.trainer, module, optimizer)
-        module.on_before_optimizer_step(optimizer)
+        rows = self._convert(next(batch.microbatches(_WHOLE)))
+        for hook in self._hooks:
+            rows = hook(rows, 0)
+        try:
+            with self._computing(module):
+                self._step(rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def _next(self) -> tuple[PrivateRun, Batch]:
+        if self._run is None:
+            raise PrivacyError("training_step of a private module is called by trainer.fit alone")
+        batch = next(self._batches, None)
+        if batch is None:
+            raise PrivacyError(
+                f"all {self._run.steps} steps of this run are spent, {self._run.steps_lost} of them lost in a crash: "
+                "leave out min_epochs and min_steps"
+            )
+        return self._run, batch
+
+    @contextmanager
+    def _computing(self, module: Any) -> Iterator[None]:
+        """Within it the values that are computed are private: nothing is logged."""
+        self.computes_loss = True
+        try:
+            with muted_metrics(module):
+                yield
+        finally:
+            self.computes_loss = False
+
+    def read(self, name: str) -> None:
+        """A loss has read this number of the trainer."""
+        if self.computes_loss:
+            self._read.add(name)
 
     def epsilon(self) -> float:
         """What is spent so far, by everything in the ledger."""
@@ -280,12 +325,32 @@ class LightningRun:
         finally:
             lightning_checkpoint.forget_records(run)
             self._hook.remove()
-            try:
-                run.close()  # it puts the module back to what it was when a batch was begun, stand-ins and all
-            finally:
-                if self.surroundings is not None:
-                    self.surroundings.leave()
-                self._run, self.surroundings, self._batches = None, None, iter(())
+            run.close()
+            self._run, self._batches = None, iter(())
+            if self.boundary is not None:
+                self.boundary.close()
+                self.boundary = None
+
+
+def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object, module: Any, rows: Any) -> Tensor:
+    """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one."""
+    for hook in hooks:
+        rows = hook(rows, 0)
+    return value_of(step(rows))
+
+
+def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+    """The step of an optimizer of Lightning's, which otherwise gives the optimizer a closure, also without one."""
+    optimizer._on_before_step()
+    optimizer.optimizer.step(*(() if closure is None else (closure,)))
+    optimizer._on_after_step()
+
+
+def _after_release(module: Any, optimizer: Any, *_: object) -> None:
+    """A hook before the optimizer's step, after the run's own: gradients are noised by now."""
+    for callback in module.trainer.callbacks:
+        callback.on_before_optimizer_step(module.trainer, module, optimizer)
+    module.on_before_optimizer_step(optimizer)
 
 
 def _last_step(trainer: Any) -> int:

@@ -36,8 +36,6 @@ def problems_of_module(module: Any) -> Iterator[str]:
     if lightning is None:
         yield f"expected a LightningModule, got a {type(module).__name__}"
         return
-    if not module.automatic_optimization:
-        yield "automatic_optimization=False: the private step calls the optimizer; leave automatic optimization on"
     for hook in ("training_step", "configure_optimizers"):
         if getattr(type(module), hook, None) is getattr(lightning, hook):
             yield f"{type(module).__name__} has no {hook}"

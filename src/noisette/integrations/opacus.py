@@ -1,4 +1,4 @@
-"""Loops written for Opacus: the same ``PrivacyEngine``, with examples that are separate by construction.
+"""Loops written for Opacus: the same ``PrivacyEngine``, with records that the model computes apart by construction.
 
 Opacus itself is not needed. The loop stays as it is, except for one number to declare::
 
@@ -16,15 +16,13 @@ Opacus itself is not needed. The loop stays as it is, except for one number to d
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
@@ -33,9 +31,7 @@ from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
-from noisette.gradients.existing_tensors import existing_tensors
-from noisette.integrations.deferred import Deferred, Trace, plain
-from noisette.integrations.loss_of_one import LengthCheck, LossOfOne
+from noisette.integrations.boundary import Boundary
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -45,6 +41,7 @@ _CLIPPING: dict[str, Callable[[float], Any]] = {
     "per_layer": PerLayerClipping,
     "automatic": AutomaticClipping,
 }
+_REDUCTIONS = ("mean", "sum")
 _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
 _WHOLE = 2**31  # examples of a microbatch: the whole batch
 
@@ -52,12 +49,13 @@ _WHOLE = 2**31  # examples of a microbatch: the whole batch
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    What PyTorch computes from the tensors of a batch, in front of the model and behind it, is computed again for each
-    example alone when ``loss.backward()`` is called, so it cannot couple examples, and every model that
-    :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that the loop reads, such as ``loss.item()``, are
-    private: the guarantee does not cover what you print. A loss that such a number enters is refused, as far as it can
-    be followed: not through ``float``, ``math``, ``if`` and Python's own loops. A tensor that was made after the first
-    batch otherwise than from the present one is refused.
+    The model is vectorised over the rows of its arguments when it is called in training mode, and the gradient that
+    ``loss.backward()`` brings to its outputs is turned into clipped gradients of single records. A batch may be taken
+    in pieces; a model that cannot be vectorised is called for one record after the other, with a warning.
+
+    As with Opacus, the criterion is yours: the loss is a mean or a sum over rows, in which each record's term depends
+    on its own row of the outputs alone. So is what the loop computes from a batch in front of the model, and what it
+    prints.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -103,8 +101,8 @@ class PrivacyEngine:
             noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``.
             max_grad_norm: the clipping norm of one example.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
-            batch_first, loss_reduction, poisson_sampling, noise_generator: as in Opacus; values that would not be
-                private are refused.
+            loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
+            batch_first, poisson_sampling, noise_generator: as in Opacus; values that would not be private are refused.
             clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
             grad_sample_mode: accepted; gradients are the same in each mode.
 
@@ -116,18 +114,23 @@ class PrivacyEngine:
         """
         _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        run = privatize(
-            clip,
-            optimizer,
-            data_loader.dataset,
-            expected_batch_size=data_loader.batch_size or 1,
-            public_size=public_size,
-            steps=_MOST_STEPS,
-            noise_multiplier=noise_multiplier,
-            ledger=self._ledger,
-            collate_fn=data_loader.collate_fn,
-        )
-        return self._parts(run, optimizer)
+        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        try:
+            run = privatize(
+                clip,
+                optimizer,
+                data_loader.dataset,
+                expected_batch_size=data_loader.batch_size or 1,
+                public_size=public_size,
+                steps=_MOST_STEPS,
+                noise_multiplier=noise_multiplier,
+                ledger=self._ledger,
+                collate_fn=data_loader.collate_fn,
+            )
+        except BaseException:
+            boundary.close()
+            raise
+        return self._parts(run, optimizer, boundary)
 
     def make_private_with_epsilon(
         self,
@@ -160,20 +163,25 @@ class PrivacyEngine:
         """
         _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        run = privatize(
-            clip,
-            optimizer,
-            data_loader.dataset,
-            expected_batch_size=data_loader.batch_size or 1,
-            public_size=public_size,
-            epochs=epochs,
-            epsilon=target_epsilon,
-            delta=target_delta,
-            accountant=self._accountant,
-            ledger=self._ledger,
-            collate_fn=data_loader.collate_fn,
-        )
-        return self._parts(run, optimizer)
+        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        try:
+            run = privatize(
+                clip,
+                optimizer,
+                data_loader.dataset,
+                expected_batch_size=data_loader.batch_size or 1,
+                public_size=public_size,
+                epochs=epochs,
+                epsilon=target_epsilon,
+                delta=target_delta,
+                accountant=self._accountant,
+                ledger=self._ledger,
+                collate_fn=data_loader.collate_fn,
+            )
+        except BaseException:
+            boundary.close()
+            raise
+        return self._parts(run, optimizer, boundary)
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far.
@@ -185,74 +193,40 @@ class PrivacyEngine:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
         return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
 
-    def _parts(self, run: PrivateRun, optimizer: Optimizer) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+    def _parts(
+        self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary
+    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
         self._run = run
-        loader = PoissonLoader(run, optimizer)
-        return PrivateModule(run, loader), optimizer, loader
+        boundary.begin(run)
+        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
 
 class PrivateModule(nn.Module):
-    """The model of a private loop; its outputs remember how they were computed.
+    """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
 
-    In ``eval`` mode, and under ``torch.no_grad``, it is the model itself.
+    Tensors among the arguments have a row for each record, and those that are returned have the records on their first
+    axis; a number that the model computes for a record, such as its loss, comes back as the mean over the rows, or with
+    ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the
+    model itself.
     """
 
-    def __init__(self, run: PrivateRun, loader: PoissonLoader) -> None:
+    def __init__(self, module: nn.Module, boundary: Boundary) -> None:
         super().__init__()
-        self._module = run.bound.model
-        self._run = [run]
-        self._loader = loader
-        loader.on_backward = self._backward
-        self._check_lengths = LengthCheck()
+        self._module = module
+        self._boundary = boundary
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.training or not torch.is_grad_enabled():
-            return self._module(*args, **kwargs)
-        with torch.no_grad():
-            output = self._module(*tree_map(plain, args), **tree_map(plain, kwargs))
-        return self._loader.trace.called(None, args, kwargs, output)
-
-    def _backward(self, loss: Deferred) -> None:
-        """Add the clipped gradients of the current batch.
-
-        Raises:
-            PrivacyError: the loss may depend on other examples than each one's own in a way that cannot be undone.
-        """
-        of_one = LossOfOne(loss, self._loader.is_older)
-        if not of_one.rows:
-            raise PrivacyError("the loss has no tensor with one row per example of the batch that the loader gave")
-        if loss.recorded_in.count_was_read:
-            self._check_lengths(loss.recorded_in.count, of_one.numbers)
-        try:
-            self._run[0].accumulate(of_one, *of_one.rows)
-        except IndexError as error:
-            raise PrivacyError(
-                "the loss takes other examples of the batch by their position, as by x[order], and each example's loss "
-                "is computed from it alone; draw pairs in the data set, or leave this out"
-            ) from error
+        return self._boundary.call(*args, **kwargs)
 
 
 class PoissonLoader:
-    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in.
+    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in."""
 
-    Attributes:
-        trace: of the present batch.
-        on_backward: what ``loss.backward()`` does.
-    """
-
-    on_backward: Callable[[Deferred], None]
-
-    def __init__(self, run: PrivateRun, optimizer: Optimizer) -> None:
+    def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary) -> None:
         self._batches = run.batches()
         self._optimizer = optimizer
+        self._boundary = boundary
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
-        self.trace = Trace(0, lambda loss: self.on_backward(loss))
-        self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing_tensors()}
-
-    def is_older(self, tensor: Tensor) -> bool:
-        """Whether a tensor was there before the first batch, as the weights of classes are."""
-        reference = self._existing.get(id(tensor))
-        return reference is not None and reference() is tensor
 
     def __len__(self) -> int:
         """The steps of a pass."""
@@ -263,14 +237,12 @@ class PoissonLoader:
             batch = next(self._batches, None)
             if batch is None:
                 return
+            self._boundary.begin_batch(len(batch.indices))
             if not len(batch.indices):  # the release is noise alone, and is made all the same
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            given = next(batch.microbatches(_WHOLE))
-            self.trace.close()
-            self.trace = Trace(len(batch.indices), self.on_backward)
-            yield self.trace.of_batch(given)
+            yield next(batch.microbatches(_WHOLE))
 
 
 def _check(
@@ -292,7 +264,7 @@ def _check(
         for wrong, said in (
             (public_size is None, "declare public_size=, the number of records: the length of the data set is private"),
             (not batch_first, "batch_first=False: put the examples on the first axis"),
-            (loss_reduction != "mean", f'loss_reduction={loss_reduction!r}: use the mean, loss_reduction="mean"'),
+            (loss_reduction not in _REDUCTIONS, f"loss_reduction={loss_reduction!r}: use {' or '.join(_REDUCTIONS)}"),
             (not poisson_sampling, "poisson_sampling=False: no price is known for shuffled batches; leave it out"),
             (noise_generator is not None, "noise_generator: noise comes from a secure source; leave it out"),
             (clipping not in _CLIPPING, f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}"),

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.auto import modeling_auto
 
 from noisette.sampling.buckets import PaddedBuckets
+from noisette.sampling.collation import row_of
+from noisette.sampling.loading import record
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out
@@ -67,12 +69,20 @@ class CollatedRecords:
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        made = self._collate([self._records[int(index)]])
-        one = {name: torch.as_tensor(value)[0] for name, value in made.items()}
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        made = self._collate([record(self._records, int(index))])
+        one = row_of({name: _as_tensor(value) for name, value in made.items()})
         if "input_ids" in one and "attention_mask" not in one:  # so that padding is left out
             one["attention_mask"] = torch.ones_like(one["input_ids"])
         return one
+
+
+def _as_tensor(value: Any) -> Any:
+    """Lists of numbers as a tensor; any other value as it is."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # such as texts, which nobody may read
+        return value
 
 
 def bucketed(

@@ -46,8 +46,9 @@ class PrivateTrainer(Trainer):
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of
     ``train`` together are (epsilon, delta)-differentially private. Evaluation, and choices made by it
-    (``load_best_model_at_end``, ``reduce_lr_on_plateau``), are not covered for the records of ``eval_dataset``. Not
-    seen is what ``compute_loss`` prints, or writes otherwise than by ``self.log``.
+    (``load_best_model_at_end``, ``reduce_lr_on_plateau``), are not covered for the records of ``eval_dataset``.
+    ``compute_loss`` is a loss as of :meth:`noisette.PrivateRun.accumulate`: it keeps nothing between its calls, and
+    what it prints, or writes otherwise than by ``self.log``, is yours.
     """
 
     args: PrivateTrainingArguments

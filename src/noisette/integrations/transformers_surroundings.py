@@ -1,9 +1,4 @@
-"""What ``compute_loss`` of a ``PrivateTrainer`` finds around it while it computes the loss of one record.
-
-The values that it computes are private: nothing of them may reach a log, or the loss of another record. Where Python
-code keeps values from call to call, a run looks for what has changed, through the functions that it is given. So the
-user's own ``compute_loss`` is among the arguments of the loss, with all that it can reach.
-"""
+"""What ``compute_loss`` of a ``PrivateTrainer`` finds around it while it computes the loss of one record."""
 
 from __future__ import annotations
 
@@ -19,45 +14,26 @@ from noisette.errors import PrivacyError
 _NUMBERS = (bool, int, float, str, type(None))
 
 
-class StateOfLoss:
-    """Stands in for the trainer's state: its numbers alone can be read, and nothing is set.
-
-    A captured step is used only while what Python code has read is the same, and the state changes in every step. So
-    the numbers are taken down where they are read, and no other change counts.
-
-    Args:
-        state: the state of the trainer.
-    """
-
-    _state: Any
-    _read: set[str]
+class _State:
+    """The trainer's state while losses are computed: it takes down what is read of it."""
 
     def __init__(self, state: Any) -> None:
-        vars(self).update(_state=state, _read=set())
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise PrivacyError(
-            f"compute_loss sets state.{name}, where one record could leave something for the next or for a checkpoint: "
-            "set it in a callback, and compute everything in each call anew"
-        )
+        self._state = state
+        self._read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._state, name)
-        if not isinstance(value, _NUMBERS):
-            raise PrivacyError(
-                f"compute_loss reads state.{name}, where one record could leave something for the next or for a "
-                "checkpoint: keep what the loss needs in an attribute of the trainer, and set that in a callback"
-            )
         self._read.add(name)
-        return value
+        return getattr(self._state, name)
 
-    def numbers_read(self) -> tuple[tuple[str, Any], ...]:
-        """Names and present values of the numbers that were read so far."""
-        return tuple((name, getattr(self._state, name)) for name in sorted(self._read))
+    def numbers_read(self) -> list[Any]:
+        return [getattr(self._state, name) for name in sorted(self._read)]
 
 
 class Surroundings:
-    """The stand-ins of a training. They are the same objects in each step, as a captured step expects.
+    """Tells when losses are computed, which is when nothing is logged, and what they may read of their trainer.
+
+    A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its arguments,
+    and those of its state that were read, are given to the loss as well.
 
     Args:
         trainer: whose losses are computed.
@@ -65,29 +41,24 @@ class Surroundings:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._state_of_loss = StateOfLoss(trainer.state)
+        self._state_of_loss = _State(trainer.state)
         self.is_loss_computed = False
 
     @contextmanager
     def loss(self) -> Iterator[Any]:
-        """Within it losses are computed by the function that it gives: nothing is logged, and the state is fixed."""
+        """Within it losses are computed by the function that it gives."""
         trainer, state = self._trainer, self._trainer.state
+        values = [*vars(trainer).values(), *vars(trainer.args).values(), *self._state_of_loss.numbers_read()]
+        numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
         trainer.state, self.is_loss_computed = self._state_of_loss, True
-        reached = trainer.compute_loss_func, vars(trainer.args), self._state_of_loss.numbers_read()
         try:
-            yield partial(_loss_of_one, trainer.compute_loss, reached)
+            yield partial(_loss_of_one, trainer.compute_loss, numbers)
         finally:
             trainer.state, self.is_loss_computed = state, False
 
 
-def _loss_of_one(compute_loss: Any, reached: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """The loss of one record.
-
-    Args:
-        compute_loss: of the trainer, which may be overridden.
-        reached: what else it may read, for the run to follow.
-        model: of the trainer.
-        inputs: the record.
 
     Raises:
         PrivacyError: there is none: whether a record takes part would depend on the record.

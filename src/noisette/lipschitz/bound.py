@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
-from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.core.backward import user_hooks_disabled
+from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import Accumulator, ClippingRule
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.one_by_one import shared_numbers_refused
+from noisette.core.outside import OutsideTensors
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import Loss, Microbatch, vectorized_losses
+from noisette.core.vmap import vectorized_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.outside_watch import OutsideWatch
 from noisette.lipschitz import NormBound, propagation
-from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, made, record_call
-from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
+from noisette.lipschitz.loss_watch import LossWatch
+from noisette.lipschitz.model_call import ModelCall, gradient_at_scores, recorded_calls
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
-from noisette.lipschitz.through_scores import check_only_through_scores
-from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
+from noisette.lipschitz.weight_fingerprint import weight_fingerprint
+from noisette.lipschitz.worst_case import check_stated_bounds
 from noisette.ranks.shards import is_sharded
 from noisette.ranks.wrappers import Unwrapped
 
@@ -59,14 +59,13 @@ class LipschitzBound:
     """Derives the sensitivity of each parameter from the Lipschitz constants of the layers, the input and the loss.
 
     Only the gradient with respect to the scores is clipped, a vector as short as the scores, so a step takes as long as
-    one without privacy. The weights are projected back onto their sets after each step. Hooks on the model prepare and
-    record each call; ``close()`` removes them. Where the user has hooks on the model too, the gradient is that of a
-    second call without them.
+    one without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the
+    model between calls of :meth:`accumulate`.
 
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
             of the first layer that trains.
-        loss: a loss of ``noisette.nn.lipschitz``; gradients of the losses passed to ``backward`` are scaled down to its
+        loss: a loss of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its
             Lipschitz constant.
         input_shape: shape of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
@@ -75,13 +74,14 @@ class LipschitzBound:
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
-    provided that the bounds stated by the user's own modules hold and, for :meth:`backward`, that no operation of the
-    model mixes examples (the preflight checks this).
+    provided that the bounds stated by the user's own modules hold. A short search for an example that exceeds them is
+    made here.
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
         ValueError: a number is outside its domain, or the model has no trainable parameter.
-        PrivacyError: a module with trainable parameters has no bound, or no module bounds a trainable parameter.
+        PrivacyError: a module with trainable parameters has no bound, no module bounds a trainable parameter, or an
+            example was found that exceeds the bounds that a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -117,15 +117,15 @@ class LipschitzBound:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-        self._projected: WeightFingerprint | None = None
+        self._projected: tuple[object, ...] | None = None  # the fingerprint of the weights after their projection
         self._pending = Accumulator()
         self._outside = OutsideTensors()
-        self._call: ModelCall | None = None  # the last one that no backward has used
-        self._random: RandomState | None = None  # before the call in progress, if hooks of the user run in it
+        self._buffers = ModelBuffers(model)
+        self._was_called = False  # a loss, so that it is known whether it draws numbers that its examples would share
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
         self.allocation.parts(self.sensitivities(), self._parameters)
-        self._handles = ModelHooks(self).register(model)
+        check_stated_bounds(model, self.input.shape, self.score_gradient_bound(), self.sensitivities())
 
     @property
     def logit_clipping(self) -> ClippingRule | None:
@@ -174,100 +174,91 @@ class LipschitzBound:
             g = g_input
         return bounds[::-1]
 
-    def accumulate_nothing(self) -> None:
-        """Nothing is exchanged in a microbatch of a model that is not sharded."""
-
-    def backward(self, losses: Tensor) -> None:
-        """Add the gradients of these examples to the pending sums.
-
-        Args:
-            losses: one value per example, shape (b,), computed only from the scores of the model's last call.
-
-        Raises:
-            PrivacyError: the losses are a scalar or another tensor that is not one value per example, a loss depends on
-                another example's scores, or the losses depend on a weight other than through the scores; or the bounds
-                have grown since the first microbatch.
-        """
-        call, self._call = self._call, None
-        check_one_per_example(losses)
-        if losses.shape[0] == 0:
-            return
-        call = made(call, "the model itself, with gradients enabled, before each backward")
-        if call.vectorized_axis is not None or losses.shape[0] != call.examples:
-            raise PrivacyError(
-                f"there are {losses.shape[0]} losses for {call.examples} rows of scores, but the bounds are those of "
-                "examples with one row and one loss each. Give one loss for each row"
-            )
-        self._refuse_changed_weights()
-        check_only_through_scores(losses, call.scores, self._parameters)
-        check_independent(losses, [call.scores], one_row_each=True)
-        self._add_gradients(losses, call)
-
     def before_first_batch(self) -> None:
-        """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
+        """Remember which tensors exist, so that a loss uses no other from outside."""
         self._outside.before_first_batch()
 
-    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **named: Any) -> None:
-        """Add the gradients of these examples to the pending sums, from the loss of one example.
-
-        The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one.
+    def begin_batch(self, still_to_come: float = 1.0) -> None:
+        """Project weights that were loaded or changed since the last step, and remember the buffers.
 
         Args:
-            loss: called with the model and the arguments of one example, whose tensors have a batch axis of length 1;
-                returns a scalar, or a vector of one, computed from the scores of its last call of the model.
-            batch: tensors whose first axis holds the examples, also in lists and dictionaries; anything else is passed
-                to every call as it is.
-            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
-            named: named arguments of the loss, as ``batch``.
-
-        Raises:
-            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one number,
-                does not depend on the scores of an example, or depends on a weight other than through them; or the
-                bounds have grown since the first microbatch.
+            still_to_come: how many times the work so far is still to come; nothing is compiled here.
         """
         self._project_if_changed()
-        self._call = None
-        microbatch = Microbatch(batch, named)
+        self._buffers.begin_batch()
+
+    def end_batch(self) -> list[str]:
+        """Put back the buffers that were written since the batch began; give their names."""
+        return self._buffers.end_batch()
+
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
+        """Add the gradients of these examples to the pending sums, from the loss of one example.
+
+        The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one. Hooks that are
+        registered on the model do not run, because the bounds are about its modules alone.
+
+        Args:
+            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
+                axis of length 1; returns a tensor with one value, computed from the scores of its last call of the
+                model. See :class:`noisette.Loss`.
+            batch: b examples; nested values in which each tensor has the examples on its first axis.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            keywords: more arguments of the loss, like ``batch``.
+
+        Raises:
+            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one value,
+                cannot be vectorised, uses a tensor from outside that changes, does not depend on the scores of an
+                example, or depends on a weight other than through them; or weights were changed or bounds have grown
+                since the first microbatch.
+        """
+        self._project_if_changed()
+        microbatch = Microbatch(batch, keywords)
         if microbatch.count == 0:
             return
-        with OutsideWatch(self.model, self._outside, public):
-            losses = vectorized_losses(loss, self.model, microbatch)
-        self._outside.end()
-        call, self._call = self._call, None
-        check_one_per_example(losses)
-        call = made(call, "it in the loss, with gradients enabled")
-        if call.vectorized_axis is None:
-            raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
+        losses, calls = self._losses(loss, microbatch, tuple(public))
         self._refuse_changed_weights()
-        check_only_through_scores(losses, call.scores, self._parameters)
-        self._add_gradients(losses, call)
+        at_scores = gradient_at_scores(losses, calls, self._trained())
+        limit, sensitivities = self.score_gradient_bound(), self.sensitivities()
+        self._refuse_grown_bounds(sensitivities)
+        at_scores, twice_counted = self._at_scores.clip(at_scores, losses, limit)
+        self._pending.add(self._gradients(calls[-1], at_scores))
+        self._held = self._held or sensitivities
+        self._at_scores.add_count(twice_counted)
 
-    def _add_gradients(self, losses: Tensor, call: ModelCall) -> None:
-        """Add the gradients of all parameters, from gradients at the scores that are within their bound.
+    def _losses(self, loss: Loss, batch: Microbatch, public: Iterable[Tensor]) -> tuple[Tensor, list[ModelCall]]:
+        """The loss of each example, (b,), and the calls of the model that it has made."""
+        self._outside.begin(public)
+        watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
+        drawn = nullcontext() if self._was_called else shared_numbers_refused()
+        with drawn, recorded_calls(self.model, self.input.shape) as calls, watch:
+            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch.begin, watch.buffer)
+        self._outside.end()
+        self._was_called = True
+        return losses, calls
 
-        They are those of a call in which no hook of the user runs.
+    def _gradients(self, call: ModelCall, at_scores: Tensor) -> dict[str, Tensor]:
+        """The sum over the examples of each parameter's gradient, for these gradients at the scores of a call.
+
+        Raises:
+            PrivacyError: one is not finite.
         """
-        self._refuse_grown_bounds(call.limits)
-        gradient, twice_counted = self._at_scores.clip(losses, call)
-        with module_hooks_disabled(self.model):
-            found = self._gradients(call.scores, gradient)
-        if call.hooked is not None:
-            check_hooks_only_looked(self._gradients(call.hooked, gradient), found)
-        found = {name: g for name, g in found.items() if g is not None}
+        trained = self._trained()
+        with user_hooks_disabled(trained.values()):
+            gradients = torch.autograd.grad([call.scores], list(trained.values()), [at_scores], allow_unused=True)
+        found = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # the sum is a fast first test
             raise PrivacyError(
                 "a gradient is not finite though every input is bounded: the weights have overflowed. Lower the "
                 "learning rate, or start from finite weights"
             )
-        self._pending.add(found)
-        self._held = self._held or call.limits.sensitivities
-        self._at_scores.add_count(twice_counted)
+        return found
 
-    def _gradients(self, scores: GradientEdge, gradient: Tensor) -> dict[str, Tensor | None]:
-        """The gradients of the parameters, for this gradient at the scores."""
-        with user_hooks_disabled(self._parameters.values()):
-            grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
-        return dict(zip(self._parameters, grads, strict=True))
+    def _trained(self) -> dict[str, Tensor]:
+        """The parameters, without those that were frozen since."""
+        return {name: p for name, p in self._parameters.items() if p.requires_grad}
+
+    def accumulate_nothing(self) -> None:
+        """Nothing is exchanged in a microbatch of a model that is not sharded."""
 
     def pop_sums(self) -> list[BoundedSum]:
         """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards.
@@ -290,21 +281,6 @@ class LipschitzBound:
             for part in parts
         ]
         return bounded if count is None else [*bounded, count]
-
-    @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Within it nothing is pending; what was is there again afterwards."""
-        kept = self._pending, self._call, self._held, self._at_scores
-        self._pending, self._call, self._held = Accumulator(), None, None
-        self._at_scores = ScoreClipping(self._at_scores.rule)
-        try:
-            yield
-        finally:
-            self._pending, self._call, self._held, self._at_scores = kept
-
-    def before_batch(self) -> None:
-        """Project weights that the user loaded or changed since the last step."""
-        self._project_if_changed()
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
@@ -330,9 +306,7 @@ class LipschitzBound:
             self.logit_clipping.restore(state)
 
     def close(self) -> None:
-        """Remove the hooks; the weights keep their last projected values."""
-        for handle in self._handles:
-            handle.remove()
+        """Give a wrapper of the model its exchange back; the weights keep their last projected values."""
         self._unwrapped.close()
 
     def score_gradient_bound(self) -> float:
@@ -343,34 +317,13 @@ class LipschitzBound:
         norm = propagation.forward(self.model, self.input).norm
         return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
 
-    def before_call(self) -> None:
-        """Called by a hook: project the weights if they were changed.
-
-        Raises:
-            PrivacyError: they were changed within a batch.
-        """
-        self._project_if_changed()
-        self._random = RandomState(self.model) if has_foreign_hooks(self.model) else None
-
-    def after_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Tensor:
-        """Called by a hook: record the scores, from which the next backward starts, and return them.
-
-        Raises:
-            PrivacyError: the call is not one that the bounds are about.
-        """
-        random, self._random = self._random, None
-        with torch._C.DisableTorchFunction():  # a mode around the call is about the user's operations
-            limits = Limits(self.score_gradient_bound(), self.sensitivities())
-            scores, self._call = record_call(self.model, self.input.shape, args, kwargs, output, random, limits)
-        return scores
-
-    def _refuse_grown_bounds(self, limits: Limits) -> None:
+    def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
         """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.
 
         The noise cannot follow a later microbatch, because whether there is one depends on the records.
         """
         for name, held in (self._held or {}).items():
-            if (grown := limits.sensitivities[name]) > held:
+            if (grown := sensitivities[name]) > held:
                 raise PrivacyError(
                     f"the sensitivity of {name} has grown from {held:.6g} to {grown:.6g} since the first microbatch of "
                     "this batch: change the mode and the settings of model, loss and bound between batches"
@@ -390,6 +343,6 @@ class LipschitzBound:
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
             raise PrivacyError(
-                "the weights were changed after the model's last call and before optimizer.step(), but the bounds of a "
-                "batch are those of the weights at its start. Change weights between batches"
+                "the weights were changed within a batch, but the bounds of a batch are those of the weights at its "
+                "start. Change weights between batches"
             )

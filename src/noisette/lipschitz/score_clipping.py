@@ -10,7 +10,6 @@ from torch import Tensor
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.core.clip import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.core.release import BoundedSum
-from noisette.lipschitz.model_call import ModelCall
 
 _SCORES = "scores"
 
@@ -40,27 +39,27 @@ class ScoreClipping:
             self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
         return self._group
 
-    def clip(self, losses: Tensor, call: ModelCall) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient with respect to the scores down to the bound of the call.
+    def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
+        """Scale each example's gradient with respect to the scores down to the limit.
 
         An example whose loss or gradient is not finite contributes nothing. Without a rule nothing else changes, unless
         the loss exceeds its stated Lipschitz constant.
 
+        Args:
+            gradients: of each example, (b, ...).
+            losses: of each example, (b,).
+            limit: bound on the norm of one example's gradient, at most that of the rule.
+
         Returns:
-            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping
-            norm, where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
+            The scaled gradients, and twice the count for the quantile of an adaptive clipping norm, where an example
+            counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
         """
-        [gradient] = torch.autograd.grad(losses.sum(), [call.scores])
-        axis = call.vectorized_axis or 0
-        rows = gradient.movedim(axis, 0)
-        norms = rows.detach().double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-        limit = Group((_SCORES,), call.limits.score_gradient, self.group.factor)
-        factors = clipping_factors([limit], norms.unsqueeze(0))[0]
-        kept = factors.isfinite()
-        shaped = (-1, *[1] * (rows.dim() - 1))
-        rows = torch.where(kept.view(shaped), rows * factors.to(rows.dtype).view(shaped), 0)
+        norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
+        factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
+        shape = (-1, *[1] * (gradients.dim() - 1))
+        scaled = gradients * factors.to(gradients.dtype).view(shape)
         counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
-        return rows.movedim(0, axis), counted
+        return torch.where(factors.isfinite().view(shape), scaled, 0), counted
 
     def add_count(self, twice: Tensor | None) -> None:
         """Add the count of a microbatch to that of the batch."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from noisette.core.buffers import ModelBuffers
 from noisette.errors import PrivacyError
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 
@@ -72,13 +73,16 @@ def find_bounds(module: nn.Module) -> BoundRule | None:
 def output_shape(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
     """Shape of one example's output, measured by a call with two examples of zeros, and kept.
 
+    The call writes nothing into the module's buffers.
+
     Raises:
         PrivacyError: the output does not have two rows, so its first axis no longer holds the examples.
     """
     known, shape = _shapes.setdefault(module, {}), tuple(shape)
     if shape not in known:
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        measured = tuple(module(torch.zeros(2, *shape, device=tensor.device)).shape)
+        with ModelBuffers(module).lent():
+            measured = tuple(module(torch.zeros(2, *shape, device=tensor.device)).shape)
         if measured[:1] != (2,):
             raise PrivacyError(
                 f"{type(module).__name__} turns two examples of shape {shape} into a tensor of shape {measured}, but "

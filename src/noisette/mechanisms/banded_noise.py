@@ -6,15 +6,12 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.window import WHOLE, Window
-
-_ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import ALL_WHOLE, WHOLE, Window
 
 
 @dataclass
@@ -70,7 +67,7 @@ class BandedNoise:
         step: int,
         std: float = 1.0,
         divisor: float = 1.0,
-        windows: Mapping[str, Window] = _ALL_WHOLE,
+        windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
         """Divide each tensor by a number and add the noise of this step times ``std`` to it, in place.
 

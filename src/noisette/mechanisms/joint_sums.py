@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import WHOLE, Window
+from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.window import WHOLE, Window
 from noisette.ranks import AnyRanks
-from noisette.ranks.shards import elements_held
+from noisette.ranks.shards import elements_held, from_local, is_sharded
 
 _BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
 
@@ -38,14 +40,46 @@ class JointSums:
         ranks: the processes.
     """
 
-    def __init__(self, noise: GaussianNoise | BandedNoise, ranks: AnyRanks) -> None:
+    def __init__(
+        self, noise: GaussianNoise | BandedNoise, ranks: AnyRanks, correlation: Sequence[float] = (1.0,)
+    ) -> None:
         self._noise = noise
         self._ranks = ranks
+        self._per_independent = np.ones(1) if tuple(correlation) == (1.0,) else deviations_of(tuple(correlation))
+        self._steps = range(0)  # since the correlation began
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return self._ranks.size
+
+    def deviation(self, step: int) -> float:
+        """The deviation of the noise of this step in units of that of independent noise."""
+        self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
+        return float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
+
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
+        """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together.
+
+        Args:
+            sums: a name, the parameter, and the sum. Those of sharded parameters were added up over the ranks when they
+                were formed.
+            step: number of the step.
+            std: standard deviation of the noise.
+            divisor: the noise is not divided by it.
+        """
+        whole = [(name, g) for name, p, g in sums if not is_sharded(p)]
+        parts = [(name, (g, window_of(p))) for name, p, g in sums if is_sharded(p)]
+        for group in {(g.dtype, g.device): None for _, g in whole}:
+            named = {name: g for name, g in whole if (g.dtype, g.device) == group}
+            self.release_(named, step=step, std=std, divisor=divisor)
+        for group in {(g.dtype, g.device): None for _, (g, _) in parts}:
+            held = {name: part for name, part in parts if (part[0].dtype, part[0].device) == group}
+            self.release_parts_(held, step=step, std=std, divisor=divisor)
+
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of a parameter, sharded as it is."""
+        return from_local(gradient, parameter) if is_sharded(parameter) else gradient
 
     @torch.no_grad()
     def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:

@@ -22,15 +22,26 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from noisette.core.keys import SecretKey
-from noisette.mechanisms import launch_table
-from noisette.mechanisms.box_muller import QUARTER_TURN, RADIUS_MASK, SINGLE, TWO_LN_2
-from noisette.mechanisms.noise_tiles import WORDS, Part
+from noisette.core.noise import (
+    LEVELS,
+    MASK,
+    QUARTER_TURN,
+    RARE,
+    RARE_BITS,
+    RARE_PURPOSE,
+    SINGLE,
+    TWO_LN_2,
+    WORDS,
+)
+from noisette.core.tiles import Part
+from noisette.mechanisms import device_noise
 
 _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of four warps
 
 _L0, _L1, _L2, _L3, _L4 = [tl.constexpr(c) for c in SINGLE.logarithm]
 _S0, _S1, _S2, _S3, _S4 = [tl.constexpr(c) for c in SINGLE.sine]
-_MASK, _TOP, _QUARTER = tl.constexpr(RADIUS_MASK), tl.constexpr(SINGLE.top), tl.constexpr(QUARTER_TURN)
+_MASK, _TOP, _QUARTER = tl.constexpr(MASK), tl.constexpr(SINGLE.top), tl.constexpr(QUARTER_TURN)
+_RARE, _RARE_BITS, _LEVELS = tl.constexpr(RARE), tl.constexpr(RARE_BITS), tl.constexpr(LEVELS)
 _LN = tl.constexpr(TWO_LN_2)
 _LEFT_OUT, _TO_TURNS = tl.constexpr(2.0**-29), tl.constexpr(2.0**-30)
 
@@ -50,6 +61,14 @@ def _quarter_round(a, b, c, d):
     b ^= c
     b = (b << 7) | (b >> 25)
     return a, b, c, d
+
+
+@triton.jit
+def _key(words):
+    key = ()
+    for word in tl.static_range(8):
+        key = key + (tl.load(words + word).to(tl.uint32, bitcast=True),)  # noqa: RUF005
+    return key
 
 
 @triton.jit
@@ -76,9 +95,15 @@ def _block(key, counter, nonce):
 
 
 @triton.jit
-def _radius(low, high):
-    """The radius from the two halves of a word, by the formula of ``box_muller``."""
-    k = ((high.to(tl.int64) << 32 | low.to(tl.int64)) & _MASK) + 1
+def _bits(low, high):
+    """k - 1 from the two halves of a word."""
+    return (high.to(tl.int64) << 32 | low.to(tl.int64)) & _MASK
+
+
+@triton.jit
+def _radius(bits, level):
+    """The radius of k - 1 and a level, by the formula of ``core.noise``."""
+    k = bits + 1
     r = k.to(tl.float32)
     below = -r.to(tl.int32, bitcast=True) + _TOP
     left_out = (k - r.to(tl.int64)).to(tl.float32) * _LEFT_OUT
@@ -86,7 +111,8 @@ def _radius(low, high):
     s = tl.div_rn(from_one, 33554432.0 - from_one)
     z = s * s
     series = (((z * _L4 + _L3) * z + _L2) * z + _L1) * z + _L0
-    return tl.sqrt_rn((below >> 23).to(tl.float32) * _LN + s * series)
+    exponent = (below >> 23) + level * _RARE_BITS
+    return tl.sqrt_rn(exponent.to(tl.float32) * _LN + s * series)
 
 
 @triton.jit
@@ -98,11 +124,20 @@ def _sine(turned):
 
 
 @triton.jit
-def _values(radii, first, angles, std):
+def _rare(radii):
+    """Which of the eight pairs of a block of radii are rare, a bit for each."""
+    rare = (radii[0] ^ radii[0]).to(tl.int32)
+    for pair in tl.static_range(8):
+        rare |= (_bits(radii[2 * pair], radii[2 * pair + 1]) < _RARE).to(tl.int32) << pair
+    return rare
+
+
+@triton.jit
+def _values(radii, level, first, angles, std):
     """The cosines and the sines of the eight pairs of a block of radii, from these angles on, in a row of both."""
     values = ()
     for pair in tl.static_range(8):
-        radius = _radius(radii[2 * pair], radii[2 * pair + 1]) * std
+        radius = _radius(_bits(radii[2 * pair], radii[2 * pair + 1]), level) * std
         odd = angles[first + pair].to(tl.int32, bitcast=True) | 1
         values = values + (_sine(odd) * radius, _sine(odd - _QUARTER) * radius)  # noqa: RUF005
     return values
@@ -118,12 +153,13 @@ def _rows(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, 
 
 
 @triton.jit
-def _add(sums, values, within, run, begin, size, divisor):
+def _add(sums, values, wanted, within, run, begin, size, divisor):
     """Add values to the elements of a run that they belong to.
 
     Args:
         sums: where the tensor begins.
         values: shape (lanes, 16).
+        wanted: of each lane a bit for each value, whether it is added.
         within: which element of its run the first value of each lane is for.
         run: elements of a run.
         begin: the element of the tensor at which the run of each lane begins.
@@ -132,9 +168,25 @@ def _add(sums, values, within, run, begin, size, divisor):
     """
     place = within[:, None] + tl.arange(0, 16)[None, :]
     element = begin[:, None] + place
-    is_there = (place >= 0) & (place < run) & (element < size)
+    is_wanted = (wanted[:, None] >> tl.arange(0, 16)[None, :]) & 1 != 0
+    is_there = is_wanted & (place >= 0) & (place < run) & (element < size)
     total = tl.load(sums + element, mask=is_there, other=0.0)
     tl.store(sums + element, tl.div_rn(total, divisor) + values, mask=is_there)
+
+
+@triton.jit
+def _add_pairs(sums, lower, upper, angles, level, wanted, within, run, begin, size, std, divisor, lanes: tl.constexpr):
+    """Add the noise of the wanted ones of the 16 pairs of each lane, whose radii are two blocks of a level."""
+    v = _values(lower, level, 0, angles, std)
+    w = _values(upper, level, 8, angles, std)
+    cosines = _rows(
+        v[0], v[2], v[4], v[6], v[8], v[10], v[12], v[14], w[0], w[2], w[4], w[6], w[8], w[10], w[12], w[14], lanes
+    )
+    sines = _rows(
+        v[1], v[3], v[5], v[7], v[9], v[11], v[13], v[15], w[1], w[3], w[5], w[7], w[9], w[11], w[13], w[15], lanes
+    )
+    _add(sums, cosines, wanted, within, run, begin, size, divisor)
+    _add(sums, sines, wanted, within + 128, run, begin, size, divisor)
 
 
 @triton.jit(do_not_specialize=["step0", "step1", "step2"])
@@ -146,9 +198,7 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
     size, start = tl.load(table + 6 * row), tl.load(table + 6 * row + 1)
     run, stride = tl.load(table + 6 * row + 2), tl.load(table + 6 * row + 3)
     tiles_of_run, first = tl.load(table + 6 * row + 4).to(tl.int32), tl.load(table + 6 * row + 5).to(tl.int32)
-    key = ()
-    for word in tl.static_range(8):
-        key = key + (tl.load(keys + 8 * row + word).to(tl.uint32, bitcast=True),)  # noqa: RUF005
+    key = _key(keys + 16 * row)
     nonce = (step0.to(tl.uint32), step1.to(tl.uint32), step2.to(tl.uint32))
 
     lane = tl.arange(0, lanes)
@@ -157,23 +207,30 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
     start_of_run = start + number_of_run * stride
     tile = (start_of_run >> 8) + number % tiles_of_run
     column = lane % 8
+    within = tile * 256 + 16 * column - start_of_run
+    begin = number_of_run * run
 
     counter = (tile * 24).to(tl.uint32)
     lower = _block(key, counter + (2 * column).to(tl.uint32), nonce)
     upper = _block(key, counter + (2 * column + 1).to(tl.uint32), nonce)
     angles = _block(key, counter + (16 + column).to(tl.uint32), nonce)
-    v = _values(lower, 0, angles, std)
-    w = _values(upper, 8, angles, std)
-    cosines = _rows(
-        v[0], v[2], v[4], v[6], v[8], v[10], v[12], v[14], w[0], w[2], w[4], w[6], w[8], w[10], w[12], w[14], lanes
-    )
-    sines = _rows(
-        v[1], v[3], v[5], v[7], v[9], v[11], v[13], v[15], w[1], w[3], w[5], w[7], w[9], w[11], w[13], w[15], lanes
-    )
-    within = tile * 256 + 16 * column - start_of_run
-    begin = number_of_run * run
-    _add(sums, cosines, within, run, begin, size, divisor)
-    _add(sums, sines, within + 128, run, begin, size, divisor)
+    rare = _rare(lower) | _rare(upper) << 8
+    _add_pairs(sums, lower, upper, angles, 0, ~rare, within, run, begin, size, std, divisor, lanes)
+
+    # One program in ten thousand has a rare radius. Its words are those of the next level, until none is rare.
+    counter_of_rare = (tile * 16 + 2 * column).to(tl.uint32)
+    level = 1
+    while tl.max(rare, 0) > 0:
+        key_of_rare = _key(keys + 16 * row + 8)
+        nonce_of_rare = (step0.to(tl.uint32), step1.to(tl.uint32), (step2 + level).to(tl.uint32))
+        next_lower = _block(key_of_rare, counter_of_rare, nonce_of_rare)
+        next_upper = _block(key_of_rare, counter_of_rare + 1, nonce_of_rare)
+        still = rare & (_rare(next_lower) | _rare(next_upper) << 8)
+        still = tl.where(level < _LEVELS, still, 0)
+        wanted = rare & ~still
+        _add_pairs(sums, next_lower, next_upper, angles, level, wanted, within, run, begin, size, std, divisor, lanes)
+        rare = still
+        level += 1
 
 
 class TritonNoise:
@@ -212,10 +269,12 @@ class TritonNoise:
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:
         # In every call, so that a forked process gets none.
         secrets = [
-            self._key.stream_key(purpose="noise", name=p.name, end=launch_table.end_of(p) * WORDS) for p in parts
+            self._key.stream_key(purpose=purpose, name=p.name, end=device_noise.end_of(p) * WORDS)
+            for p in parts
+            for purpose in ("noise", RARE_PURPOSE)
         ]
         if parts not in self._tables:
-            rows, owners = launch_table.table_of(parts, self._tiles)
+            rows, owners = device_noise.table_of(parts, self._tiles)
             keys = np.frombuffer(b"".join(secrets), dtype=np.int32)
             self._tables[parts] = self._sent(rows), self._sent(keys), self._sent(owners)
         return self._tables[parts]

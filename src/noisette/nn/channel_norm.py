@@ -86,7 +86,7 @@ class PublicNorm(ChannelNorm):
 
     @property
     def remark(self) -> str:
-        """What `noisette explain` tells the user about this norm, "" if nothing."""
+        """What `noisette doctor` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
             return "has no public batch yet; give it one with noisette.nn.convert_batch_norm or use_public_batch"
         if not self._follows:

@@ -7,7 +7,6 @@ process and for many.
 
 from noisette.ranks.alone import Alone as Alone
 from noisette.ranks.choice import AnyRanks as AnyRanks
-from noisette.ranks.choice import OtherRankRanOut as OtherRankRanOut
 from noisette.ranks.choice import in_step as in_step
 from noisette.ranks.choice import ranks_of as ranks_of
 from noisette.ranks.launch import launched as launched

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from noisette.core.batches import OtherRankRanOut
 from noisette.errors import PrivacyError
 from noisette.ranks.alone import Alone
 from noisette.ranks.process_group import Ranks
@@ -40,10 +41,6 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
 
 # Variables in which launchers tell how many processes they have started together.
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-
-
-class OtherRankRanOut(torch.OutOfMemoryError):
-    """Memory ran out on another rank, so nothing of this microbatch counts on any."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Attention: the layer is decomposed into operations that have rules; queries, keys, values and masks may be learned.
+"""Attention: the layer is decomposed into operations that have rules.
 
 ``torch.nn.MultiheadAttention`` is one operation with up to nine parameters. While it is recorded, the same result is
 computed by linear projections (rules in ``linear.py``), attention without parameters, and one more projection:
@@ -13,9 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from noisette.core.forms import ExampleGradients, Examples
-from noisette.core.registry import rewrite, rule_per_operand
-from noisette.rules.by_autograd import by_expansion
+from noisette.core.registry import rewrite
 
 F = torch.nn.functional
 
@@ -131,37 +129,3 @@ def _joint_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, b: in
 def _additive(mask: Tensor, q: Tensor) -> Tensor:
     """A boolean mask as 0 and -inf in the precision of q; other masks as they are."""
     return q.new_zeros(mask.shape).masked_fill(mask, -torch.inf) if mask.dtype is torch.bool else mask
-
-
-@rule_per_operand(F.scaled_dot_product_attention, operands=("query", "key", "value", "attn_mask"))
-def attention(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> ExampleGradients:
-    """A learned query, key, value or mask: the attention of each example is computed with its own copy of it."""
-    if dropout_p > 0:
-        raise ValueError(
-            f"with dropout_p={dropout_p} its gradient needs the dropped positions, which are not recorded; "
-            "set dropout_p=0 and apply dropout to the output instead"
-        )
-    if examples.axis >= dy.dim() - 2:
-        raise ValueError(
-            f"the examples are on axis {examples.axis} of {tuple(dy.shape)}, among the queries; add a leading axis for "
-            "them"
-        )
-    tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-    settings = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-
-    def attend(copies: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(**tensors | {operand: copies}, **settings)
-
-    return by_expansion(examples, dy, tensors[operand], attend)

@@ -10,7 +10,7 @@ from string import ascii_letters
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, ExampleGradients, Examples, Outer, PerExampleRow, scale_rows
+from noisette.core.forms import Dense, ExampleGradients, Examples, Outer, scale_rows
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,6 @@ class Factor:
 
     tensor: Tensor
     letters: str
-
-    def split_axis(self, letter: str, letters: str, sizes: Sequence[int]) -> Factor:
-        """The factor with each axis of one letter split into axes of these letters and sizes."""
-        tensor = self.tensor
-        for axis in reversed([k for k, name in enumerate(self.letters) if name == letter]):
-            tensor = tensor.unflatten(axis, sizes)
-        return Factor(tensor, self.letters.replace(letter, letters))
 
 
 @dataclass(frozen=True)
@@ -82,26 +75,26 @@ def factor_gradients(
 ) -> ExampleGradients:
     """Gradients of the factor at this place of ``einsum(equation, *tensors)``, given the gradient of its output.
 
-    For the weight W of "bti,oi->bto", the gradient is "bto,bti->boi" of dy and x. Its letters fall into four kinds: b
-    is the example, t is summed (a position), o comes from dy alone and i from x alone, so the form is an ``Outer`` of
-    dy and x. A letter that W shares with both, such as h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
+    The first letter of the output is that of the examples. For the weight W of "bti,oi->bto", the gradient is
+    "bto,bti->boi" of dy and x. Its letters fall into four kinds: b is the example, t is summed (a position), o comes
+    from dy alone and i from x alone, so the form is an ``Outer`` of dy and x. A letter that W shares with both, such as
+    h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
 
     Raises:
-        ValueError: a diagonal of the factor is taken, or it holds the examples folded together with positions.
+        ValueError: a diagonal of the factor is taken, or it holds the examples.
     """
     terms, out = explicit_letters(equation, [tensor.dim() for tensor in tensors])
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]
-    operand = others.pop(place)
+    operand, output, example = others.pop(place), Factor(dy, out), out[0]
     if len(set(operand.letters)) < len(operand.letters):
         raise ValueError(f"{equation} takes a diagonal of a weight; call torch.diagonal on the weight first")
-    sizes = _sizes([Factor(dy, out), *others, operand])
+    if example in operand.letters:
+        raise ValueError(f"in {equation} a weight holds the {examples.count} examples")
+    sizes = _sizes([output, *others, operand])
     full = _without_stretched_axes(operand, sizes).letters
     others = [_without_stretched_axes(other, sizes) for other in others]
-    example, output, others = _split_positions(examples, Factor(dy, out), others, full)
     present = set(output.letters).union(*(other.letters for other in others))
     letters = "".join(letter for letter in full if letter in present)
-    if example in letters:
-        return _per_example_rows(example, [output, *others], letters, operand)
     # A letter of the operand alone, or an axis that is stretched, needs an explicit gradient.
     if len(letters) == len(operand.letters) and (form := _outer_products(example, output, others, letters)):
         return form
@@ -125,29 +118,6 @@ def _without_stretched_axes(factor: Factor, sizes: dict[str, int]) -> Factor:
     return Factor(factor.tensor.reshape([shape[k] for k in full]), "".join(factor.letters[k] for k in full))
 
 
-def _split_positions(
-    examples: Examples, dy: Factor, others: list[Factor], operand: str
-) -> tuple[str, Factor, list[Factor]]:
-    """The letter of the examples, and ``dy`` and the other factors with positions on an axis of their own.
-
-    With two positions folded into the axis b of "bi,oi->bo", ``dy`` (2b, o) becomes (b, 2, o) with letters "bao".
-    ``operand`` are the letters of the operand.
-    """
-    used = "".join([dy.letters, operand, *(other.letters for other in others)])
-    unused = next(letter for letter in ascii_letters if letter not in used)
-    if examples.count == 1:
-        return unused, Factor(dy.tensor.unsqueeze(0), unused + dy.letters), others
-    example, positions = dy.letters[examples.axis], examples.first(dy.tensor).shape[1]
-    if positions == 1:
-        return example, dy, others
-    if example in operand:
-        raise ValueError(f"a weight holds the {examples.count} examples folded together with {positions} positions")
-    inner = examples.inner
-    letters, sizes = (unused + example, (positions, -1)) if inner else (example + unused, (-1, positions))
-    split = [factor.split_axis(example, letters, sizes) for factor in (dy, *others)]
-    return example, split[0], split[1:]
-
-
 def _sum_of_products(factors: Sequence[Factor], letters: str) -> Tensor:
     terms = ",".join(factor.letters for factor in factors)
     return torch.einsum(f"{terms}->{letters}", *(factor.tensor for factor in factors))
@@ -157,15 +127,6 @@ def _expanded(gradients: Tensor, present: str, letters: str, shape: Sequence[int
     """Gradients (b, *present letters) expanded to (b, *shape) along the letters on which they do not depend."""
     aligned = [n if letter in present else 1 for letter, n in zip(letters, shape, strict=True)]
     return gradients.reshape(-1, *aligned).expand(-1, *shape)
-
-
-def _per_example_rows(example: str, factors: Sequence[Factor], letters: str, operand: Factor) -> PerExampleRow:
-    """Gradients of an operand that has the example axis."""
-    axis = operand.letters.index(example)
-    present, others = letters.replace(example, ""), operand.letters.replace(example, "")
-    shape = [n for k, n in enumerate(operand.tensor.shape) if k != axis]
-    rows = _expanded(_sum_of_products(factors, example + present), present, others, shape)
-    return PerExampleRow(rows, torch.arange(len(rows), device=rows.device), len(rows), axis)
 
 
 def _outer_products(example: str, dy: Factor, others: Sequence[Factor], letters: str) -> GroupedOuter | Outer | None:

@@ -25,15 +25,6 @@ def _per_axis(value: PerAxis, axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
 
 
-def _check_batch(examples: Examples, dy: Tensor, weight: Tensor) -> None:
-    if dy.dim() < weight.dim():
-        raise ValueError(
-            f"an image without a batch axis, whose output has shape {tuple(dy.shape)}; give it one with unsqueeze(0)"
-        )
-    if examples.axis:
-        raise ValueError(f"axis {examples.axis} holds the examples; a convolution needs them on axis 0")
-
-
 def _kernel_gradients(
     examples: Examples,
     images: Tensor,
@@ -78,7 +69,6 @@ def conv(
     groups: int = 1,
 ) -> ExampleGradients:
     """Weight: G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding). Bias: G_o = sum_p dy_(o,p)."""
-    _check_batch(examples, dy, weight)
     if operand == "bias":
         return _bias_gradients(examples, dy)
     axes = weight.dim() - 2
@@ -108,7 +98,6 @@ def conv_transpose(
     dilation: PerAxis = 1,
 ) -> ExampleGradients:
     """As :func:`conv` with dy and x exchanged: G_(c,o,u) = sum_p x_(c,p) dy_(o, stride p + dilation u - padding)."""
-    _check_batch(examples, dy, weight)
     if operand == "bias":
         return _bias_gradients(examples, dy)
     axes = weight.dim() - 2

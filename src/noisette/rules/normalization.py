@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from noisette.core.forms import Dense, ExampleGradients, Examples
 from noisette.core.registry import Operation, rule_per_operand
-from noisette.rules.arithmetic import unbroadcast, unbroadcast_channels
 from noisette.rules.autotune import operations_are_few
+from noisette.rules.broadcasting import unbroadcast, unbroadcast_channels
 
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
@@ -36,12 +35,12 @@ def scale_gradients(
     ``reduce`` sums gradients in the shape of the input to those of the weight. A graph is not split: what normalizes
     the whole input is there already, in the forward pass, and a compiler makes one kernel of product and sum.
     """
-    folded, left_over = divmod(len(dy), examples.count)
-    if examples.axis or examples.inner or left_over or operations_are_few():
+    if operations_are_few():
         return reduce(examples, normalize(input).mul_(dy), weight)
+    folded = len(dy) // examples.count
     rows = folded * max(1, _CACHED * examples.count // max(1, dy.numel()))
     parts = [
-        reduce(replace(examples, count=len(g) // folded), normalize(x).mul_(g), weight).explicit()
+        reduce(Examples(len(g) // folded), normalize(x).mul_(g), weight).explicit()
         for x, g in zip(input.split(rows), dy.split(rows), strict=True)
     ]
     return Dense(torch.cat(parts))

@@ -77,11 +77,14 @@ def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Ma
     return run(torch.matmul, (physical(left), right), {})
 
 
+_ADDMM = ("input", "mat1", "mat2")
+
+
 @leaves(torch.addmm, Tensor.addmm)
 def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """bias + x @ W with one matrix W and one bias for all examples."""
-    arguments = named_arguments(func, args, kwargs)
-    if not arguments.keys() <= {"input", "mat1", "mat2"} or not _only_batched(arguments, "mat1"):
+    arguments: dict[str, Any] = {**dict(zip(_ADDMM, args, strict=False)), **kwargs}
+    if not arguments.keys() <= set(_ADDMM) or not _only_batched(arguments, "mat1"):
         return NotImplemented
     return run(
         torch.add, (run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {}), arguments["input"]), {}
@@ -212,18 +215,15 @@ def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
     return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
 
 
-@leaves(F.dropout, F.rrelu)
+@leaves(F.dropout)
 def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Each number is dropped, or scaled, by a random number of its own, wherever the examples are."""
+    """Each number is dropped by a random number of its own, wherever the examples are."""
     input, *others = args if args else (kwargs["input"],)
     rest = {name: value for name, value in kwargs.items() if name != "input"}
-    inplace = (len(args) > _PLACE_OF_INPLACE[func] and args[-1]) or kwargs.get("inplace")
+    inplace = (len(args) > 3 and args[3]) or kwargs.get("inplace")
     if inplace or not is_wrapped(input):
         return NotImplemented  # the result must be the same object, or this is a weight of another model
     return run(func, (physical(input), *others), rest)
-
-
-_PLACE_OF_INPLACE = {F.dropout: 3, F.rrelu: 4}
 
 
 _RRELU = ("input", "lower", "upper", "training", "inplace")

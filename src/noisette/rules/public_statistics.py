@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from noisette.core.forms import Dense, ExampleGradients, Examples
 from noisette.core.recording import DerivedWeight
 from noisette.core.registry import derivation, rule
-from noisette.rules.arithmetic import unbroadcast_channels
+from noisette.rules.broadcasting import unbroadcast_channels
 from noisette.rules.normalization import scale_gradients
 from noisette.rules.shared_slope import Channels, SharedSlope
 

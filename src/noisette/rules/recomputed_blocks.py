@@ -6,21 +6,22 @@ same examples and in the same surroundings, and what the tape recorded of it get
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from noisette._internal.tensor_tree import tensors
 from noisette.core import vmap as internals
 from noisette.core.recording import Use
-from noisette.core.trace import VectorizedRecorder
+from noisette.core.trace import Recorder
+from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
-from noisette.gradients.surroundings import Surroundings
+from noisette.rules.repeated_pass import Surroundings
 
 _Function = Callable[..., Any]
 
@@ -38,6 +39,7 @@ class _UseInBlock(Use):
 
     block: _Block
     number: int
+    is_recomputed: ClassVar[bool] = True
 
     def whole(self) -> Use:
         return self.block.use(self)
@@ -46,7 +48,7 @@ class _UseInBlock(Use):
 class Blocks:
     """The checkpointed blocks of one recorded forward pass inside of ``vmap``."""
 
-    def __init__(self, recorder: VectorizedRecorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._inside = False  # of a block: a block within it is part of it
 
@@ -93,7 +95,7 @@ class _Block:
     def without_arguments(self, use: Use) -> Use:
         """The use as the tape keeps it until the block is recomputed."""
         self._uses += 1
-        fields = {name: getattr(use, name) for name in Use.__dataclass_fields__}
+        fields = {field.name: getattr(use, field.name) for field in dataclasses.fields(use)}
         fields |= {"args": (), "kwargs": {}, "versions": ()}
         return _UseInBlock(**fields, block=self, number=self._uses - 1)
 
@@ -108,7 +110,7 @@ class _Block:
         if again is None:
             raise PrivacyError(
                 "this engine passes twice over one graph with checkpoints, which are recomputed once; let it repeat "
-                "the forward pass, as noisette.engines.TwoPasses does by forward.repeat, or turn the checkpoints off"
+                "the forward pass, as noisette.engines.ReweightGP does by forward.repeat, or turn the checkpoints off"
             )
         return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
 
@@ -141,7 +143,7 @@ class _Call:
     """A function, its arguments, and what else its values follow from."""
 
     def __init__(
-        self, recorder: VectorizedRecorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
         self._function, self._args, self._keywords = function, args, keywords

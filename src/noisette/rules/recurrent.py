@@ -35,66 +35,6 @@ _UNROLLED_STEPS = 64
 
 
 @dataclass(frozen=True)
-class _EqualLengths:
-    """Sequences of one length, in one tensor."""
-
-    batch_first: bool
-
-    def to_batch_first(self, tensor: Tensor) -> Tensor:
-        """The operation's tensor with axes (b, t, features)."""
-        return tensor if self.batch_first else tensor.transpose(0, 1)
-
-    def from_batch_first(self, tensor: Tensor) -> Tensor:
-        """The inverse of :meth:`to_batch_first`."""
-        return tensor if self.batch_first else tensor.transpose(0, 1).contiguous()
-
-    def run(self, operation: Operation, x: Tensor, *rest: Any) -> Tensor:
-        """Output (b, t, features) of the fused operation, for one layer and direction without dropout."""
-        output = operation(self.from_batch_first(x), *rest, 1, 0.0, False, False, self.batch_first)[0]
-        return self.to_batch_first(output)
-
-    def reverse(self, tensor: Tensor) -> Tensor:
-        """Each sequence (b, t, features) from its last step to its first."""
-        return tensor.flip(1)
-
-    def last(self, tensor: Tensor) -> Tensor:
-        """The last step (b, features) of each sequence."""
-        return tensor[:, -1]
-
-
-@dataclass(frozen=True)
-class _PackedLengths:
-    """Sequences of several lengths, longest first: packed step by step outside, padded with zeros to (b, t, features).
-
-    Lengths 3 and 2 have the batch sizes [2, 2, 1].
-    """
-
-    batch_sizes: Tensor  # (t,): number of sequences that have each step
-
-    @property
-    def _lengths(self) -> Tensor:
-        return (self.batch_sizes.unsqueeze(1) > torch.arange(int(self.batch_sizes[0]))).sum(0)
-
-    def to_batch_first(self, tensor: Tensor) -> Tensor:
-        return torch._VF._pad_packed_sequence(tensor, self.batch_sizes, True, 0.0, len(self.batch_sizes))[0]
-
-    def from_batch_first(self, tensor: Tensor) -> Tensor:
-        return torch._VF._pack_padded_sequence(tensor, self._lengths, True)[0]
-
-    def run(self, operation: Operation, x: Tensor, *rest: Any) -> Tensor:
-        output = operation(self.from_batch_first(x), self.batch_sizes, *rest, 1, 0.0, False, False)[0]
-        return self.to_batch_first(output)
-
-    def reverse(self, tensor: Tensor) -> Tensor:
-        lengths, t = self._lengths.unsqueeze(1), torch.arange(len(self.batch_sizes))
-        order = torch.where(t < lengths, lengths - 1 - t, t)  # padding stays at the end
-        return tensor.gather(1, order.to(tensor.device).unsqueeze(2).expand_as(tensor))
-
-    def last(self, tensor: Tensor) -> Tensor:
-        return tensor[torch.arange(tensor.shape[0]), self._lengths - 1]
-
-
-@dataclass(frozen=True)
 class _Kind:
     """A kind of recurrent layer."""
 
@@ -107,19 +47,14 @@ class _Kind:
         """A stack of layers in one or two directions, one layer and direction at a time.
 
         ``args`` are those of the fused operation: input, states, weights, has_biases, num_layers, dropout, train,
-        bidirectional and batch_first; for packed sequences with batch_sizes after the input and without batch_first.
+        bidirectional and batch_first. Packed sequences, which have other arguments, do not run in ``vmap``.
         """
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not isinstance(args[3], bool):
             return NotImplemented
-        if isinstance(args[3], bool):
-            input, *rest, batch_first = args
-            sequences = _EqualLengths(batch_first)
-        else:
-            input, batch_sizes, *rest = args
-            sequences = _PackedLengths(batch_sizes)
-        hx, weights, has_biases, num_layers, dropout, train, bidirectional = rest
+        input, hx, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
         states = [hx] if isinstance(hx, Tensor) else hx
-        x, *states = _as_data(sequences.to_batch_first(input), *(state.transpose(0, 1) for state in states))
+        x = input if batch_first else input.transpose(0, 1)
+        x, *states = _as_data(x, *(state.transpose(0, 1) for state in states))
         directions = 2 if bidirectional else 1
         each = len(weights) // (num_layers * directions)
         is_short = x.shape[1] * num_layers * directions <= _UNROLLED_STEPS
@@ -134,18 +69,19 @@ class _Kind:
                 k = len(final)
                 before_first = [state[:, k] for state in states]
                 own_weights = LayerWeights.of(weights[k * each : (k + 1) * each], has_biases)
-                turned = sequences.reverse(x) if direction else x
+                turned = x.flip(1) if direction else x
                 if is_unrolled:
                     values = self._unrolled(turned, before_first, own_weights)
                 else:
-                    values = self._with_known_states(sequences, turned, before_first, own_weights)
-                outputs.append(sequences.reverse(values[0]) if direction else values[0])
-                final.append([sequences.last(value) for value in values])
+                    values = self._with_known_states(turned, before_first, own_weights, batch_first)
+                outputs.append(values[0].flip(1) if direction else values[0])
+                final.append([value[:, -1] for value in values])
             x = torch.cat(outputs, 2) if bidirectional else outputs[0]
-        return sequences.from_batch_first(x), *(torch.stack(states) for states in zip(*final, strict=True))
+        output = x if batch_first else x.transpose(0, 1).contiguous()
+        return output, *(torch.stack(states) for states in zip(*final, strict=True))
 
     def _with_known_states(
-        self, sequences: _EqualLengths | _PackedLengths, x: Tensor, states: list[Tensor], weights: LayerWeights
+        self, x: Tensor, states: list[Tensor], weights: LayerWeights, batch_first: bool
     ) -> tuple[Tensor, ...]:
         """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
 
@@ -154,7 +90,11 @@ class _Kind:
         with torch.no_grad():
             before_first = [state.unsqueeze(0) for state in states]
             hx = before_first if len(states) > 1 else before_first[0]
-            output = sequences.run(self.fused, x, hx, weights.listed, weights.b_ih is not None)
+            # In the order of axes of the layer, so that its kernel, and rounding, is the one that a plain call has.
+            x_given = x if batch_first else x.transpose(0, 1).contiguous()
+            has_biases = weights.b_ih is not None
+            output = self.fused(x_given, hx, weights.listed, has_biases, 1, 0.0, False, False, batch_first)[0]
+            output = output if batch_first else output.transpose(0, 1)
             before = output.new_empty(output.shape)
             before[:, 0], before[:, 1:] = states[0], output[:, :-1]
         z, a = F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)

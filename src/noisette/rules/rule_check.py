@@ -1,4 +1,4 @@
-"""Rules from outside this package are compared with autograd before their gradients are used."""
+"""Rules from outside this package, which are compared with autograd before their gradients are used."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from noisette.core import registry
 from noisette.core.forms import ExampleGradients, Examples
-from noisette.core.recording import Use
-from noisette.core.registry import operation_name
+from noisette.core.recording import Operation
+from noisette.core.registry import PHYSICAL, Rule, Run, find_rule, leaves, named_arguments, operation_name
+from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -24,43 +26,144 @@ _LARGE = 1e3
 _AGREED: set[Hashable] = set()
 
 
-def check_custom_rule(
-    rule: Callable[..., Any], examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any]
-) -> None:
-    """Compare a rule that is not noisette's own with autograd, on the first batch of each shape.
+def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Rule]:
+    """Register a rule of your own: it gives each example's gradient of one operand of these operations.
 
-    The operation is repeated with ``arguments``, by the names that the rule gives them, and each example's gradient is
-    computed with the output gradients of all others set to zero.
+    It is called as ``rule(examples, dy, ...)``: the number of examples, the gradient at the operation's output, and the
+    operation's own arguments under its own names. ``dy`` and all data among the arguments have the examples on a first
+    axis, in front of the axes that they have in the loss of one example. It returns one of the forms of
+    ``noisette.core.forms``, or raises ValueError for a call to which it does not apply.
+
+    The operation itself is called in the same way, once for all examples: it must treat the rows of the first axis
+    apart, and return one tensor. Where a weight among its arguments has no rule, it runs in ``vmap`` instead.
+
+    Guarantee: in the first batch of each shape with two examples or more, the operation's output is compared with that
+    for each example alone, and the rule's gradients, norms and weighted sum with autograd. A rule that is right there
+    and wrong elsewhere is not seen.
 
     Raises:
-        PrivacyError: gradients, norms or weighted sum of the rule are not those of autograd.
+        ValueError: the operand has a rule already, or the rule does not take it.
     """
-    key = _key(rule, examples, operand, arguments)
-    largest = max(float(part.abs().nan_to_num(0, 0, 0).max()) for part in _as_list(dy) if part is not None)
-    if key in _AGREED or largest == 0:
-        return
-    dy = tree_map(lambda part: part if part is None else _clamped(part / largest), dy)
-    trained = [any(item is weight for weight in use.weights) for item in _as_list(arguments[operand])]
-    clamped = {name: tree_map(_clamped, value) for name, value in arguments.items()}
-    truths = _by_autograd(examples, dy, use, operand, clamped, trained)
-    forms = [
-        form for form, is_weight in zip(_as_list(rule(examples, dy, **clamped)), trained, strict=True) if is_weight
+
+    def register(function: Rule) -> Rule:
+        for operation in operations:
+            registry.rule(operation, operand=operand)(function)
+            if operation not in PHYSICAL:
+                leaves(operation)(_for_all_examples)
+        return function
+
+    return register
+
+
+def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The operation, called once for all examples.
+
+    Raises:
+        PrivacyError: its output or a gradient is another one than that of an example alone.
+    """
+    values, structure = tree_flatten((args, dict(kwargs)))
+    batched = [isinstance(value, Tensor) and is_wrapped(value) for value in values]
+    values = [physical(value) if of_examples else value for value, of_examples in zip(values, batched, strict=True)]
+    given, given_by_name = tree_unflatten(values, structure)
+    arguments = named_arguments(func, given, given_by_name)
+    weights = [
+        k for k, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad and not batched[k]
     ]
-    for truth, form in zip(truths, forms, strict=True):
-        error = _relative_error(form, truth)
-        if not error <= _TOLERANCE[truth.dtype]:
-            name, operation = f"{rule.__module__}.{operation_name(rule)}", operation_name(use.operation)
+    operands = {name: k for k in weights for name, value in arguments.items() if value is values[k]}
+    if len(operands) < len(weights) or not all(find_rule(func, name) for name in operands):
+        return NotImplemented
+    for name, place in operands.items():
+        key = (find_rule(func, name), func, name, _shapes(b, arguments))
+        if key in _AGREED:
+            continue
+        try:
+            _compare(func, name, place, values, batched, structure, b)
+        except ValueError:  # the rule does not apply to this call
+            return NotImplemented
+        if b > 1:  # what mixes examples is correct for one
+            _AGREED.add(key)
+    return run(func, given, given_by_name)
+
+
+def _shapes(b: int, arguments: Mapping[str, Any]) -> Hashable:
+    """The shapes of a call, independent of the number of examples."""
+
+    def described(value: Any) -> Hashable:
+        if isinstance(value, Tensor):
+            return value.dtype, tuple(0 if size == b else size for size in value.shape)
+        return repr(value)
+
+    return tuple((name, *map(described, tree_flatten(value)[0])) for name, value in arguments.items())
+
+
+def _compare(
+    func: Operation,
+    operand: str,
+    place: int,
+    values: Sequence[Any],
+    batched: Sequence[bool],
+    structure: TreeSpec,
+    b: int,
+) -> None:
+    """Compare an operation and the rule of an operand with calls for each example alone and autograd.
+
+    Args:
+        func: the operation.
+        operand: the name of the operand, and ``place``, its place among the values.
+        values: the leaves of the arguments, with this ``structure``.
+        batched: which of them have an axis of examples.
+        b: the number of examples.
+
+    Raises:
+        PrivacyError: they differ.
+    """
+    rule = find_rule(func, operand)
+    assert rule is not None
+    with torch._C.DisableTorchFunction(), torch.enable_grad():  # nothing here is a part of the loss
+        values = [_clamped(value) for value in values]
+        weight = values[place] = values[place].requires_grad_()
+        given, by_name = tree_unflatten(values, structure)
+        output = func(*given, **by_name)
+        if not isinstance(output, Tensor) or len(output) != b:
+            raise PrivacyError(f"{_described(func)} must return one tensor with the examples on its first axis")
+        # Not the gradient of the losses, which may be zero where the rule is wrong.
+        dy = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+        alone: list[Tensor] = []
+        truth: list[Tensor] = []
+        for i in range(b):
+            of_one = [value[i] if has else value for value, has in zip(values, batched, strict=True)]
+            given_of_one, by_name_of_one = tree_unflatten(of_one, structure)
+            alone.append(func(*given_of_one, **by_name_of_one))
+            truth += torch.autograd.grad(alone[-1], weight, dy[i], materialize_grads=True)
+        tolerance = _TOLERANCE[weight.dtype]
+        scale = float(output.detach().abs().max()) if output.numel() else 0.0
+        if not all(torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone)):
             raise PrivacyError(
-                f"the rule {name} for {operand} of {operation} differs from autograd by {error:.3g} of the gradient's "
-                "norm, so clipping by it would not bound the gradient; correct it, or use "
-                "engine=noisette.engines.MultiLoss(), which needs no rules"
+                f"{_described(func)} gives another output for all examples together than for each alone: it must keep "
+                "the rows of the first axis apart"
             )
-    if examples.count > 1:  # a rule that mixes examples is correct for one
-        _AGREED.add(key)
+        with torch.no_grad():
+            form = rule(Examples(b), dy, **named_arguments(func, given, by_name))
+            if (shape := form.explicit().shape) != (b, *weight.shape):
+                raise PrivacyError(
+                    f"the rule {_name(rule)} gives gradients of shape {tuple(shape)} for {operand} of shape "
+                    f"{tuple(weight.shape)} and {b} examples; sum over every axis but that of the examples"
+                )
+            error = _relative_error(form, torch.stack(truth))
+    if not error <= tolerance:
+        raise PrivacyError(
+            f"the rule {_name(rule)} for {operand} of {operation_name(func)} differs from "
+            f"autograd by {error:.3g} of the gradient's norm, so clipping by it would not bound the gradient; correct "
+            "it, or leave it out: operations without a rule run in torch.func.vmap"
+        )
 
 
-def _as_list(value: Any) -> Sequence[Any]:
-    return value if type(value) in (list, tuple) else [value]
+def _name(rule: Rule) -> str:
+    return f"{rule.__module__}.{operation_name(rule)}"
+
+
+def _described(func: Operation) -> str:
+    return f"{operation_name(func)}, for which noisette.rule has registered a rule,"
 
 
 def _clamped(value: Any) -> Any:
@@ -72,49 +175,6 @@ def _clamped(value: Any) -> Any:
         precise = value.detach() if value.dtype is torch.float64 else value.detach().float()
         return precise.nan_to_num(0, 0, 0).clamp(-_LARGE, _LARGE)
     return value
-
-
-def _key(rule: Callable[..., Any], examples: Examples, operand: str, arguments: Mapping[str, Any]) -> Hashable:
-    """The rule and the shapes of a call, independent of the number of examples."""
-
-    def described(value: Any) -> Hashable:
-        if isinstance(value, Tensor):
-            return value.dtype, tuple(0 if size == examples.count else size for size in value.shape)
-        return repr(value)
-
-    shapes = tuple((name, *map(described, tree_flatten(value)[0])) for name, value in arguments.items())
-    return rule, operand, examples.axis, examples.inner, shapes
-
-
-def _by_autograd(
-    examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any], trained: Sequence[bool]
-) -> list[Tensor]:
-    """The gradients (b, *shape) of those tensors of the operand that are ``trained``."""
-    items = [
-        item.detach().requires_grad_() if is_weight else item
-        for item, is_weight in zip(_as_list(arguments[operand]), trained, strict=True)
-    ]
-    leaves = [item for item, is_weight in zip(items, trained, strict=True) if is_weight]
-    several = type(arguments[operand]) in (list, tuple)
-    values = dict(arguments) | {operand: type(arguments[operand])(items) if several else items[0]}
-    args = list(values.values())[: len(use.args)]
-    with torch.enable_grad():
-        output = use.operation(*args, **{name: values[name] for name in use.kwargs})
-    reached = [(out, part) for out, part in zip(_as_list(output), _as_list(dy), strict=False) if part is not None]
-    rows: list[tuple[Tensor, ...]] = []
-    for i in range(examples.count):
-        cotangents = []
-        for out, part in reached:
-            alone = torch.zeros(part.shape, dtype=out.dtype, device=out.device)
-            examples.first(alone)[i] = examples.first(part)[i].to(out.dtype)
-            cotangents.append(alone)
-        outputs = [out for out, _ in reached]
-        rows.append(
-            torch.autograd.grad(
-                outputs, leaves, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-        )
-    return [torch.stack(gradients) for gradients in zip(*rows, strict=True)]
 
 
 def _relative_error(form: ExampleGradients, truth: Tensor) -> float:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
+import torch
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.events import StepRelease, in_whole_rounds
+from noisette.accounting.events import StepRelease, UserLevel, in_whole_rounds
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
+from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.recorded_rows import RecordedCall
+from noisette.core.batches import Batch, Fetch
 from noisette.core.keys import SecretKey
-from noisette.core.release import GradientBound
+from noisette.core.model_checks import check_no_batch_norm, check_optimizer
+from noisette.core.noise import GaussianNoise
+from noisette.core.release import GaussianRelease, GradientBound
+from noisette.core.steps import DpSgd, Parts, check_free
+from noisette.mechanisms.banded_factor import correlation_of
+from noisette.mechanisms.banded_noise import BandedNoise
+from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.mechanisms.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.dp_sgd import DpSgdRun
-from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import (
     check_own_records,
@@ -34,17 +45,120 @@ from noisette.run.ranks_agree import (
     ledger_on_ranks,
     settings_of,
 )
-from noisette.sampling.loading import Collate
+from noisette.sampling.fetching import fetch_of
+from noisette.sampling.joint_batch import JointBatch
+from noisette.sampling.loading import Collate, records_of
+from noisette.sampling.microbatch_size import MeasuredSize, memory_of
+from noisette.sampling.schemes import sampler_of, user_records
 from noisette.sampling.users import Users
-from noisette.validation import check_no_batch_norm
-from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
 # depends on the planned number of steps alone, which is public, as the duration of a step is not.
 _MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
 
 
-class PrivateRun(DpSgdRun):
+class LedgerAccount:
+    """Accounts for the steps of a run in its ledger, several of them at once, within the budget.
+
+    Args:
+        terms: the parameters of the run.
+        accountant: computes epsilon.
+        ledger: records each step before its batch is drawn, and each release before its noise is.
+        dimensions: number of elements that each step adds noise to.
+        ranks: the processes of the run; the ledger of rank 0 is the one that counts.
+        steps_spent: by an earlier process of this run.
+    """
+
+    def __init__(
+        self,
+        terms: RunParameters,
+        accountant: Accountant,
+        ledger: Ledger,
+        dimensions: int,
+        ranks: AnyRanks,
+        steps_spent: int,
+    ) -> None:
+        self.spending = PrivacyBudget(terms, accountant, ledger, dimensions)
+        self.ledger = ledger
+        self._event = terms.event
+        self._ranks = ranks
+        self._recorded = RecordedRun(terms.run, dimensions)
+        lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
+        self.lease = in_whole_rounds(terms.event, lease)
+        self.reserved = 0
+        self._steps = terms.steps
+        self._first = self._spent = steps_spent
+        self._own_lines = 0
+        self._other_lines = ledger.entries  # that this object did not write
+        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
+        self._checked = self._other_releases()  # what the budget was computed with
+
+    def reserve(self, step: int, steps_left: int) -> None:
+        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
+
+        Raises:
+            PrivacyError: something else was released meanwhile, so that the steps left do not fit in the budget.
+        """
+        if self.reserved:
+            return
+        with (
+            self._ranks.unanimous(f"the reservation of step {step}"),
+            self.ledger.lock,  # nothing else is reserved between the check and the reservation
+        ):
+            others = self.ledger.entries - self._own_lines
+            if others != self._other_lines and self._other_releases() != self._checked:
+                self.check_budget(steps_left)
+            self._other_lines = others
+            lease = in_whole_rounds(self._event, min(self.lease, steps_left))
+            self.ledger.reserve(self._event, lease, run=self._recorded)
+        self.reserved = lease
+        self._own_lines += 1
+        self._follow_first_rank(others)
+
+    def commit(self) -> None:
+        """Write the release of a step to the ledger before its noise is drawn."""
+        self.ledger.commit(self._event, run=self._recorded)
+        self._own_lines += 1
+        self.reserved -= 1
+        self._spent += 1
+
+    def give_back(self) -> None:
+        """Give the steps back to the ledger that were reserved and not released."""
+        self.ledger.release(run=self._recorded)
+
+    def still_to_come(self) -> float:
+        """How many times the steps of this process so far are still to come."""
+        return (self._steps - self._spent) / max(1, self._spent - self._first)
+
+    def check_budget(self, steps_left: int) -> None:
+        """Check that the remaining steps fit in the budget, together with everything in the ledger.
+
+        Raises:
+            PrivacyError: they do not.
+        """
+        with self.ledger.lock:
+            self.spending.check_budget(steps_left)
+            self._checked = self._other_releases()
+
+    def _other_releases(self) -> Mapping[Event, int]:
+        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
+        others = Counter(self.ledger.events)
+        others[self._event] -= self._spent + self.reserved
+        return others
+
+    def _follow_first_rank(self, others: int) -> None:
+        """Where something else was released on rank 0, the other ranks learn of it."""
+        if self._ranks.size == 1:
+            return
+        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
+        if told[0]["others"] != self._known_of_first:
+            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
+            self._known_of_first = told[0]["others"]
+            if self._ranks.rank:
+                self.ledger.follow(totals)
+
+
+class PrivateRun(DpSgd):
     """A training run with a privacy guarantee: the ledger records each step before its batch is drawn.
 
     Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. The ``steps_lost`` in a crash
@@ -60,8 +174,6 @@ class PrivateRun(DpSgdRun):
         terms: RunParameters,
         accountant: Accountant,
         ledger: Ledger,
-        separability: Literal["asserted"] | None = None,
-        example: object = None,
         users: Users | None = None,
         collate_fn: Collate | None = None,
         steps_taken: int = 0,
@@ -70,42 +182,62 @@ class PrivateRun(DpSgdRun):
         key: SecretKey,
         ranks: AnyRanks,
     ) -> None:
+        event, batch_size, steps_spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
+        records = records_of(dataset, collate_fn)
+        by_user = user_records(event, users, dataset, records.size, key)
+        if isinstance(event, UserLevel) and by_user is not None:
+            records = by_user.of(records, event.records)
         dimensions = sum(p.numel() for part in bound.pop_sums() for p in part.params)
-        self._spending = PrivacyBudget(terms, accountant, ledger, dimensions)
+        account = LedgerAccount(terms, accountant, ledger, dimensions, ranks, steps_spent)
+        devices = {p.device for p in bound.parameters.values()}
+        new_batch = partial(Batch, records=records, measured=MeasuredSize(memory_of(devices)))
+        if any(map(is_sharded, bound.parameters.values())):
+            # The ranks of a sharded model take every microbatch together; others meet once a step.
+            new_batch = partial(JointBatch, records=records, measured=MeasuredSize(memory_of(devices)), ranks=ranks)
+        schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
+        noise = GaussianNoise(key, CompiledNoise(schedule, account.still_to_come))
+        correlation = correlation_of(event, terms.steps - steps_spent)
+        joint = JointSums(
+            noise if tuple(correlation) == (1.0,) else BandedNoise(noise, correlation), ranks, correlation
+        )
+        if isinstance(bound, PerExampleClip):
+            bound.ranks = ranks
+        gather = records.gather
+
+        def open_fetch(workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
+            return fetch_of(gather, workers=workers, ahead=ahead, to=to)
+
         super().__init__(
             bound,
             optimizer,
-            dataset,
-            key=key,
-            event=terms.event,
-            expected_batch_size=terms.expected_batch_size,
+            Parts(
+                sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
+                records=records,
+                new_batch=new_batch,
+                open_fetch=open_fetch,
+                release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
+                account=account,
+                ranks=ranks,
+                key=key,
+            ),
+            sampling_rate=event.sampling_rate,
+            expected_batch_size=batch_size,
             steps=terms.steps,
-            separability=separability,
-            users=users,
-            collate_fn=collate_fn,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
-            ranks=ranks,
         )
         self.terms = terms
         self.accountant = accountant
         self.ledger = ledger
         self.extras = extras
+        self._paid = account
+        self._all_ranks = ranks
         self._dataset = dataset
-        self._recorded = RecordedRun(terms.run, dimensions)
-        lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
-        self._lease = in_whole_rounds(terms.event, lease)
-        self._reserved = self._own_entries = 0
-        self._other_entries = ledger.entries  # lines in the ledger that this object did not write
-        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
-        self._checked = self._other_releases()  # what the budget was computed with
+        self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
         self._own_ranks = self._is_closed = False
-        if separability == "asserted":
-            hook = ValidateOnFirstCall(bound, example)
-            self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
 
     def __repr__(self) -> str:
         return as_text("PrivateRun", self._shown())
@@ -138,8 +270,6 @@ class PrivateRun(DpSgdRun):
         ledger: Ledger,
         own_ledger: Ledger | None,
         own_ranks: bool,
-        separability: Literal["asserted"] | None,
-        example: object,
         users: Users | None,
         collate_fn: Collate | None = None,
         saved: SavedRun | None = None,
@@ -163,8 +293,6 @@ class PrivateRun(DpSgdRun):
                     terms=terms,
                     accountant=accountant,
                     ledger=ledger,
-                    separability=separability,
-                    example=example,
                     users=users,
                     collate_fn=collate_fn,
                     steps_taken=taken,
@@ -176,18 +304,18 @@ class PrivateRun(DpSgdRun):
             ranks.check_equal("the start of the run", run._facts)
             check_own_records(run._records, ranks)
             check_same_records(dataset, run._user_numbers, ranks)
-            run._lease = int(ranks.largest("the lease", {"steps": run._lease})["steps"])
+            run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
             if run is not None:
-                run._remove_hooks()
+                run.end()
             raise
         run._own_ledger, run._own_ranks = own_ledger, own_ranks
         return run
 
     def _facts(self) -> dict[str, object]:
         """What must be equal on all ranks."""
-        settings = {"number of records": self._records.size, "separability": self.separability}
-        return facts_of(self.bound.model, self.optimizer, settings | settings_of(self.bound))
+        settings = {"number of records": self._records.size} | settings_of(self.bound)
+        return facts_of(self.bound.model, self.optimizer, settings)
 
     @property
     def event(self) -> StepRelease:
@@ -199,11 +327,42 @@ class PrivateRun(DpSgdRun):
 
         Guarantee: an upper bound, from the accountant, with the noise generator's tail subtracted from delta.
         """
-        return self._spending.epsilon(delta=delta)
+        return self._paid.spending.epsilon(delta=delta)
 
     def delta_for_noise(self, delta: float) -> float:
         """What is left of this delta for the Gaussian mechanisms after subtracting the noise generator's tail."""
-        return self._spending.delta_for_noise(delta)
+        return self._paid.spending.delta_for_noise(delta)
+
+    def before_call(self) -> None:
+        """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""
+        self._keep_seed_secret()
+
+    def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
+        """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
+
+        Args:
+            calls: of the model, each with the same records as rows, and the gradients that arrived at its outputs.
+            scale: what these gradients are multiplied with.
+
+        Raises:
+            PrivacyError: there is no microbatch, or more rows than examples of it are left.
+        """
+        assert isinstance(self.bound, PerExampleClip)
+        batch, count = self._batch, calls[0].count
+        if batch is None or batch.current is None or count > batch.current:
+            self._current_batch(count)
+            return
+        self.bound.accumulate_recorded(calls, scale)
+        batch.bounded += count
+        batch.current = batch.current - count or None
+
+    def check_budget(self) -> None:
+        """Check that the remaining steps fit in the budget, together with everything in the ledger.
+
+        Raises:
+            PrivacyError: they do not.
+        """
+        self._paid.check_budget(self.steps_left)
 
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
@@ -225,12 +384,11 @@ class PrivateRun(DpSgdRun):
         folder = Path(folder)
         if isinstance(self.bound, PerExampleClip):
             self.bound.reshard()
-        if self._ranks.size > 1:
-            self._ranks.check_equal(f"run.save after step {self.steps_taken}", lambda: digests_of(self.bound.model))
-        with self._ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
-            self._seal.before_saving()
+        if self._all_ranks.size > 1:
+            self._all_ranks.check_equal(f"run.save after step {self.steps_taken}", lambda: digests_of(self.bound.model))
+        with self._all_ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
             learned = capture_state(self.bound.model, self.optimizer)
-            if self._ranks.rank == 0:
+            if self._all_ranks.rank == 0:
                 self._write(folder, learned, self.extras if extras is None else extras)
         self._saved_in = folder
 
@@ -265,8 +423,6 @@ class PrivateRun(DpSgdRun):
         *,
         accountant: Accountant | None = None,
         ledger: Ledger | Path | str | None = None,
-        separability: Literal["asserted"] | None = None,
-        example: object = None,
         users: Users | None = None,
         collate_fn: Collate | None = None,
         ranks: AnyRanks | None = None,
@@ -283,8 +439,6 @@ class PrivateRun(DpSgdRun):
             dataset: the same records.
             accountant: computes epsilon; ``PldAccountant()`` unless given.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
-            separability: as for :func:`privatize`.
-            example: as for :func:`privatize`.
             ranks: as for :func:`privatize`; their number may be another one than before. Each reads the folder, so it
                 lies on a file system that all share.
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
@@ -309,6 +463,7 @@ class PrivateRun(DpSgdRun):
                 saved = SavedRun.read(folder)
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
+                check_free(optimizer, bound)
                 saved.check_fits(bound, optimizer)
             ranks.check_equal(
                 "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
@@ -327,13 +482,11 @@ class PrivateRun(DpSgdRun):
                 ledger=ledger,
                 own_ledger=own,
                 own_ranks=own_ranks,
-                separability=separability,
-                example=example,
                 users=users,
                 collate_fn=collate_fn,
                 saved=saved,
             )
-            undone.callback(run._remove_hooks)
+            undone.callback(run.end)
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
                     run._check_data(folder)
@@ -353,72 +506,19 @@ class PrivateRun(DpSgdRun):
                 "the data set is not the one that the run began with; resume it with the same records of the same users"
             )
 
-    def check_budget(self) -> None:
-        """Check that the remaining steps fit in the budget, together with everything in the ledger.
-
-        Raises:
-            PrivacyError: they do not.
-        """
-        with self.ledger.lock:
-            self._spending.check_budget(self.steps_left)
-            self._checked = self._other_releases()
-
-    def _other_releases(self) -> Mapping[Event, int]:
-        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
-        others = Counter(self.ledger.events)
-        others[self.terms.event] -= self.steps_spent + self._reserved
-        return others
-
-    def _reserve_step(self) -> None:
-        """Write the step to the ledger before its batch is drawn, so that no crash can hide what was spent."""
-        if self._reserved == 0:
-            with (
-                self._ranks.unanimous(f"the reservation of step {self.steps_taken}"),
-                self.ledger.lock,  # nothing else is reserved between the check and the reservation
-            ):
-                others = self.ledger.entries - self._own_entries
-                if others != self._other_entries and self._other_releases() != self._checked:
-                    self.check_budget()  # something else was released meanwhile
-                self._other_entries = others
-                lease = in_whole_rounds(self.terms.event, min(self._lease, self.steps_left))
-                self.ledger.reserve(self.terms.event, lease, run=self._recorded)
-            self._reserved = lease
-            self._own_entries += 1
-            self._follow_ledger(others)
-
-    def _steps_reserved(self) -> int:
-        return min(self._reserved, self.steps_left)
-
-    def _follow_ledger(self, others: int) -> None:
-        """Where something else was released on rank 0, the other ranks learn of it."""
-        if self._ranks.size == 1:
-            return
-        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
-        if told[0]["others"] != self._known_of_first:
-            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
-            self._known_of_first = told[0]["others"]
-            if self._ranks.rank:
-                self.ledger.follow(totals)
-
-    def _commit_step(self) -> None:
-        self.ledger.commit(self.terms.event, run=self._recorded)
-        self._own_entries += 1
-        self._reserved -= 1
-
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
-        self._remove_hooks()
-        self.bound.close()
+        super().close()
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            if self._ranks.all_close():  # no rank can still release a step
-                self.ledger.release(run=self._recorded)
+            if self._all_ranks.all_close():  # no rank can still release a step
+                self._paid.give_back()
         finally:
             if self._own_ranks:
-                self._ranks.close()
+                self._all_ranks.close()
             if self._own_ledger is not None:
                 self._own_ledger.close()
-        if self._saved_in is not None and not self.steps_left and self._ranks.rank == 0:
+        if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
             Fingerprint.remove(self._saved_in)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.checks import plain
@@ -19,15 +18,15 @@ from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
-from noisette.core.release import DerivedBound, GradientBound, parts_of
+from noisette.core.model_checks import check_no_batch_norm, check_optimizer
+from noisette.core.release import GradientBound, parts_of
+from noisette.core.steps import check_free
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.sampling.loading import Collate
 from noisette.sampling.schemes import Poisson, ReleaseOf, Sampling, releases
 from noisette.sampling.users import Users
-from noisette.validation import Call, check_no_batch_norm, check_worst_case
-from noisette.validation.optimizer import check_optimizer
 
 
 def privatize(
@@ -46,8 +45,6 @@ def privatize(
     accountant: Accountant | None = None,
     ledger: Ledger | Path | str | None = None,
     allow_large_delta: bool = False,
-    separability: Literal["asserted"] | None = None,
-    example: object = None,
     sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
     users: Users | None = None,
     collate_fn: Collate | None = None,
@@ -77,34 +74,28 @@ def privatize(
         ledger: records every release; in memory unless given. A path is opened for the run, and closed with it; of
             several ranks rank 0 alone opens it, and the others keep a copy in memory.
         allow_large_delta: accept a delta of one over the declared size or more.
-        separability: ``"asserted"`` permits ``run.backward(losses)``, for models that cannot be vectorised: you assert
-            that your model and loop keep the examples apart. ``run.accumulate`` needs no such assertion.
-        example: public inputs for the checks of the model, where it has rules that random inputs break (a last token,
-            lengths, ranges): one public record or a few, in the form in which the model is called. A tensor, a tuple
-            of positional arguments (the last entry may be a mapping of keyword arguments), or a mapping. Whole numbers
-            are then also drawn at random between its lowest and its highest.
         sampling: how batches are drawn: ``Poisson()`` unless given, ``TruncatedPoisson(largest_batch)`` for batches of
             at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
         users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
             Records or users are sampled, whichever costs less at the same expected batch size.
         collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
-            given. The form in which it hands out a record must not depend on the other ones: use
-            :class:`PaddedBuckets` where sequences differ in length.
+            given. It sees one record at a time, and what it returns is joined by rows: use :class:`PaddedBuckets` where
+            sequences differ in length.
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
-    one user, of all weights and optimizer states of the run together, provided that the key stays in the processes of
-    the run, that these and the network between them are one trusted party, and, with ``separability="asserted"``, that
-    model and loop keep the examples apart.
+    one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says,
+    provided that the key stays in the processes of the run, and that these and the network between them are one
+    trusted party.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
         ValueError: numbers outside their domain, contradicting or missing; all problems are listed. A record has no
             user, the users are not those of the records, or the ledger has a guarantee of another kind.
-        PrivacyError: the model mixes examples, the optimizer does not fit the bound, the budget does not pay for the
-            steps with the given noise, the data set has more records than truncated batches are paid for, or the ranks
-            differ. What one rank raises, all raise.
+        PrivacyError: the model has batch norm in training mode, the optimizer does not fit the bound or is stepped by
+            another run that is not finished, the budget does not pay for the steps with the given noise, the data set
+            has more records than truncated batches are paid for, or the ranks differ. What one rank raises, all raise.
     """
     own_ranks, ranks = ranks is None, ranks_of(ranks)
     expected_batch_size, sampling_rate = plain(expected_batch_size), plain(sampling_rate)
@@ -140,9 +131,7 @@ def privatize(
             check_delta(delta, one_over_size, allow_large_delta)
             check_no_batch_norm(bound.model)
             check_optimizer(optimizer, bound)
-            if separability is None and isinstance(bound, DerivedBound):
-                dtype = next(iter(bound.parameters.values())).dtype
-                check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
+            check_free(optimizer, bound)
         declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
         ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()
@@ -173,8 +162,6 @@ def privatize(
                 ledger=ledger,
                 own_ledger=own,
                 own_ranks=own_ranks,
-                separability=separability,
-                example=example,
                 users=users,
                 collate_fn=collate_fn,
             )

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
-from noisette.sampling.record_forms import check_one_form
+from noisette.sampling.collation import collated
 
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
@@ -73,7 +72,9 @@ class PaddedBuckets:
     def __getitem__(self, index: int) -> Any:
         """The record with this index, padded to the bucket of its own length."""
         record, edge = self._records[index], self.edges[self._edge_of[index]]
-        padded = {name: _padded(_sequence(value), edge, fill) for name, value, fill in self._sequences(index, record)}
+        padded = {
+            name: _padded(sequence, edge, fill) for name, (sequence, fill) in self._sequences(index, record).items()
+        }
         if isinstance(record, Mapping):
             return dict(record) | padded
         if isinstance(record, tuple):
@@ -91,15 +92,13 @@ class PaddedBuckets:
         Raises:
             ValueError: a field that is not padded has another shape in some record, or records differ in their fields.
         """
-        records = [self[index] for index in at.tolist()]
-        check_one_form(records, _NOT_PADDED)
-        return default_collate(records)
+        return collated([self[index] for index in at.tolist()], _NOT_PADDED)
 
     def _lengths(self) -> Iterator[int]:
         """The length of each record, checked to have the same fields as the first record."""
         first: dict[Name, tuple[Any, ...]] = {}
         for index in range(len(self._records)):
-            sequences = {name: _sequence(v) for name, v, _ in self._sequences(index, self._records[index])}
+            sequences = {name: one for name, (one, _) in self._sequences(index, self._records[index]).items()}
             found = {name: (sequence.dtype, *sequence.shape[1:]) for name, sequence in sequences.items()}
             first = first or found
             if found != first:
@@ -109,25 +108,23 @@ class PaddedBuckets:
                 raise ValueError(f"the padded fields of record {index} differ in length: {lengths}")
             yield next(iter(lengths.values()))
 
-    def _sequences(self, index: int, record: Any) -> Iterator[tuple[Name, Any, float]]:
-        """Name, value and padding of each field of this record that is a sequence."""
+    def _sequences(self, index: int, record: Any) -> dict[Name, tuple[Tensor, float]]:
+        """By name, each field of this record that is a sequence, and what fills it up."""
         fields: Mapping[Any, Any] = {None: record}
-        if isinstance(record, Mapping):
-            fields = record
-        elif isinstance(record, tuple):
-            fields = dict(enumerate(record))
+        if isinstance(record, Mapping | tuple):
+            fields = record if isinstance(record, Mapping) else dict(enumerate(record))
         if isinstance(self._pad, Mapping):
-            if missing := [name for name in self._pad if name not in fields]:
-                raise ValueError(f"record {index} has no field {missing[0]!r}, which is to be padded")
-            yield from ((name, fields[name], fill) for name, fill in self._pad.items())
+            fills: Mapping[Any, float] = self._pad
         elif isinstance(record, Mapping):
             raise TypeError(
                 f"name the fields of record {index} that are padded, such as "
                 f'pad={{"input_ids": 0, "attention_mask": 0}}; it has {", ".join(map(str, record))}'
             )
         else:
-            name = 0 if isinstance(record, tuple) else None
-            yield name, fields[name], self._pad
+            fills = {next(iter(fields), 0): self._pad}
+        if missing := [name for name in fills if name not in fields]:
+            raise ValueError(f"record {index} has no field {missing[0]!r}, which is to be padded")
+        return {name: (_sequence(fields[name]), fill) for name, fill in fills.items()}
 
 
 def _sequence(value: Any) -> Tensor:

@@ -3,59 +3,50 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette._internal.random_state import generator_apart, seed_worker_secretly
-from noisette._internal.tensor_tree import map_leaves
-from noisette.sampling.loading import Gather, may_draw
+from noisette.core.randomness import generator_apart, seed_worker_secretly
+from noisette.core.trees import map_leaves, tensors
+from noisette.sampling.loading import Gather, Rows
 
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
-
-
-class Source(Protocol):
-    """Fetches the microbatches of a plan, some of them ahead."""
-
-    def microbatches(self, parts: Parts) -> Iterator[Any]:
-        """The microbatch of each part, in order. A plan may be left early, and then another one begins."""
-        ...
-
-    def close(self) -> None:
-        """End the thread or the processes."""
-        ...
 
 
 class Thread:
     """One thread of this process, or where nothing is loaded ahead, that of the caller."""
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
-        self._gather = gather if to is None else _Moved(gather, to)
+        self._gather = gather
         self._ahead = ahead
+        self._to = to
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
-        if not self._ahead:
-            yield from (_arrived(self._gather(part)) for part in parts)
-            return
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
         begun = list(islice(parts, 1 + self._ahead))
         if len(begun) == 1:  # there is nothing to do meanwhile
-            yield _arrived(self._gather(begun[0]))
+            yield _arrived(self._sent(begun[0]))
+            yield from (_arrived(self._sent(part)) for part in parts)
             return
-        asked = deque(self._helper.submit(self._gather, part) for part in begun)
+        asked = deque(self._helper.submit(self._sent, part) for part in begun)
         while asked:
             yield _arrived(asked.popleft().result())
-            asked.extend(self._helper.submit(self._gather, part) for part in islice(parts, 1))
+            asked.extend(self._helper.submit(self._sent, part) for part in islice(parts, 1))
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
+
+    def _sent(self, part: np.ndarray) -> _Sent:
+        return _Sent(self._gather(part), self._to)
 
 
 class Processes:
@@ -86,26 +77,22 @@ class Processes:
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
         self._plan.parts = parts
-        loaded = iter(self._loader)
-        while True:
-            try:
-                microbatch = next(loaded)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if "exited unexpectedly" not in str(error):
-                    raise
-                raise RuntimeError(
-                    "a process that loads records died, perhaps for want of memory (of shared memory in a container). "
-                    "The step is not released, and stays paid for until the run is closed. Close the run and resume it "
-                    "from its checkpoint, with fewer workers or batches(workers=0)"
-                ) from error
-            yield microbatch if self._to is None else _arrived(_Copied(microbatch, self._to))
+        try:
+            for microbatch in self._loader:
+                yield _arrived(_Sent(microbatch, self._to))
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error):
+                raise
+            raise RuntimeError(
+                "a process that loads records died, perhaps for want of memory (of shared memory in a container). "
+                "The step is not released, and stays paid for until the run is closed. Close the run and resume it "
+                "from its checkpoint, with fewer workers or batches(workers=0)"
+            ) from error
 
     def close(self) -> None:
-        running = self._loader._iterator
-        if running is not None:
+        if (running := self._loader._iterator) is not None:
             running._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
             self._loader._iterator = None
 
@@ -117,7 +104,7 @@ class Fetch:
     is dropped.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Thread | Processes) -> None:
         self._source = source
         self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
         self._arriving: Iterator[Any] = iter(())
@@ -130,7 +117,6 @@ class Fetch:
             plan: makes the parts from this one on, of this batch and of those that may be drawn ahead.
         """
         if not self._planned or not np.array_equal(self._planned[0], part):
-            self._planned.clear()
             self._arriving = self._source.microbatches(self._noted(plan()))
         try:
             microbatch = next(self._arriving)
@@ -145,7 +131,7 @@ class Fetch:
         self._arriving = iter(())
         self._source.close()
 
-    def _noted(self, parts: Iterable[np.ndarray]) -> Parts:
+    def _noted(self, parts: Parts) -> Parts:
         planned = self._planned = deque()  # a plan that was left notes nothing in that of its successor
         for part in parts:
             planned.append(part)
@@ -165,9 +151,8 @@ def fetch_of(gather: Gather, *, workers: int, ahead: int, to: torch.device | str
             raise ValueError(f"expected {name} to be at least 0, got {number}")
     device = None if to is None else torch.device(to)
     if not workers:
-        # Code of the user's may draw from the generators of this process. What computes meanwhile draws from the same
-        # ones, and brings them into earlier states where it computes a block once more.
-        return Fetch(Thread(gather, 0 if may_draw(gather) else ahead, device))
+        # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.
+        return Fetch(Thread(gather, ahead if isinstance(gather, Rows) else 0, device))
     if not ahead:
         raise ValueError("processes load ahead: expected ahead to be at least 1 with workers, got 0")
     return Fetch(Processes(gather, workers, ahead, device))
@@ -197,51 +182,36 @@ def _as_it_is(microbatch: Any) -> Any:
     return microbatch
 
 
-class _Moved:
-    """Gathers a microbatch and begins its copy to a device."""
+class _Sent:
+    """A microbatch on its way to a device, on a stream of its own; without a device it is where it is."""
 
-    def __init__(self, gather: Gather, to: torch.device) -> None:
-        self._gather = gather
-        self._to = to
+    def __init__(self, microbatch: Any, to: torch.device | None) -> None:
+        self.copy = microbatch
+        self.done: Any = None  # the event after the copy
+        if to is not None and to.type == "cuda":
+            # Is kept until the copy is waited for.
+            self.pinned = _each(microbatch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+            with torch.cuda.stream(stream := _side_stream(to)):
+                self.copy = _each(self.pinned, lambda tensor: tensor.to(to, non_blocking=True))
+                self.done = stream.record_event()
+        elif to is not None:
+            self.copy = _each(microbatch, lambda tensor: tensor.to(to, non_blocking=True))
 
-    def __call__(self, at: np.ndarray) -> Any:
-        microbatch = self._gather(at)
-        if self._to.type == "cuda":
-            microbatch = map_leaves(lambda leaf: leaf.pin_memory() if isinstance(leaf, Tensor) else leaf, microbatch)
-        return _Copied(microbatch, self._to)
+
+def _each(microbatch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, microbatch)
 
 
-class _Copied:
-    """A microbatch on its way to a device, on a stream of its own."""
-
-    def __init__(self, microbatch: Any, to: torch.device) -> None:
-        self._pinned = microbatch  # is kept until the copy is waited for
-        self._stream = _side_stream(to) if to.type == "cuda" else None
-        with torch.cuda.stream(self._stream):  # without effect on a processor
-            self._copy = map_leaves(
-                lambda leaf: leaf.to(to, non_blocking=True) if isinstance(leaf, Tensor) else leaf, microbatch
-            )
-            self._done = None if self._stream is None else self._stream.record_event()
-
-    def arrive(self) -> Any:
-        """The copy, for use on the current stream."""
-        if self._done is not None:
-            current = torch.cuda.current_stream(self._stream.device)  # pyright: ignore[reportOptionalMemberAccess]
-            current.wait_event(self._done)
-            map_leaves(lambda leaf: _used_on(leaf, current), self._copy)
-        return self._copy
+def _arrived(sent: _Sent) -> Any:
+    """The copy, for use on the current stream."""
+    if sent.done is not None:
+        for tensor in tensors(sent.copy):
+            current = torch.cuda.current_stream(tensor.device)
+            current.wait_event(sent.done)
+            tensor.record_stream(current)  # its memory is not given out again before the stream is done with it
+    return sent.copy
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-def _used_on(leaf: Any, stream: torch.cuda.Stream) -> Any:
-    if isinstance(leaf, Tensor) and leaf.is_cuda:
-        leaf.record_stream(stream)  # its memory is not given out again before the stream is done with it
-    return leaf
-
-
-def _arrived(microbatch: Any) -> Any:
-    return microbatch.arrive() if isinstance(microbatch, _Copied) else microbatch

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from noisette.core.batches import Batch
+from noisette.core.batches import Batch, Records
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks
-from noisette.sampling.loading import Records
 
 
 @dataclass(repr=False)
@@ -26,7 +25,6 @@ class JointBatch(Batch):
     """
 
     ranks: AnyRanks = field(default_factory=Alone)
-    is_blank: bool = False  # the microbatch that awaits its backward pass
 
     def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """As of a :class:`Batch`, and as many on all ranks."""
@@ -46,7 +44,6 @@ class JointBatch(Batch):
                     "together, also where a rank has no examples left and gets a blank one"
                 )
             self.is_blank = False
-            self.before_each()
 
 
 def blank(records: Records) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from mmap import ALLOCATIONGRANULARITY
 from typing import Any
 
 import numpy as np
@@ -11,38 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from noisette.core.batches import Records
 from noisette.sampling.buckets import PaddedBuckets
-from noisette.sampling.mapped_file import MappedFile
-from noisette.sampling.record_forms import check_one_form
+from noisette.sampling.collation import collated, joined
 
-Gather = Callable[[np.ndarray], Any]  # indices of records -> one collated microbatch
-Collate = Callable[[list[Any]], Any]  # records -> one collated microbatch
-
-_PAD = ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape"
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of a data set: how many there are, and how some of them are fetched as one microbatch.
-
-    ``gather`` can be pickled if the data set can. It is all that a loading process gets.
-    """
-
-    size: int  # that batches are drawn from
-    gather: Gather
-    buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
-    check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
-    own: range | None = None  # the records that this process holds, where every process holds others
-
-    def held(self, indices: np.ndarray) -> np.ndarray:
-        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
-
-        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
-        """
-        if self.own is None:
-            return indices
-        first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
-        return indices[first:end] - self.own.start
+Gather = Callable[[np.ndarray], Any]  # indices of records -> one microbatch
+Collate = Callable[[list[Any]], Any]  # a list of one record -> a microbatch of this record
 
 
 class OwnRecords:
@@ -97,9 +73,11 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
     """How the records of a data set are loaded.
 
     Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Any other data set with ``len``
-    and indexing, such as a list of records, has its examples fetched and collated as a ``DataLoader`` would, by
-    ``collate_fn`` if it is given.
+    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Of any other data set with
+    ``len`` and indexing, such as a list of records, each record is fetched alone. ``collate_fn``, if it is given,
+    collates each one alone as well, and the results are joined by their rows.
+
+    Guarantee: no code of the data set's or the caller's sees two records at once.
 
     Raises:
         TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it; a column is no tensor or
@@ -108,35 +86,27 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
     """
     if isinstance(dataset, OwnRecords):
         return dataset.records(collate_fn)
+    if collate_fn is default_collate:
+        collate_fn = None
     if isinstance(dataset, PaddedBuckets):
-        padded = _Collated(dataset, collate_fn) if collate_fn else dataset.collate
+        padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
         return Records(len(dataset), padded, dataset.buckets)
     if isinstance(dataset, TensorDataset) and collate_fn is None and _gives_rows(type(dataset)):
         dataset = dataset.tensors
     columns = _columns_of(dataset)
-    if columns is not None:
-        if collate_fn is not None:
-            raise TypeError(
-                "collate_fn makes a microbatch of a list of records, and these are columns: give a list of records, a "
-                "TensorDataset, or another data set with __len__ and __getitem__"
-            )
-        if any(isinstance(column, np.ma.MaskedArray) for column in columns):
-            raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
-        return Records(_common_length(columns), _Rows(dataset))
-    if isinstance(dataset, list) and _are_tensors(dataset):
-        _refuse_columns(dataset)
-    if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
+    if columns is None:
+        _check_records(dataset)
+        return Records(len(dataset), EachAlone(dataset, collate_fn))
+    if collate_fn is not None:
         raise TypeError(
-            "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
-            "(x, torch.tensor(y)), or a list of records"
+            "collate_fn makes a microbatch of records, and these are columns: give a list of records, a TensorDataset, "
+            "or another data set with __len__ and __getitem__"
         )
-    # A table of pandas is indexed by column.
-    if isinstance(dataset, IterableDataset) or not _is_indexable(dataset) or hasattr(dataset, "iloc"):
-        raise TypeError(
-            f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
-            "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
-        )
-    return Records(len(dataset), _Collated(dataset, collate_fn or _collate))
+    if any(isinstance(column, np.ma.MaskedArray) for column in columns):
+        raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
+    if len(lengths := {len(column) for column in columns}) != 1:
+        raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
+    return Records(lengths.pop(), Rows(dataset))
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
@@ -166,28 +136,6 @@ def _are_tensors(values: Sequence[Any]) -> bool:
     return all(isinstance(value, Tensor | np.ndarray) for value in values)
 
 
-def _is_indexable(dataset: Any) -> bool:
-    return isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
-
-
-def _refuse_columns(tensors: list[Any]) -> None:
-    """Check that the tensors of a list are records.
-
-    Records of one data set have positions of one type and shape. Tensors that differ in it, and are fewer than their
-    common length, look like columns.
-
-    Raises:
-        ValueError: they look like columns.
-    """
-    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
-    kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in tensors}
-    if len(kinds) > 1 and len(lengths) == 1 and len(tensors) < (rows := lengths.pop()):
-        raise ValueError(
-            f"a list of {len(tensors)} tensors of {rows} rows may mean {len(tensors)} records or {rows}: a list is a "
-            "list of records; give columns as a tuple, (x, y)"
-        )
-
-
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
     """The columns of a data set that has its records in columns.
 
@@ -209,25 +157,80 @@ def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
     return list(dataset.values())
 
 
-class _Rows:
-    """Rows of one column, or of each column of a tuple or a dictionary."""
+def _check_records(dataset: Any) -> None:
+    """Check that a data set without columns is indexed by record.
+
+    Raises:
+        TypeError: it has no length or index by record.
+        ValueError: it is a list of tensors that differ in type or shape and are fewer than their common length, which
+            look like columns: records of one data set have positions of one type and shape.
+    """
+    if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
+        raise TypeError(
+            "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
+            "(x, torch.tensor(y)), or a list of records"
+        )
+    is_indexable = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+    # A table of pandas is indexed by column.
+    if isinstance(dataset, IterableDataset) or not is_indexable or hasattr(dataset, "iloc"):
+        raise TypeError(
+            f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
+            "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
+        )
+    if not isinstance(dataset, list) or not _are_tensors(dataset):
+        return
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in dataset}
+    kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in dataset}
+    if len(kinds) > 1 and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
+        raise ValueError(
+            f"a list of {len(dataset)} tensors of {rows} rows may mean {len(dataset)} records or {rows}: a list is a "
+            "list of records; give columns as a tuple, (x, y)"
+        )
+
+
+class EachAlone:
+    """Gathers records of a data set that is indexed by record: each is fetched, and by ``collate`` collated, alone."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __call__(self, at: np.ndarray) -> Any:
+        records = [record(self._dataset, index) for index in at.tolist()]
+        return collated(records) if self._collate is None else joined([self._collate([one]) for one in records])
+
+
+def record(dataset: Any, index: int) -> Any:
+    """One record, as the loader of torch fetches it for a batch of one.
+
+    Raises:
+        ValueError: the data set makes none or several of it.
+    """
+    if not hasattr(dataset, "__getitems__"):
+        return dataset[index]
+    found = dataset.__getitems__([index])
+    if len(found) != 1:
+        raise ValueError(
+            f"the data set makes {len(found)} records of the one with index {index}: make one of each, or prepare the "
+            "data set beforehand, as by its map()"
+        )
+    return found[0]
+
+
+class Rows:
+    """Gathers rows of one column, or of each column of a tuple or a dictionary, and calls no code of the user."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
 
     def __getstate__(self) -> Any:
-        return _each(self._columns, MappedFile.of)  # a process that loads records maps the file itself
+        return _each(self._columns, _place_in_file)  # a process that loads records maps the file itself
 
     def __setstate__(self, columns: Any) -> None:
-        self._columns = _each(columns, lambda column: column.array() if isinstance(column, MappedFile) else column)
+        self._columns = _each(columns, lambda column: column() if isinstance(column, partial) else column)
 
     def __call__(self, at: np.ndarray) -> Any:
         return _each(self._columns, lambda column: _rows(column, at))
-
-
-def may_draw(gather: Gather) -> bool:
-    """Whether loading records runs code of the user, which may draw random numbers; rows of columns draw none."""
-    return not isinstance(gather, _Rows)
 
 
 def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
@@ -242,32 +245,28 @@ def _rows(column: Any, at: np.ndarray) -> Tensor:
     return column[torch.as_tensor(at, device=column.device)]
 
 
-class _Collated:
-    """Records of a data set that is indexed by record, collated."""
-
-    def __init__(self, dataset: Any, collate: Collate) -> None:
-        self._dataset = dataset
-        self._collate = collate
-
-    def __call__(self, at: np.ndarray) -> Any:
-        fetch_many = getattr(self._dataset, "__getitems__", None)
-        if fetch_many is not None:
-            return self._collate(fetch_many(at.tolist()))
-        return self._collate([self._dataset[index] for index in at.tolist()])
+def _mapped(
+    path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """The array that lies in a file from this byte on, mapped read-only."""
+    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    content = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(reach,))
+    return np.ndarray(shape, dtype, content, strides=strides)
 
 
-def _common_length(columns: Sequence[Sized]) -> int:
-    lengths = {len(column) for column in columns}
-    if len(lengths) != 1:
-        raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
-    return lengths.pop()
-
-
-def _collate(records: list[Any]) -> Any:
-    """The records as one microbatch.
-
-    Raises:
-        ValueError: they differ in their fields, or in the type or shape of one.
-    """
-    check_one_form(records, _PAD)
-    return default_collate(records)
+def _place_in_file(array: Any) -> Any:
+    """What maps this array once more, if it is mapped from a file and shows what is there; otherwise the array."""
+    mapped: Any = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
+    if (
+        mapped is None
+        or array.filename is None
+        or array.mode == "c"
+        or not array.size
+        or min(array.strides, default=0) < 0
+    ):
+        return array
+    array.flush()
+    # A view has the offset of the array that was mapped, and the mapping begins at a whole number of pages before it.
+    mapping = array.offset - array.offset % ALLOCATIONGRANULARITY
+    begins = array.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    return partial(_mapped, str(array.filename), mapping + begins, array.dtype, array.shape, array.strides)

@@ -14,37 +14,23 @@ import torch
 
 # The predicted memory of a microbatch may be at most this share of the free memory. An accelerator's allocator
 # fragments its memory, and raises an error when it runs out; a processor's system kills the process instead.
-_SHARE_ON_CUDA = 0.8
-_SHARE_ON_PROCESSOR = 0.25
+_SHARE_ON_CUDA, _SHARE_ON_PROCESSOR = 0.8, 0.25
 # A processor gains nothing from more examples at once, and a container's memory limit is not visible everywhere.
-_MOST_ON_PROCESSOR = 256
-# Where memory cannot be measured.
-_MOST_UNMEASURED = 32
+_MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
 
 
-class MicrobatchSize(Protocol):
-    """Chooses the size of the next microbatch from how the last ones went."""
+class Memory(Protocol):
+    """Measures a microbatch of at most ``most`` examples, from ``begin`` on.
 
-    @property
-    def now(self) -> int:
-        """The largest number of examples in the next microbatch."""
-        ...
+    ``fits`` is the free memory over the peak that the microbatch took. After ``ran_out`` the allocator may release what
+    it caches before the next one.
+    """
 
-    def in_bucket(self, bucket: int) -> MicrobatchSize:
-        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
-        ...
+    most: float
 
-    def begin(self) -> None:
-        """A microbatch is about to be processed."""
-        ...
-
-    def end(self, examples: int) -> None:
-        """The microbatch, of so many examples, went through its backward pass."""
-        ...
-
-    def halve(self, examples: int) -> bool:
-        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
-        ...
+    def begin(self) -> None: ...
+    def fits(self) -> float: ...
+    def ran_out(self) -> None: ...
 
 
 class MeasuredSize:
@@ -76,24 +62,6 @@ class MeasuredSize:
         return examples > 1
 
 
-class Memory(Protocol):
-    """Measures the memory that a microbatch takes."""
-
-    most: float  # the largest number of examples in a microbatch
-
-    def begin(self) -> None:
-        """A microbatch is about to be processed."""
-        ...
-
-    def fits(self) -> float:
-        """The free memory over the peak that the microbatch took."""
-        ...
-
-    def ran_out(self) -> None:
-        """Memory ran out; the allocator may release what it caches before the next microbatch."""
-        ...
-
-
 class CudaMemory:
     """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
 
@@ -103,27 +71,40 @@ class CudaMemory:
     most: float = math.inf
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._devices = list(devices)
-        self._before: dict[torch.device, int] = {}
-        self._free: dict[torch.device, int] = {}
+        self._before: dict[torch.device, tuple[int, int]] = dict.fromkeys(devices, (0, 0))  # allocated and free
         self._fragmented = False
 
     def begin(self) -> None:
         if self._fragmented:  # the exception that kept tensors alive is gone by now
             torch.cuda.empty_cache()
             self._fragmented = False
-        for device in self._devices:
+        for device in self._before:
             allocated = torch.cuda.memory_allocated(device)
-            self._before[device] = allocated
-            self._free[device] = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+            self._before[device] = allocated, free
             torch.cuda.reset_peak_memory_stats(device)
 
     def fits(self) -> float:
-        taken = {d: torch.cuda.max_memory_allocated(d) - self._before[d] for d in self._devices}
-        return min(_SHARE_ON_CUDA * self._free[d] / max(1, taken[d]) for d in self._devices)
+        return min(
+            _SHARE_ON_CUDA * free / max(1, torch.cuda.max_memory_allocated(device) - allocated)
+            for device, (allocated, free) in self._before.items()
+        )
 
     def ran_out(self) -> None:
         self._fragmented = True
+
+
+class UnmeasuredMemory:
+    """For systems where memory cannot be measured: microbatches grow to 32 examples."""
+
+    most: float = _MOST_UNMEASURED
+
+    def begin(self) -> None: ...
+
+    def fits(self) -> float:
+        return math.inf
+
+    def ran_out(self) -> None: ...
 
 
 class ProcessMemory:
@@ -147,23 +128,7 @@ class ProcessMemory:
         taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
         return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
 
-    def ran_out(self) -> None:
-        pass
-
-
-class UnmeasuredMemory:
-    """For systems where memory cannot be measured: microbatches grow to 32 examples."""
-
-    most: float = _MOST_UNMEASURED
-
-    def begin(self) -> None:
-        pass
-
-    def fits(self) -> float:
-        return math.inf
-
-    def ran_out(self) -> None:
-        pass
+    def ran_out(self) -> None: ...
 
 
 def memory_of(devices: set[torch.device]) -> Memory:

@@ -32,11 +32,9 @@ ReleaseOf: TypeAlias = Callable[[float], StepRelease]
 
 
 class Sampler(Protocol):
-    """Draws the batches of a run."""
+    """Draws the batches of a run: the indices of the records in a step's batch, ascending; possibly none."""
 
-    def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
-        ...
+    def indices(self, *, step: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Poisson:
     """Each record enters each batch independently; batches differ in size, and the cost is the lowest known."""
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        """The release of a step at this rate and with these parts; the declared number of records does not matter."""
+        """The release of a step at this rate and with these parts."""
         return lambda noise: PoissonGaussian(sampling_rate, noise, parts)
 
 
@@ -170,15 +168,7 @@ def releases(
     public_size: int | None,
     parts: Parts,
 ) -> Sequence[ReleaseOf]:
-    """The releases that a step may make: one, or with users one of records and one of users.
-
-    Args:
-        sampling: how batches are drawn.
-        users: for a guarantee for users.
-        sampling_rate: probability in (0, 1] that a record is in a step's batch.
-        expected_batch_size: by which the sum is divided.
-        public_size: declared number of records, if there is one.
-        parts: of the release.
+    """The releases that a step may make with these parts, as declared: one, or with users of records and of users.
 
     Raises:
         TypeError: ``sampling`` or ``users`` is of another kind.
@@ -191,24 +181,12 @@ def releases(
         )
     if users is None:
         return [sampling.release(sampling_rate, public_size, parts)]
-    if not isinstance(users, Users):
-        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
+    _check_users(users)
     if not isinstance(sampling, Poisson):
-        raise ValueError(f"with users batches are Poisson, because no price is known of users in {sampling!r}")
-    return _user_releases(users, sampling_rate, expected_batch_size, public_size, parts)
-
-
-def _user_releases(
-    users: Users, sampling_rate: float, expected_batch_size: float, public_size: int | None, parts: Parts
-) -> list[ReleaseOf]:
-    """The releases of batches of the same expected size, of records and of users.
-
-    At most ``most_records`` of each user are kept, so with a declared number of users the rate of records follows from
-    the smaller one of ``public_size`` and the most records that may be kept.
-    """
+        raise ValueError(f"with users batches are Poisson, because no privacy cost is known of users in {sampling!r}")
     rates = {users.most_records: sampling_rate}
     if users.public_users is not None:
-        if public_size is not None:
+        if public_size is not None:  # of which at most so many are kept
             kept = min(public_size, users.most_records * users.public_users)
             rates[users.most_records] = expected_batch_size / kept
         rates[1] = expected_batch_size / users.public_users
@@ -218,24 +196,21 @@ def _user_releases(
             f"{users.public_users} users with at most {users.most_records} records each do not give "
             f"{expected_batch_size} records for a batch; declare a smaller expected_batch_size"
         )
-    return [_user_release(records, rate, parts) for records, rate in possible]
+    return [
+        lambda noise, records=records, rate=rate: UserLevel(PoissonGaussian(rate, noise, parts), records)
+        for records, rate in possible
+    ]
 
 
-def _user_release(records: int, rate: float, parts: Parts) -> ReleaseOf:
-    return lambda noise: UserLevel(PoissonGaussian(rate, noise, parts), records)
+def _check_users(users: Users) -> None:
+    if not isinstance(users, Users):
+        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
 
 
 def user_records(
     event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
 ) -> UserRecords | None:
-    """The records by their users, where the guarantee is for users.
-
-    Args:
-        event: the release of one step.
-        users: as given for the run.
-        dataset: the records.
-        size: their number.
-        key: draws which records are kept.
+    """The records by their users, where the release of a step has a guarantee for users.
 
     Raises:
         TypeError, ValueError: the ids are not those of the records.
@@ -247,8 +222,7 @@ def user_records(
         return None
     if users is None:
         raise PrivacyError("the run has a guarantee for users; give it users=Users(ids, most_records)")
-    if not isinstance(users, Users):
-        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
+    _check_users(users)
     if event.records not in (1, users.most_records):  # at 1, users are sampled, however many records they keep
         raise PrivacyError(
             f"the run is paid for {event.records} records of each user, not for most_records={users.most_records}; "
@@ -258,14 +232,7 @@ def user_records(
 
 
 def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int, users: UserRecords | None) -> Sampler:
-    """The sampler whose batches the event describes.
-
-    Args:
-        event: the release of one step.
-        size: number of records.
-        key: the secret key.
-        first_step: the first step that is drawn with this key.
-        users: the records by their users, for a guarantee for users.
+    """The sampler whose batches of ``size`` records the release of a step describes, from ``first_step`` on.
 
     Raises:
         PrivacyError: there are more records than the event is paid for.

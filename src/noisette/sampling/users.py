@@ -17,12 +17,11 @@ from torch import Tensor
 from noisette._internal import checks
 from noisette.core.batches import PoissonSampler
 from noisette.core.keys import SecretKey
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, first_few
 from noisette.sampling.loading import Records, each_record
 
 # Types that are compared by value; the elements of other ids are looked at one by one.
 _PLAIN = {int, str, bytes, float, bool}
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,21 +73,12 @@ class Users:
             ids = [_by_value(index, value) for index, value in enumerate(ids)]
         numbers = {value: number for number, value in enumerate(dict.fromkeys(ids))}
         found = np.fromiter(map(numbers.__getitem__, ids), dtype=np.int64, count=size)
-        if absent := [number for value, number in numbers.items() if _is_missing(value)]:
-            raise ValueError(_without_id(np.flatnonzero(np.isin(found, absent))))
-        if len(kinds := {*map(_kind, set(map(type, ids)))}) > 1:
+        _refuse_without_id(np.isin(found, [number for value, number in numbers.items() if _is_missing(value)]))
+        if len(kinds := {_kind(of) for of in set(map(type, ids))}) > 1:
             raise ValueError(
                 f"ids are {' and '.join(sorted(kinds))}: 1 and '1' would count as two users; give ids of one kind"
             )
         return found
-
-
-# Ids of different kinds never equal each other, whatever they look like.
-_KINDS = {str: "texts", bytes: "bytes", Number: "numbers"}
-
-
-def _kind(of: type) -> str:
-    return next((name for kind, name in _KINDS.items() if issubclass(of, kind)), "other values")
 
 
 class UserRecords:
@@ -194,8 +184,7 @@ def _listed(ids: Any) -> list[Any]:
         return list(ids)
     if ids.ndim != 1:
         raise TypeError(f"expected users as one id for each record, got an array of shape {ids.shape}")
-    if (masked := np.ma.getmaskarray(ids)).any():
-        raise ValueError(_without_id(np.flatnonzero(masked)))
+    _refuse_without_id(np.ma.getmaskarray(ids))
     # A time in nanoseconds becomes a number by ``tolist``, also one that is missing.
     return list(ids) if ids.dtype.kind in "mM" else ids.tolist()
 
@@ -227,9 +216,15 @@ def _is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
-def _without_id(rows: np.ndarray) -> str:
-    named = ", ".join(map(str, rows[:_MOST_NAMED].tolist())) + (", ..." if len(rows) > _MOST_NAMED else "")
-    return (
-        f"{len(rows)} records have no user (index {named}); together they would count as one user. Leave them out, or "
-        "give each an id of its own if each is of another user"
-    )
+def _kind(of: type) -> str:
+    """What ids of a type are called; those of different kinds never equal each other, whatever they look like."""
+    kinds = {str: "texts", bytes: "bytes", Number: "numbers"}
+    return next((name for kind, name in kinds.items() if issubclass(of, kind)), "other values")
+
+
+def _refuse_without_id(missing: np.ndarray) -> None:
+    if len(rows := np.flatnonzero(missing)):
+        raise ValueError(
+            f"{len(rows)} records have no user (index {first_few([str(row) for row in rows.tolist()])}); together they "
+            "would count as one user. Leave them out, or give each an id of its own if each is of another user"
+        )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
-from noisette.clipping.engines import BookKeeping, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, ReweightGP, Vmap
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 
@@ -42,7 +42,7 @@ def test_no_example_leaves_zeros(engine: Engine) -> None:
 
 def measured_or_empty(model: nn.Module, engine: Engine, *inputs: Tensor) -> tuple[None, dict[str, Tensor]]:
     clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.backward(cross_entropy(model, *inputs))
+    clip.accumulate(cross_entropy, *inputs)
     [total] = clip.pop_sums()
     clip.close()
     return None, dict(zip(clip.parameters, total.grads, strict=True))
@@ -55,7 +55,7 @@ def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
     whole = torch.cat([g.flatten() for g in measured(model, cross_entropy, (x, y), 0.5, engine)[1].values()])
     clip = PerExampleClip(model, 0.5, engine=engine)
     for piece in zip(x.split(size), y.split(size), strict=True):
-        clip.backward(cross_entropy(model, *piece))
+        clip.accumulate(cross_entropy, *piece)
     [total] = clip.pop_sums()
     [after] = clip.pop_sums()
     clip.close()
@@ -68,7 +68,7 @@ def test_zero_gradient_stays_zero(engine: Engine) -> None:
     model = nn.Linear(6, 4, bias=False).double()
     x = torch.zeros(3, 6, dtype=torch.float64)
     clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.backward(cross_entropy(model, x, torch.zeros(3).long()))
+    clip.accumulate(cross_entropy, x, torch.zeros(3).long())
     [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(total.grads[0], torch.zeros_like(model.weight))
@@ -178,7 +178,7 @@ def test_model_that_uses_none_of_its_parameters(engine: Engine) -> None:
     model.p = nn.Parameter(torch.ones(3))
     model.forward = lambda x: x * 2
     clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.backward(model(torch.randn(4, 3, requires_grad=True)).sum(1))
+    clip.accumulate(lambda model, x: model(x).sum(), torch.randn(4, 3, requires_grad=True))
     [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(total.grads[0], torch.zeros(3))
@@ -197,7 +197,7 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     """Each is noised in place, so none may lie where another one lies, or in what the user holds."""
     model = Forward(lambda m, x: (x + m.p + m.q).square(), p=parameter(1, 3), q=parameter(1, 3))
     clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.backward(model(torch.randn(1, 3)).sum(1))
+    clip.accumulate(lambda model, x: model(x).sum(), torch.randn(1, 3))
     [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(*total.grads)
@@ -205,7 +205,7 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     assert total.grads[1].all()
 
 
-def test_reweight_does_not_trust_a_backward_pass_that_is_wrong() -> None:
+def test_a_backward_pass_of_autograd_that_is_wrong_is_not_needed() -> None:
     """A gradient that comes channels-last to an instance norm of contiguous input, with a batch of one."""
     model = Forward(
         lambda m, x: m.scale(m.norm(m.conv(x)).flatten(2).transpose(1, 2)),
@@ -215,5 +215,5 @@ def test_reweight_does_not_trust_a_backward_pass_that_is_wrong() -> None:
     ).double()
     for _ in range(10):
         x = torch.randn(1, 2, 6, 6, dtype=torch.float64)
-        _, sums = measured(model, squares, (x,), 0.5, TwoPass())
+        _, sums = measured(model, squares, (x,), 0.5, ReweightGP())
         assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.5

@@ -40,7 +40,6 @@ def facts() -> Facts:
         accountant_version="noisette 0.1.0",
         tail_delta=1.7e-13,
         sampling="Poisson",
-        separability="by construction",
         event=facts_of(EVENT),
         released=((facts_of(EVENT), 240),),
         sampling_rate=EVENT.sampling_rate,

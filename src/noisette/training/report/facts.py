@@ -67,7 +67,6 @@ class Facts:
     the gradient alone.
     ``event`` is the release of one step, as the ledger has it; ``released`` is everything that the ledger counts, each
     release with how often it happened, which is what epsilon is the cost of.
-    ``separability`` is how the examples of a batch are kept apart: "by construction", or "asserted" by the operator;
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
     ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
@@ -101,7 +100,6 @@ class Facts:
     released: tuple[tuple[Mapping[str, Any], int], ...]
     sampling: str
     sampling_rate: float
-    separability: str
     noise_multiplier: float
     max_grad_norm: float | None
     groups: int
@@ -176,7 +174,6 @@ def facts_of(outcome: Outcome) -> Facts:
         event=event_facts(run.event),
         released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
         sampling=run.event.sampling,
-        separability=run.separability or "by construction",
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,
         max_grad_norm=None if by_layers else math.hypot(*gradients),

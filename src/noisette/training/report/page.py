@@ -123,7 +123,6 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
             *_bound(facts),
             *([("principal components", components)] if recipe.projection.components else []),
-            ("separability", facts.separability),
             ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
         ],
         "Training": [

@@ -23,6 +23,10 @@ from noisette.training.report.own_data import except_held_out, held_out, inputs,
 from noisette.training.report.searched import how_chosen, paragraph
 
 _WIDTH = 88
+CONTRACT = (
+    "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global random "
+    "generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ def _guarantee(facts: Facts) -> Section:
         f"Relation: {facts.neighbouring}. Unit: {_unit(facts)}. For any set of "
         f"outcomes of the training, its probability with the {unit} is at most e^{epsilon} times its probability "
         f"without the {unit}, plus {delta}; the same holds with the two exchanged.",
-        "The guarantee holds against an adversary who sees every step, knows or has chosen all other records, the "
-        f"first weights, the model and the settings, and may choose the {unit} in question. It does not depend on "
-        "publishing the last weights only.",
+        "The guarantee holds against an attacker who sees every step and knows or has forged all other records. It "
+        "does not depend on publishing the last weights only.",
+        CONTRACT,
     ]
     if facts.recipe.data.holdout is not None:
         paragraphs.append(held_out(facts))
@@ -104,7 +108,6 @@ def _mechanism(facts: Facts) -> Section:
             *_before_training(facts),
             f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
             "other.",
-            _separability(facts),
             *_views(facts),
             *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
             f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
@@ -155,20 +158,6 @@ def _batches(facts: Facts) -> str:
             )
         case _:
             return f"Each record enters the batch of a step independently with probability {rate}."
-
-
-def _separability(facts: Facts) -> str:
-    """How the examples of a batch are kept apart."""
-    if facts.separability == "asserted":
-        return (
-            "Separability: the losses of a batch were computed together. That the loop keeps examples apart was "
-            "asserted by the operator, and checked on public inputs."
-        )
-    return (
-        "Separability: the loss of one example is vectorised over the batch, or, where that cannot be, called with one "
-        "example at a time, so no model or loss can see another example. What a record looks like when it is loaded is "
-        "not covered by this."
-    )
 
 
 def _views(facts: Facts) -> Iterator[str]:
@@ -354,8 +343,6 @@ def _randomness(facts: Facts) -> Section:
             "are computed by the Box-Muller transform from 53 bits of radius.",
             "Arithmetic: floating point. Rounding of the norms is covered by the slack above, the tail of the "
             "generator by the part of delta above. The noise is a rounded number, not an exact sample from a grid.",
-            "Before the first step the bound was tested on the model itself with public inputs: the sum of one example "
-            "stays within its bound, and the sum of several is the sum of each alone.",
         ),
     )
 
@@ -378,8 +365,8 @@ def _not_covered(facts: Facts) -> Section:
             f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
             "traffic, and whether the run came to an end.",
             "Attacks on the low bits of floating-point noise.",
-            "The user's own code inside the model that keeps state from one example to the next or reads other files; "
-            "the test before the first step finds the common cases only.",
+            "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, "
+            "or reads records otherwise than through its arguments.",
             "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
         ),
     )

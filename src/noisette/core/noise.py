@@ -1,0 +1,359 @@
+"""Gaussian noise as a pure function of (secret key, parameter name, step, element), by the Box-Muller transform.
+
+Random bits. Elements are computed in tiles of 256: the cosines of 128 pairs, then their sines. The words of tile i of a
+parameter are the words 192 i, 192 i + 1, ... of the keystream of (key, "noise", name, step): 64 bits for each radius,
+then 32 bits for each angle. So any part of a parameter can be computed from its own tiles, by whoever has the key.
+
+The pair is R cos(a), R sin(a) with R^2 = -2 ln(u), where u is uniform on (0, 1] and a on [-pi, pi). With k - 1 the low
+53 bits of the radius' word, u = k 2^-53, unless the first 24 of these bits are zero. Then another word, of the keystream
+of (key, "rare radii", name, step), gives k, and u = k 2^-77; and so on, up to ``LEVELS`` times. The angle is pi times an
+odd integer of 32 bits over 2^31, so no sine and no cosine is 0.
+
+How far this is from a Gaussian. Let U be uniform on (0, 1], and u be U rounded up to the grid that its level has.
+
+- Every u has the probability that U rounds to it, 2^-53 2^-24 level. The last level is reached with probability
+  2^-1536, and the least u is 2^-1589, so R ends at 46.9. A pair whose U is less can be told from an exact one: that
+  happens with probability 2^-1589 = 1e-478. So for N pairs in all steps of all runs, a mechanism with this noise is
+  (epsilon, delta + (1 + e^epsilon) N 2^-1589)-private where the one with noise of the rounded U's is (epsilon, delta)-
+  private. For N < 1e50 and epsilon < 900 the addition is below 1e-30 = ``accounting.noise_tail.NOISE_TAIL``.
+- Rounding moves U by at most 2^-29 of itself where U < 1/2, so it moves R by less than 6e-11 of itself. Where U > 1/2 it
+  moves R^2 by at most 2^-52.  A pass computes R and sines to 2.5e-7 of themselves in single precision, 5e-16 in double.
+
+As everywhere in this library, the bounds hold in real arithmetic: attacks on the digits of released numbers are left out.
+
+Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So a processor
+and a GPU give the same values, and so do eager and compiled code. Library functions differ in the last digit; among them
+is ``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
+(1/2, 1]:
+
+    -2 ln u = e * 2 ln 2 + 4 atanh(s), s = (1 - v) / (1 + v).
+
+1 - v is read from the bits of r, and what the rounding left out, r - k, is added to it. So for u close to one, where
+e = 0, the radius keeps all digits: with v alone it would be zero for all u that round to one. For the angle, cos(a) =
+sin(pi/2 - |a|), pi/2 - |a| is an integer multiple of pi/2^31, and sin(a) = cos(a - pi/2): one polynomial gives both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noisette.core.keys import SecretKey
+from noisette.core.tiles import ALL_WHOLE, TILE, WHOLE, Part, Piece, Window, groups_of
+
+PAIRS = TILE // 2
+WORDS = PAIRS + PAIRS // 2  # 64-bit words of a tile
+TILES_AT_ONCE = 512  # fits into the processor's cache
+RADIUS_BITS = 53
+RARE_BITS = 24
+RARE = 2 ** (RADIUS_BITS - RARE_BITS)  # below it a word begins with so many zeros, and another one is drawn
+LEVELS = 64
+RARE_PURPOSE = "rare radii"
+MASK = 2**RADIUS_BITS - 1
+QUARTER_TURN = 2**30
+TWO_LN_2 = 1.3862943611198906
+# Elements to which noise is added in one operation: for more torch starts threads, and waits longer than the work takes.
+_AT_ONCE = 2**15
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The constants of the formula in one precision.
+
+    Args:
+        mantissa: explicit bits of a mantissa.
+        top: the bits of 2^53. Less the bits of r they are e 2^mantissa + (1 - v) 2^(mantissa + 1).
+        integers: the integers of the size of a floating-point number.
+        logarithm: coefficients of 4 atanh(s) / s in s^2, lowest first, for s in [0, 1/3].
+        sine: those of sin(pi/2 t) / t in t^2, for t in [-1, 1].
+    """
+
+    mantissa: int
+    top: int
+    integers: torch.dtype
+    logarithm: tuple[float, ...]
+    sine: tuple[float, ...]
+
+
+# Minimax polynomials for single precision, Chebyshev's for double. Largest relative errors: 4.5e-9 and 5.3e-9 for the
+# first, 1.4e-18 and 3e-19 for the second, before their coefficients are rounded.
+SINGLE = Digits(
+    mantissa=23,
+    top=(127 + 53) << 23,
+    integers=torch.int32,
+    logarithm=(4.0, 1.333328366279602, 0.8004305362701416, 0.5600361227989197, 0.5602397322654724),
+    sine=(1.5707963705062866, -0.645963728427887, 0.07968968152999878, -0.004673766437917948, 0.00015148513193707913),
+)
+DOUBLE = Digits(
+    mantissa=52,
+    top=(1023 + 53) << 52,
+    integers=torch.int64,
+    logarithm=(
+        *(4.0, 1.333333333333323, 0.800000000003715, 0.5714285709090823, 0.4444444816149535, 0.3636348166500961),
+        *(0.3077322808460802, 0.2660074806534925, 0.24220337456138435, 0.1664901302372164, 0.34088327125562795),
+    ),
+    sine=(
+        *(1.5707963267948966, -0.6459640975062462, 0.07969262624616565, -0.004681754135304255),
+        *(0.0001604411847130916, -3.5988430204672576e-06, 5.6921364280986254e-08, -6.684416831856085e-10),
+        5.87297574479995e-12,
+    ),
+)
+
+
+def digits_of(dtype: torch.dtype) -> Digits:
+    """The constants for sums of this type."""
+    return DOUBLE if dtype == torch.float64 else SINGLE
+
+
+class Words:
+    """The random words of ``TILES_AT_ONCE`` tiles.
+
+    Attributes:
+        radii: shape (TILES_AT_ONCE, PAIRS), 64 bits each: k - 1, and from bit 53 on the level.
+        angles: shape (TILES_AT_ONCE, PAIRS), 32 bits each.
+        has_rare: whether a level is not 0.
+    """
+
+    def __init__(self) -> None:
+        words = torch.zeros(TILES_AT_ONCE, WORDS, dtype=torch.int64)
+        self._words = words.numpy().view(np.uint64)
+        self.radii, self.angles = words[:, :PAIRS], words[:, PAIRS:].view(torch.int32)
+        self.has_rare = False
+
+    def fill(self, key: SecretKey, pieces: Sequence[Piece], *, step: int) -> None:
+        """Draw the words of these pieces."""
+        for piece in pieces:
+            rows = self._words[piece.place : piece.place + piece.tiles]
+            key.fill(rows.reshape(-1), purpose="noise", name=piece.name, step=step, start=piece.tile * WORDS)
+        radii = self.radii[: pieces[-1].place + pieces[-1].tiles].bitwise_and_(MASK).numpy()
+        self.has_rare = bool(radii.min() < RARE)
+        for piece in pieces if self.has_rare else ():
+            rows = radii[piece.place : piece.place + piece.tiles]
+            for row, pair in np.argwhere(rows < RARE).tolist():
+                rows[row, pair] = rare_radius(key, piece.name, step, (piece.tile + row) * PAIRS + pair)
+
+
+def rare_radius(key: SecretKey, name: str, step: int, pair: int) -> int:
+    """k - 1 and from bit 53 on the level, for a pair of a parameter, counted from its start, whose first k is rare."""
+    drawn, level = np.zeros(1, dtype=np.uint64), 0
+    while level < LEVELS and drawn[0] < RARE:
+        level += 1
+        key.fill(drawn, purpose=RARE_PURPOSE, name=name, step=step + (level << 64), start=pair)
+        drawn &= np.uint64(MASK)
+    return level << RADIUS_BITS | int(drawn[0])
+
+
+class Pass(Protocol):
+    """Turns words into noise, ``TILES_AT_ONCE`` tiles at most."""
+
+    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
+        """The noise of this standard deviation of the first tiles, shape (tiles, 2, PAIRS); may be overwritten by the
+        next call, as the words may be by this one.
+        """
+        ...
+
+
+class PlainPass:
+    """The formula, one operation after another, in memory of its own.
+
+    Each operation goes over memory once: in place where it can be, with halves of a tile apart, so that nothing is
+    broadcast. Not used are operations that may be fused (``addcmul``, ``add`` with ``alpha``) and ``torch.sqrt``, which
+    rounds otherwise than the root of IEEE 754; NumPy's does not.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._digits = digits_of(dtype)
+        self._rounds = dtype == torch.float32  # k has 53 bits; double precision holds them
+        self._k = torch.empty(TILES_AT_ONCE, PAIRS, dtype=torch.int64)
+        self._integers = torch.empty(TILES_AT_ONCE, PAIRS, dtype=self._digits.integers)
+        self._numbers = [torch.empty(TILES_AT_ONCE, PAIRS, dtype=dtype) for _ in range(3)]
+        self._turned = torch.empty(2, TILES_AT_ONCE, PAIRS, dtype=torch.int32)
+        self._halves = [torch.empty(2, TILES_AT_ONCE, PAIRS, dtype=dtype) for _ in range(3)]
+        self._top = torch.tensor(self._digits.top, dtype=self._digits.integers)
+        self._two = torch.tensor(2.0 ** (self._digits.mantissa + 2), dtype=dtype)
+        self._quarter = torch.tensor(QUARTER_TURN, dtype=torch.int32)
+        self._values = torch.empty(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+
+    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
+        radius = self.radius(words.radii[:tiles], words.has_rare).mul_(std)
+        values = self.sines(words.angles[:tiles])
+        for half, value in enumerate(values):
+            torch.mul(value, radius, out=self._values[:tiles, half])
+        return self._values[:tiles]
+
+    def radius(self, radii: Tensor, has_rare: bool) -> Tensor:
+        """The radius of each pair; the words are overwritten."""
+        tiles, digits = len(radii), self._digits
+        k, exponents = self._k[:tiles], self._integers[:tiles]
+        r, s, result = (buffer[:tiles] for buffer in self._numbers)
+        levels = (radii >> RADIUS_BITS).to(digits.integers) if has_rare else None
+        r.copy_(torch.add(radii.bitwise_and_(MASK) if has_rare else radii, 1, out=k))
+        if self._rounds:
+            k.sub_(radii.copy_(r))  # what the rounding left out
+        below = r.view(digits.integers)
+        torch.sub(self._top, below, out=below)
+        torch.bitwise_right_shift(below, digits.mantissa, out=exponents)
+        if levels is not None:
+            exponents.add_(levels.mul_(RARE_BITS))
+        result.copy_(exponents).mul_(TWO_LN_2)
+        s.copy_(below.bitwise_and_(2**digits.mantissa - 1))
+        if self._rounds:
+            s.sub_(r.copy_(k).mul_(2.0 ** (digits.mantissa - 52)))
+        s.div_(torch.sub(self._two, s, out=r))
+        squared = torch.mul(s, s, out=r)
+        # The sum of e 2 ln 2 and s times a polynomial, in the memory that is left.
+        result.add_(_polynomial(digits.logarithm, squared, self._halves[0][0, :tiles]).mul_(s))
+        root = result.numpy()
+        np.sqrt(root, out=root)
+        return result
+
+    def sines(self, angles: Tensor) -> Tensor:
+        """Cosines and sines, shape (2, tiles, PAIRS)."""
+        tiles = len(angles)
+        turned = self._turned[:, :tiles]
+        t, squared, result = (buffer[:, :tiles] for buffer in self._halves)
+        torch.bitwise_or(angles, 1, out=turned[0])
+        torch.sub(turned[0], QUARTER_TURN, out=turned[1])
+        turned.abs_()
+        t.copy_(torch.sub(self._quarter, turned, out=turned)).mul_(1 / QUARTER_TURN)
+        torch.mul(t, t, out=squared)
+        return _polynomial(self._digits.sine, squared, result).mul_(t)
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor, result: Tensor) -> Tensor:
+    """Its value by Horner's rule."""
+    *others, value = coefficients
+    torch.mul(x, value, out=result).add_(others.pop())
+    while others:
+        result.mul_(x).add_(others.pop())
+    return result
+
+
+class Noise(Protocol):
+    """Noise of one key, for sums of one type on one device."""
+
+    def add_(
+        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
+    ) -> None:
+        """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
+        ...
+
+
+class Source(Protocol):
+    """Where a quicker noise than the plain one comes from: compiled code, or a kernel of a GPU."""
+
+    def __call__(self, key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> Noise | None:
+        """The noise of this key, if it is there; asked in every step, before so many values are drawn.
+
+        It must have the values of :class:`PlainNoise`, to the bit.
+        """
+        ...
+
+
+def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> None:
+    """There is no quicker noise."""
+
+
+class PlainNoise:
+    """Noise that a processor computes, also for sums on another device.
+
+    Args:
+        key: the secret key.
+        dtype: that of the sums.
+        quicker: used in the place of the plain pass for groups of at least ``fewest`` tiles.
+    """
+
+    def __init__(self, key: SecretKey, dtype: torch.dtype, quicker: Pass | None = None, fewest: int = 1) -> None:
+        self._key = key
+        self._words = Words()
+        self._plain = PlainPass(dtype)
+        self._quicker = quicker or self._plain
+        self._fewest = fewest
+
+    def add_(
+        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
+    ) -> None:
+        device = flat[parts[0].name].device
+        # A GPU multiplies by the reciprocal of a number that the host divides by.
+        by = divisor if device.type == "cpu" else torch.tensor(divisor, dtype=torch.float64, device=device)
+        for pieces in groups_of(parts, TILES_AT_ONCE):
+            self._words.fill(self._key, pieces, step=step)
+            tiles = pieces[-1].place + pieces[-1].tiles
+            one_pass = self._plain if tiles < self._fewest else self._quicker
+            values = one_pass(self._words, tiles, std).view(-1)
+            for piece in pieces:
+                elements = flat[piece.name][piece.at : piece.at + piece.numel]
+                noise = values[piece.values].to(device)
+                for some, theirs in zip(elements.split(_AT_ONCE), noise.split(_AT_ONCE), strict=True):
+                    some.div_(by).add_(theirs)
+
+
+class GaussianNoise:
+    """A generator of Gaussian noise with a secret key.
+
+    Args:
+        key: the secret key.
+        source: asked in every call for a quicker noise; where it has none, the plain one is used.
+
+    Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
+    step, name and element give the same value to the bit: whether a tensor is filled at once or in parts, whoever
+    computes it, and on every processor and GPU. How far they are from a Gaussian stands at the top of this file.
+
+    >>> noise = GaussianNoise(SecretKey(bytes(32)))
+    >>> whole, part = torch.zeros(1000), torch.zeros(100)
+    >>> noise.add_({"weight": whole}, step=1)
+    >>> noise.add_({"weight": part}, step=1, windows={"weight": Window(start=700)})
+    >>> bool((whole[700:800] == part).all())
+    True
+    """
+
+    def __init__(self, key: SecretKey, source: Source = never) -> None:
+        self._key = key
+        self._source = source
+        self._plain: dict[torch.dtype, PlainNoise] = {}
+
+    @torch.no_grad()
+    def add_(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        step: int,
+        std: float = 1.0,
+        divisor: float = 1.0,
+        windows: Mapping[str, Window] = ALL_WHOLE,
+    ) -> None:
+        """Divide each tensor by a number and add noise of mean zero and this standard deviation to it, in place.
+
+        Args:
+            tensors: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
+            step: number of the step, below 2^64; the noise of a step must be used only once.
+            std: standard deviation of the noise.
+            divisor: the number; the noise is not divided by it.
+            windows: which elements of the named parameter a tensor holds, flat; without an entry all, from the first.
+
+        Raises:
+            ValueError: a window has the name of no tensor: its tensor would get the noise of other elements. Or the
+                step is out of range.
+            RuntimeError: a parameter has more elements than the keystream of a step has words for, or the process was
+                forked after the key was made.
+        """
+        if not windows.keys() <= tensors.keys():
+            raise ValueError(f"windows of no tensor: {sorted(windows.keys() - tensors.keys())}")
+        if not 0 <= step < 2**64:  # beyond are the nonces of rare radii
+            raise ValueError(f"expected a step from 0 to 2^64 - 1, got {step}")
+        flat = {name: tensor.view(-1) for name, tensor in tensors.items() if tensor.numel()}
+        if not flat:
+            return
+        parts = tuple([Part(name, len(tensor), windows.get(name, WHOLE)) for name, tensor in flat.items()])
+        first = next(iter(flat.values()))
+        noise = self._source(self._key, first.dtype, first.device, sum(part.size for part in parts))
+        if noise is None:
+            if first.dtype not in self._plain:
+                self._plain[first.dtype] = PlainNoise(self._key, first.dtype)
+            noise = self._plain[first.dtype]
+        noise.add_(flat, parts, step=step, std=std, divisor=divisor)

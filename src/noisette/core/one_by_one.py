@@ -1,0 +1,129 @@
+"""The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise.
+
+Each example is in a call of the loss alone, so code may branch on its values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from noisette.core.backward import user_hooks_disabled
+from noisette.core.buffers import ModelBuffers
+from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.recording import Operation
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.vmap import NotVectorizedError, as_if_compiled, one_value
+
+
+class OneByOneWarning(UserWarning):
+    """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
+
+
+def says_one_by_one(cause: str) -> str:
+    """The warning, given why the loss cannot be vectorised."""
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
+    )
+
+
+def clipped_sum_one_by_one(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    clipping: Clipping,
+) -> ClippedSum:
+    """The clipped sum of a microbatch, by one call of the loss for each example.
+
+    Args:
+        loss: the loss of one example.
+        model: given to the loss, with copies of its buffers that are dropped after each example.
+        batch: the arguments of b examples.
+        parameters: those that are trained, by name.
+        buffers: of the model.
+        clipping: how gradients are clipped.
+
+    Raises:
+        PrivacyError: the loss is not one value, or uses a tensor that was computed from another example.
+    """
+    parts = (_loss_and_gradients(loss, model, batch.of_row(k), parameters, buffers) for k in range(batch.count))
+    return clipped_in_parts(parts, clipping)
+
+
+def _loss_and_gradients(
+    loss: Loss, model: nn.Module, one: Microbatch, parameters: Mapping[str, Tensor], buffers: ModelBuffers
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one example, (1,), and its gradients, (1, *parameter.shape), by name."""
+    with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors):
+        value = one_value(loss(model, *one.args, **one.kwargs))
+    if not value.requires_grad:
+        return value.detach().reshape(1), {}
+    with user_hooks_disabled(parameters.values()):
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    dense = [g if g is None or g.layout is torch.strided else g.to_dense() for g in found]
+    gradients = {name: g.unsqueeze(0) for name, g in zip(parameters, dense, strict=True) if g is not None}
+    return value.detach().reshape(1), gradients
+
+
+class _OneExample(TorchFunctionMode):
+    """Marks what is computed from an example, and refuses what was computed from another one."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._call = object()
+        for tensor in tensors:
+            setattr(tensor, CALL, self._call)
+
+    def __torch_function__(
+        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        of_example = list(self._of_example(tensors_among(args, kwargs)))
+        output = func(*args, **kwargs)
+        if any(of_example):
+            for tensor in outputs_of(output):
+                setattr(tensor, CALL, self._call)
+        return output
+
+    def _of_example(self, tensors: Iterator[Tensor]) -> Iterator[bool]:
+        for tensor in tensors:
+            call = getattr(tensor, CALL, None)
+            if call is not None and call is not self._call:
+                raise kept_from_another_call(tensor)
+            yield call is not None
+
+
+@contextmanager
+def shared_numbers_refused() -> Iterator[None]:
+    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
+
+    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
+    which ones share it would depend on the others.
+
+    Raises:
+        NotVectorizedError: numbers were drawn.
+    """
+    before = _states_of_python_and_numpy()
+    yield
+    if _states_of_python_and_numpy() != before:
+        raise NotVectorizedError(
+            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
+            "examples would share the numbers; draw them by torch."
+        )
+
+
+def _states_of_python_and_numpy() -> tuple[object, ...]:
+    numpy: Any = np.random.get_state(legacy=False)
+    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
+    return random.getstate(), *words

@@ -1,0 +1,509 @@
+"""DP-SGD, algorithm 1 of Abadi et al. 2016, around the user's own model and optimizer.
+
+1. Take a batch, each record with probability q           ``sampler.indices``        in ``DpSgd.batches``
+2. Compute the gradient of each example                   ``trace.record_losses``    in ``DpSgd.accumulate``
+3. Clip each to norm C and add them up                    ``clip.clip_and_sum``      in ``DpSgd.accumulate``
+4. Add noise of std sigma C, divide by the batch size L   ``release.GaussianRelease``  before ``optimizer.step``
+5. Take a step of descent                                 ``optimizer.step``, the user's own
+
+The order of a step: the ledger, the batch, its gradients, the ledger again, the noise. A step is paid for before its
+records are drawn, and its release before its noise is.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
+from noisette.core.buffers import advance_spectral_norms, hold_noise
+from noisette.core.keys import SecretKey
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.model_checks import StepsOfScaler, check_coverage, held_by, refuse_scaler
+from noisette.core.randomness import RandomStates, seed_secretly
+from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
+from noisette.errors import PrivacyError, first_few
+
+
+class Sampler(Protocol):
+    """Draws the batches of a run."""
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none."""
+        ...
+
+
+class StepAccount(Protocol):
+    """Accounts for the steps of a run, as in a ledger."""
+
+    @property
+    def reserved(self) -> int:
+        """How many steps are accounted for and not yet released."""
+        ...
+
+    def reserve(self, step: int, steps_left: int) -> None:
+        """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
+        ...
+
+    def commit(self) -> None:
+        """Account for a release before its noise is drawn; from here on it cannot be taken back."""
+        ...
+
+
+class Parts(NamedTuple):
+    """What a run is put together from."""
+
+    sampler: Sampler
+    records: Records
+    new_batch: Callable[..., Batch]  # of the drawn indices that this process loads, and what else a batch is told
+    open_fetch: Callable[[int, torch.device | str | None, int], Fetch]  # workers, device, microbatches ahead
+    release: GaussianRelease
+    account: StepAccount
+    ranks: Processes
+    key: SecretKey
+
+
+class _Opened(NamedTuple):
+    """What was true when the first records of a batch were read."""
+
+    versions: list[int]  # of the parameters
+    random: RandomStates
+    let_go_of_noise: Callable[[], None]
+
+
+class DpSgd:
+    """The steps of DP-SGD around the user's own model and optimizer.
+
+    A ``with`` block, ``close()``, the last step and the end of this object each remove its hooks from the optimizer. Of
+    its planned ``steps``, ``steps_taken`` have moved the weights, and ``steps_lost`` were lost when a process crashed.
+    """
+
+    def __init__(
+        self,
+        bound: GradientBound,
+        optimizer: Optimizer,
+        parts: Parts,
+        *,
+        sampling_rate: float,
+        expected_batch_size: float,
+        steps: int,
+        steps_taken: int = 0,
+        steps_lost: int = 0,
+    ) -> None:
+        self.bound = bound
+        self.optimizer = optimizer
+        self.sampling_rate = sampling_rate
+        self.expected_batch_size = expected_batch_size
+        self.steps = steps
+        self.steps_taken = self._first_step = steps_taken
+        self.steps_lost = steps_lost
+        self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
+        self._release, self._account, self._ranks, self._key = parts[4:]
+        self._names = {id(p): name for name, p in bound.parameters.items()}
+        self._batch: Batch | None = None  # drawn and not yet released
+        self._opened: _Opened | None = None  # since the first records of this batch were read
+        self._seed = 0  # of torch's generators within the batch
+        self._written: list[str] = []  # parameters that somebody wrote within a batch: no step may follow
+        self._depth = 0  # of the calls of optimizer.step that are under way: a class may call that of its base
+        self._detach = weakref.finalize(self, _remove, _hooks(self))
+        self._detach.atexit = False
+        _RUNS[optimizer] = weakref.ref(self)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise in units of the sensitivity."""
+        return self._release.noise_multiplier
+
+    @property
+    def steps_spent(self) -> int:
+        """Number of steps that count towards ``steps``: those taken and those lost."""
+        return self.steps_taken + self.steps_lost
+
+    @property
+    def steps_left(self) -> int:
+        """Number of steps that may follow."""
+        return max(0, self.steps - self.steps_spent)
+
+    # Line 1
+
+    def batches(self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1) -> Batches:
+        """Line 1: the batches that remain, drawn as declared: Poisson batches unless others were.
+
+        Each may be empty, and each needs one step. Of several ranks, each gets a part of each. Their ``len`` is the
+        number of steps left, the total of a progress bar; a finished run warns that it has none.
+
+        Args:
+            workers: processes that load records; with 0 this process does. Their script needs
+                ``if __name__ == "__main__":``, and the data set must be picklable.
+            to: a device that microbatches are copied to, on a stream of its own.
+            ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
+                in the ledger by then, so with a ledger in memory to none. The thread reads ahead rows of columns alone,
+                processes whatever your data set returns.
+
+        Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
+
+        Raises:
+            PrivacyError: a batch was left without ``optimizer.step()``.
+            TypeError, ValueError: ``workers`` or ``ahead`` is not a whole number of at least 0.
+            RuntimeError: a loading process died; the step is not released.
+        """
+        return Batches(self, self._batches(workers, to, ahead))
+
+    def _batches(self, workers: int, to: torch.device | str | None, ahead: int) -> Generator[Batch, None, None]:
+        fetch = self._open_fetch(workers, to, ahead)
+        if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
+            self._warn_that_it_is_finished()
+        self.bound.before_first_batch()
+        drawn: dict[int, Batch] = {}  # those ahead, by their steps
+        try:
+            while self.steps_left:
+                self._check_step_taken()
+                self._account.reserve(self.steps_taken, self.steps_left)
+                step = self.steps_taken
+                self._batch = drawn.pop(step, None) or self._drawn(step, fetch, drawn)
+                yield self._batch
+            self._check_step_taken()
+        finally:
+            fetch.close()
+
+    def _drawn(self, step: int, fetch: Fetch, drawn: dict[int, Batch]) -> Batch:
+        """The batch of a step that is accounted for: the part of it that this process loads."""
+        whole = self._sampler.indices(step=step)
+        own = self._ranks.share(whole) if self._records.own is None else self._records.held(whole)
+        run = weakref.ref(self)  # a batch that is kept keeps no run alive
+
+        def begin() -> None:
+            if (alive := run()) is not None:
+                alive._begin_batch()
+
+        def later() -> Iterator[Batch]:
+            alive = run()
+            if alive is None:
+                return
+            for following in range(step + 1, alive.steps_taken + min(alive._account.reserved, alive.steps_left)):
+                if following not in drawn:
+                    drawn[following] = alive._drawn(following, fetch, drawn)
+                yield drawn[following]
+
+        return self._new_batch(own, fetch=fetch, begin=begin, later=later, expected=self.expected_batch_size)
+
+    def _begin_batch(self) -> None:
+        """The first records of a batch are about to be read: from here on nobody writes into the model.
+
+        Random numbers of torch have a secret seed from here to the release. By a known one, one record more would give
+        those behind it other views and masks, which others could compute.
+        """
+        if self._opened is not None:
+            return
+        if self._written:
+            raise _parameters_written(self._written)
+        self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
+        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)
+        self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
+        self._seed = seed_secretly()
+
+    def _end_batch(self) -> None:
+        """The model and torch's generators are as they were when the first records of the batch were read.
+
+        Raises:
+            PrivacyError: a buffer was written since, and was put back; or a parameter was, and the run cannot go on.
+        """
+        self._begin_batch()  # of an empty batch that was not read
+        opened, self._opened = self._opened, None
+        assert opened is not None
+        opened.let_go_of_noise()
+        opened.random.restore()
+        buffers = self.bound.end_batch()
+        changed = zip(self.bound.parameters, self._versions(), opened.versions, strict=True)
+        if written := [name for name, now, before in changed if now != before]:
+            self._written = written
+            raise _parameters_written(written)
+        if buffers:
+            raise PrivacyError(
+                f"{first_few(buffers)}: written between the first record of the batch and its release, so that values "
+                "of records would be in the published buffer; it was put back, and the loss has computed without the "
+                "write. Write a buffer before batch.microbatches() or after optimizer.step(); for a forward pass that "
+                "is only logged, call model.eval() first"
+            )
+        advance_spectral_norms(self.bound.model)
+
+    def _versions(self) -> list[int]:
+        """The number of writes into each parameter."""
+        return [p._version for p in self.bound.parameters.values()]
+
+    def _seed_of_all_ranks(self) -> int:
+        """For numbers that all records of a batch share, on whichever rank they are."""
+        words = np.empty(4, np.uint64)
+        self._key.fill(words, purpose="numbers of a batch", name="torch", step=self.steps_taken)
+        return int.from_bytes(words.tobytes(), "little")
+
+    def _check_step_taken(self) -> None:
+        if self._batch is not None:
+            raise PrivacyError(
+                "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
+                "whether a step happens must not depend on the data. Where the loop was interrupted within a batch, "
+                f"close this run and start another with noisette.privatize() for the {self.steps_left} steps that are "
+                "left, on the same ledger: the model keeps its weights"
+            )
+
+    def _warn_that_it_is_finished(self) -> None:
+        lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
+        warnings.warn(
+            f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
+            "nothing is trained. To train further, start another run with noisette.privatize() on the same "
+            "ledger, which adds the costs of both.",
+            stacklevel=4,
+        )
+
+    # Lines 2 and 3
+
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
+        """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
+
+        Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
+        come again in halves.
+
+        Args:
+            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
+                axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
+            batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            keywords: more arguments of the loss, like ``batch``.
+
+        Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
+
+        Raises:
+            PrivacyError: the examples are not those of the current microbatch, or they were added before; and as the
+                bound raises it.
+        """
+        current = self._current_batch(Microbatch(batch, keywords).count)
+        self._keep_seed_secret()
+        try:
+            if current.is_blank:
+                self.bound.accumulate_nothing()
+            else:
+                self.bound.accumulate(loss, *batch, public=public, **keywords)
+        except OtherRankRanOut:
+            current.current = None
+        except torch.OutOfMemoryError:
+            if not current.retry_smaller():
+                raise
+        else:
+            current.bounded_current()
+
+    def _keep_seed_secret(self) -> None:
+        """Seed torch secretly again where the data set or the loop has seeded it since the batch began."""
+        if torch.initial_seed() != self._seed:
+            self._seed = seed_secretly()
+
+    def _current_batch(self, count: int) -> Batch:
+        """The batch whose microbatch has so many examples.
+
+        Raises:
+            PrivacyError: there is no microbatch, or it has another number of examples.
+        """
+        batch = self._batch
+        if batch is None or batch.current is None:
+            raise PrivacyError(
+                "accumulate needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "
+                "within `for batch in run.batches()`. Examples drawn in another way have no guarantee."
+            )
+        if count != batch.current:
+            raise PrivacyError(
+                f"the current microbatch has {batch.current} examples, but there are {count} rows: give one for each "
+                "example of the microbatch"
+            )
+        return batch
+
+    # Line 4
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
+        if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:  # args[0] is the optimizer
+            raise PrivacyError(
+                "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
+            )
+        if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
+            refuse_scaler(optimizer)
+        batch = self._batch
+        if batch is None and self._depth:
+            self._depth += 1  # the step of a base class; the release was made by then
+            return
+        if batch is None:
+            raise PrivacyError(
+                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
+            )
+        with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
+            self._release.check_no_others(self.bound.parameters)
+            batch.check_bounded(len(batch.indices))
+            if held_by(optimizer) != self._names.keys():
+                check_coverage(optimizer, self.bound)
+            self._end_batch()
+            # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
+            self._account.commit()
+            sums = self.bound.pop_sums()
+            if self._ranks.size > 1:
+                equal["bounds, shares and parameters of the release"] = digest_of(sums)
+        step, self._batch = self.steps_taken, None
+        self.steps_taken += 1
+        try:
+            self._release(sums, self._names, step=step)
+        except BaseException:
+            self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
+            raise
+        if isinstance(self.optimizer, TakesDeviations):
+            self.optimizer.take_deviations(self._release.deviations)
+        self._depth = 1
+
+    # Line 5
+
+    def _after_step(self) -> None:
+        """A hook after ``optimizer.step()``, and after that of a base class within it."""
+        self._depth = max(0, self._depth - 1)
+        self.bound.after_step()
+        if not self._depth and not self.steps_left:
+            self._detach()
+
+    def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
+        """A hook before the step of any optimizer: no other one may move the parameters of this run.
+
+        One that the run's own optimizer calls within its step finds released gradients.
+        """
+        if optimizer is self.optimizer or self._depth or not (shared := held_by(optimizer) & self._names.keys()):
+            return
+        raise PrivacyError(
+            f"a second optimizer ({type(optimizer).__name__}) steps {first_few(sorted(self._names[i] for i in shared))}"
+            f", which a run trains that has taken {self.steps_taken} of its {self.steps} steps; give it other "
+            "parameters, or end that run by run.close() or noisette.close_run(model). Of an optimizer that wraps "
+            "another one, give the outer one to privatize"
+        )
+
+    def end(self) -> None:
+        """Remove the hooks from the optimizer; what a batch that was not released has left is dropped."""
+        self._detach()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.let_go_of_noise()
+            opened.random.restore()
+            self.bound.end_batch()
+
+    def close(self) -> None:
+        """Remove every hook from the optimizer, and end the bound."""
+        self.end()
+        self.bound.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Batches(Iterator[Batch]):
+    """The batches that remain. Their length is the number of steps that may follow, which is planned and public."""
+
+    def __init__(self, run: DpSgd, batches: Generator[Batch, None, None]) -> None:
+        self._run = run
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return self._run.steps_left
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<batches: {len(self)} steps left>"
+
+    def close(self) -> None:
+        """End the thread or the processes that load records."""
+        self._batches.close()
+
+
+_RUNS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[DpSgd]] = weakref.WeakKeyDictionary()
+
+
+def unfinished_runs(of: Optimizer | nn.Module) -> list[DpSgd]:
+    """The runs that still step this optimizer, or train a parameter of this model."""
+    held = {id(p) for p in of.parameters()} if isinstance(of, nn.Module) else held_by(of)
+    runs = [run for reference in list(_RUNS.values()) if (run := reference()) is not None and run._detach.alive]
+    return [run for run in runs if held & run._names.keys()]
+
+
+def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
+    """Check that no other run steps this optimizer or trains parameters of this bound.
+
+    Raises:
+        PrivacyError: one does, and has not taken its last step.
+    """
+    for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
+        raise PrivacyError(
+            f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
+            "it by run.close(), or where its handle is lost by noisette.close_run(model); the model keeps its weights"
+        )
+
+
+def close_run(of: Optimizer | nn.Module) -> None:
+    """Close the unfinished runs that step this optimizer or train this model, where their handles are lost.
+
+    As after a cell of a notebook that was interrupted: the optimizer and the model are plain again, and steps that were
+    reserved and not released are given back to the ledger.
+    """
+    for run in unfinished_runs(of):
+        run.close()
+
+
+def _hooks(run: DpSgd) -> list[Any]:
+    """Hook a run into its optimizer; the hooks do not keep it alive. They are never compiled with the step."""
+    reference = weakref.ref(run)
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (alive := reference()) is not None:
+            alive._before_step(optimizer, args, kwargs)
+
+    def after(*_: object) -> None:
+        if (alive := reference()) is not None:
+            alive._after_step()
+
+    def before_any(optimizer: Optimizer, *_: object) -> None:
+        if (alive := reference()) is not None:
+            alive._refuse_second_optimizer(optimizer)
+
+    optimizer = run.optimizer
+    return [
+        optimizer.register_step_pre_hook(_uncompiled(before)),
+        optimizer.register_step_post_hook(_uncompiled(after)),
+        register_optimizer_step_pre_hook(_uncompiled(before_any)),
+        StepsOfScaler(optimizer),
+    ]
+
+
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    kept_out: Any = torch.compiler.disable(hook)
+    return kept_out
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _parameters_written(names: list[str]) -> PrivacyError:
+    return PrivacyError(
+        f"{first_few(names)}: written between the first record of a batch and its release. Parameters change by "
+        "optimizer steps alone, so this run cannot go on: its weights may hold values of records. Write parameters "
+        "after optimizer.step(), start from the last checkpoint, and compute what the loss needs without writing"
+    )

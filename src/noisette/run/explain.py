@@ -1,0 +1,369 @@
+"""What a private step of a model and its loss needs: whether it vectorises, which rules serve it, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.utils._pytree import tree_leaves
+
+import noisette
+from noisette.capture.captured import CaptureWarning
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.per_example import PerExampleClip
+from noisette.core.backward import ForwardPass
+from noisette.core.clip import ClippedSum, Clipping
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.model_checks import batch_mixing_modules, check_optimizer
+from noisette.core.one_by_one import OneByOneWarning
+from noisette.core.recording import Recording
+from noisette.core.registry import match, operation_name
+from noisette.core.trace import own_copies
+from noisette.errors import PrivacyError
+from noisette.lipschitz.bound import LayerBound, LipschitzBound
+from noisette.ranks import Alone
+from noisette.run.privatize import privatize
+
+_WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
+_LONGEST = 20.0  # seconds, after which one measured step is enough
+_CURE = (
+    "To vectorise it, write a branch on values with torch.where, and a loop or a shape that depends on them with a "
+    "fixed size and a mask."
+)
+
+
+@dataclass(frozen=True)
+class UseLine:
+    """One use of one parameter in the loss."""
+
+    parameter: str
+    operation: str
+    operand: str
+    shape: tuple[int, ...]  # of the operation's first other tensor, with the examples first
+    rule: str  # the name of the rule, or "own copies": the parameter is copied for each example
+    per_example_numbers: int  # elements of one example's gradient
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One private step, and one plain step of the same loss, on the examples that were given."""
+
+    examples: int
+    private_seconds: float
+    private_bytes: int  # the most that the step holds beside the model and the examples
+    plain_seconds: float | None  # None where the loss cannot be called with several examples at once
+    plain_bytes: int | None
+    graph: str  # how the private step ran: as one graph, or why not
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found."""
+
+    refused: tuple[str, ...]  # each with its remedy; nothing else is filled in where there are any
+    one_by_one: str = ""  # why each example needs a call of its own, and the cure; empty for a loss that vectorises
+    line: str = ""  # of the code that cannot be vectorised
+    uses: tuple[UseLine, ...] = ()  # where the loss vectorises
+    unreached: tuple[str, ...] = ()  # parameters that the loss depends on for no example; noise is added to them
+    remarks: tuple[str, ...] = ()  # of modules, from their attribute ``remark``
+    bounds: tuple[LayerBound, ...] = ()  # of the layers of a Lipschitz network
+    cost: Cost | None = None
+
+
+def explain(
+    model: nn.Module | LipschitzBound,
+    loss: Loss,
+    *batch: Any,
+    public: Iterable[Tensor] = (),
+    optimizer: Optimizer | None = None,
+) -> Explanation:
+    """Take a few private and plain steps on public or made-up examples, and say what a run would do with them.
+
+    The steps have a learning rate of zero: weights and buffers stay as they are. ``.grad`` is cleared.
+
+    Args:
+        model: the model, or the Lipschitz bound of one.
+        loss: of one example, as for :meth:`PrivateRun.accumulate`.
+        batch: one microbatch of examples that are public or made up; their results are shown.
+        public: tensors that the loss uses otherwise than as arguments.
+        optimizer: also checked, if it is given. It takes no step.
+
+    Raises:
+        ValueError: the model has nothing to train, or its parameters have no shapes yet.
+        Exception: whatever the loss raises for these examples.
+
+    >>> found = explain(nn.Linear(3, 2), lambda model, x: model(x).sum(), torch.ones(4, 3))
+    >>> [(use.parameter, use.rule) for use in found.uses]
+    [('weight', 'linear_weight'), ('bias', 'linear_bias')]
+    >>> found.refused, found.one_by_one, found.cost.examples
+    ((), '', 4)
+    """
+    clipped = not isinstance(model, LipschitzBound)
+    bound = PerExampleClip(model, 1.0, capture="graph") if clipped else model
+    module = bound.model
+    refused = (*batch_mixing_modules(module), *_optimizer_problems(optimizer, bound))
+    if refused:
+        bound.close()
+        return Explanation(refused)
+    microbatch, public = Microbatch(batch, {}), tuple(public)
+    with _unchanged(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore", OneByOneWarning)  # what they say is returned
+        warnings.simplefilter("ignore", CaptureWarning)
+        try:
+            seconds, held, graph = _private_steps(bound, loss, microbatch, public)
+        except PrivacyError as refusal:
+            return Explanation((str(refusal),))
+        finally:
+            bound.close()
+        seen = _seen_vectorised(module, loss, microbatch, public) if clipped else _Seen()
+        plain = _plain_steps(module, loss, microbatch)
+        unreached = _unreached(module, loss, microbatch, every=bool(seen.problem))
+    return Explanation(
+        refused=(),
+        one_by_one=f"{seen.problem} {_CURE}" if seen.problem else "",
+        line=seen.line,
+        uses=seen.uses,
+        unreached=unreached,
+        remarks=tuple(_remarks(module)),
+        bounds=() if clipped else tuple(model.layers()),
+        cost=Cost(microbatch.count, seconds, held, *plain, graph),
+    )
+
+
+def sum_of_outputs(model: nn.Module, *args: Any, **keywords: Any) -> Tensor:
+    """A loss for any model: all numbers among its outputs, added up."""
+    outputs = [leaf for leaf in tree_leaves(model(*args, **keywords)) if isinstance(leaf, Tensor)]
+    return torch.stack([output.float().sum() for output in outputs if output.is_floating_point()]).sum()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What vectorising a loss has shown."""
+
+    uses: tuple[UseLine, ...] = ()
+    problem: str = ""
+    line: str = ""
+
+
+def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]) -> _Seen:
+    """Compute one microbatch, and see its uses of parameters, or why each example needs a call of its own."""
+    engine = _Watching()
+    clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        try:
+            clip.accumulate(loss, *batch.args, public=public)
+        except OneByOneWarning as warning:
+            return _Seen(problem=str(warning), line=_line_of(warning))
+        finally:
+            clip.close()
+    return _Seen(tuple(engine.uses))
+
+
+_OWN = Path(noisette.__file__).parent
+_LIBRARIES = (str(Path(torch.__file__).parent), *[str(_OWN / folder) for folder in ("core", "clipping", "run")])
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the user's own code in which an error began; empty where it began in none."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+
+
+class _Watching:
+    """An engine that also keeps which operation used which parameter."""
+
+    def __init__(self) -> None:
+        self._engine = BookKeeping()
+        self.uses: list[UseLine] = []
+
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
+        """The clipped sum of :class:`BookKeeping`."""
+        self.uses = list(_use_lines(forward.recording, parameters))
+        return self._engine.clipped_sum(forward, parameters, clipping)
+
+
+def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterator[UseLine]:
+    """A line for each weight in each recorded use."""
+    names = {id(p): name for name, p in parameters.items()}
+    names |= {
+        key: " + ".join(names.get(id(p), "frozen") for p in weight.parents) + f" ({operation_name(weight.operation)})"
+        for key, weight in recording.derived.items()
+    }
+    for use in recording.uses:
+        found = match(use.operation, use.args, use.kwargs, use.weights)
+        for operand in found.operands:
+            for weight in operand.weights:
+                others = [value for value in found.arguments.values() if isinstance(value, Tensor)]
+                first = next((value for value in others if value is not weight), weight)
+                own = use.operation is own_copies
+                yield UseLine(
+                    parameter=names.get(id(weight), "frozen"),
+                    operation="several operations" if own else operation_name(use.operation),
+                    operand=operand.name,
+                    shape=tuple(first.shape),
+                    rule="own copies" if own else getattr(operand.rule, "__name__", "none"),
+                    per_example_numbers=weight.numel(),
+                )
+
+
+def _optimizer_problems(optimizer: Optimizer | None, bound: PerExampleClip | LipschitzBound) -> Iterator[str]:
+    if optimizer is not None:
+        try:
+            check_optimizer(optimizer, bound)
+        except PrivacyError as refusal:
+            yield str(refusal)
+
+
+def _remarks(model: nn.Module) -> Iterator[str]:
+    """The text that modules give in an attribute ``remark``, with name and class."""
+    for name, module in model.named_modules():
+        remark = getattr(module, "remark", "")
+        if isinstance(remark, str) and remark:
+            yield f"{name or 'the model itself'}  {type(module).__name__} {remark}"
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Within it steps may be taken with a learning rate of zero; buffers and random states are put back afterwards."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.zero_grad()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            model.zero_grad()
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+
+
+def _private_steps(
+    bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
+) -> tuple[float, int, str]:
+    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph.
+
+    Raises:
+        PrivacyError: the step is refused.
+    """
+    count = batch.count
+    optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
+    run = privatize(
+        bound,
+        optimizer,
+        torch.zeros(count, 1),  # the run draws all of them, and the examples given are used in their place
+        sampling_rate=1.0,
+        expected_batch_size=count,
+        steps=_WARM_UP + _MEASURED + 1,
+        noise_multiplier=1.0,
+        ranks=Alone(),
+    )
+    with run:
+        batches = run.batches()
+
+        def step() -> None:
+            for _ in next(batches).microbatches(count):
+                run.accumulate(loss, *batch.args, public=public)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        cost = _measured(step, next(iter(bound.parameters.values())).device)
+    if isinstance(bound, LipschitzBound):
+        return *cost, "eager: the step of a Lipschitz network is never captured"
+    if bound.captured_operations:
+        return *cost, f"one graph of {bound.captured_operations} operations"
+    problems = bound.capture_problems or ("each example is computed in a call of its own",)
+    return *cost, f"eager: {problems[0]}"
+
+
+def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> tuple[float | None, int | None]:
+    """The seconds and bytes of a step without privacy; ``None`` for a loss that takes one example alone."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+
+    def step() -> None:
+        loss(model, *batch.args).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
+        return _measured(step, parameters[0].device)
+    return None, None
+
+
+def _measured(step: Callable[[], None], device: torch.device) -> tuple[float, int]:
+    """The seconds of the quickest of some steps, and the most bytes that one holds, after some steps to warm up."""
+    seconds: list[float] = []
+    begin = time.perf_counter()
+    for k in range(_WARM_UP + _MEASURED):
+        if k > _WARM_UP and time.perf_counter() - begin > _LONGEST:
+            break
+        start = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[_WARM_UP:]), _most_bytes(step, device)
+
+
+def _most_bytes(step: Callable[[], None], device: torch.device) -> int:
+    """By how many bytes the memory of tensors grows at most during a step."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with _without_messages(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    results: Any = getattr(profile.profiler, "kineto_results", None)
+    now = most = 0
+    for event in results.events() if results is not None else ():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Within it nothing is shown on standard error, where the profiler's C++ code writes when it starts and stops."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _one(batch: Microbatch, k: int) -> Microbatch:
+    """Example number ``k``, with a batch axis of length 1."""
+    return batch.with_tensors([tensor[k : k + 1] for tensor in batch.tensors])
+
+
+def _unreached(model: nn.Module, loss: Loss, batch: Microbatch, *, every: bool) -> tuple[str, ...]:
+    """The names of the parameters that the loss of no example depends on; without ``every`` the first one is enough."""
+    left = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for k in range(batch.count if every else 1):
+        one = _one(batch, k)
+        value = loss(model, *one.args)
+        if left and value.requires_grad:
+            found = torch.autograd.grad(value.sum(), list(left.values()), allow_unused=True)
+            left = {name: p for (name, p), g in zip(left.items(), found, strict=True) if g is None}
+    return tuple(left)

@@ -1,0 +1,116 @@
+"""The engines that need no rule: what they need of the loss, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine_check import check, measured
+from model_cases import Case, Forward, cross_entropy, floats, mlp, parameter, squares
+from noisette import PerExampleClip, PrivacyError
+from noisette.clipping.engines import PerExampleLoop, Vmap
+from noisette.core.clip import Engine
+from oracle import clipped_sum
+
+both = pytest.mark.parametrize("engine", [PerExampleLoop(), Vmap(2)], ids=lambda e: type(e).__name__)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_chunks_change_nothing(size: int) -> None:
+    check(Case("mlp", mlp, lambda b: (torch.randn(b, 6),)), Vmap(chunk_size=size), b=7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0])
+def test_chunk_size_is_a_whole_number(size) -> None:
+    with pytest.raises((ValueError, TypeError), match="chunk_size"):
+        Vmap(chunk_size=size)
+
+
+def test_no_more_than_a_chunk_is_in_memory() -> None:
+    seen = []
+    model = Forward(lambda m, x: (seen.append(m.w), x @ m.w)[1], w=parameter(6, 4))
+    measured(model, squares, (torch.randn(10, 6),), 0.5, Vmap(chunk_size=4))
+    assert len(seen) == 1 + 3, "the recorded call, then one for each chunk"
+
+
+@both
+def test_operation_without_a_rule(engine: Engine) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(m.w * x) * torch.fft.rfft(m.v), 4) + torch.logcumsumexp(m.v * x, 1)
+
+    case = Case("no rule", lambda: Forward(forward, w=parameter(4), v=parameter(4)), floats(4))
+    check(case, engine, b=5, dtype=torch.float64)
+
+
+@both
+def test_bad_example_without_a_rule_contributes_nothing(engine: Engine) -> None:
+    model = Forward(lambda m, x: torch.hypot(x, m.w), w=parameter(4)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    x[3] = float("nan")
+    expected = measured(model, squares, (x[[0, 1, 2, 4]],), 0.5, engine)[1]["w"]
+    torch.testing.assert_close(measured(model, squares, (x,), 0.5, engine)[1]["w"], expected, rtol=1e-10, atol=1e-12)
+    assert expected.any()
+
+
+class Counting(nn.Module):
+    """Its answer depends on how often it was asked, by a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * self.calls
+
+
+@both
+def test_no_call_changes_a_buffer(engine: Engine) -> None:
+    """Each example is computed with the buffers that the recorded call has left, none with those of another one."""
+    model, x, y = Counting().double(), torch.randn(5, 6).double(), torch.randint(0, 4, (5,))
+    clip = PerExampleClip(model, 0.5, engine=engine, capture="eager")
+    clip.accumulate(of_class, x, y)
+    [total] = clip.pop_sums()
+    clip.close()
+    assert model.calls == 1
+    second = Forward(lambda m, x: m.layer(x) * 2, layer=model.layer)
+    expected = clipped_sum(second, cross_entropy, (x, y), 0.5).vector
+    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-10, atol=1e-12)
+
+
+def of_class(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+@both
+def test_dropout_keeps_the_bound(engine: Engine) -> None:
+    """Norms and sum are of one draw."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+    for _ in range(10):
+        _, sums = measured(model, squares, (10 * torch.randn(1, 6),), 0.01, engine)
+        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01
+
+
+@both
+def test_autocast_is_that_of_the_recorded_call(engine: Engine) -> None:
+    seen: list[torch.dtype] = []
+    model = Forward(lambda m, x: (h := m.layer(x), seen.append(h.dtype))[0], layer=nn.Linear(6, 4))
+    clip = PerExampleClip(model, 0.5, engine=engine, capture="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        clip.accumulate(lambda model, x: model(x).float().square().sum(), torch.randn(3, 6))
+    clip.close()
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_vmap_says_what_to_use_where_torch_cannot_differentiate() -> None:
+    model = Forward(lambda m, x: m.w.expand(len(x), -1).clone().add_(x), w=parameter(6))
+    with pytest.raises(PrivacyError, match=r"(?s)torch\.func cannot differentiate .*PerExampleLoop\(\)"):
+        measured(model, squares, (torch.randn(3, 6),), 0.5, Vmap())
+    x = torch.randn(3, 6)
+    found = measured(model, squares, (x,), 0.5, PerExampleLoop())[1]["w"]
+    torch.testing.assert_close(found, clipped_sum(model, squares, (x,), 0.5).sums["w"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,170 @@
+"""The engine of two passes keeps nothing between them, and the bound where the passes differ."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from noisette.clipping import engines
+from noisette.clipping.engines import BookKeeping, ReweightGP
+from noisette.clipping.per_example import PerExampleClip
+from noisette.core import registry
+from noisette.core.clip import Engine
+from noisette.core.forms import Dense, ExampleGradients, Examples, Outer
+from noisette.errors import PrivacyError
+
+BOUND = 0.1
+
+
+def summed(model: nn.Module, engine: Engine, loss: Callable[..., Tensor], *batch: Tensor) -> list[Tensor]:
+    """The clipped sum of one call of ``accumulate``."""
+    clip = PerExampleClip(model, BOUND, engine=engine, capture="eager")
+    try:
+        clip.accumulate(loss, *batch)
+        [total] = clip.pop_sums()
+    finally:
+        clip.close()
+    return list(total.grads)
+
+
+def of_class(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
+
+
+class Checkpointed(nn.Module):
+    """A model whose activations are computed again in a backward pass."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("lower", [False, True], ids=["single", "autocast"])
+@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["one graph", "checkpointed"])
+def test_the_second_pass_is_the_first(is_checkpointed: bool, lower: bool) -> None:
+    """Dropout draws the same values, an infinite example is cut out, and random numbers go on as after one pass."""
+    x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))
+    x[3] = torch.inf
+    found: list[list[Tensor]] = []
+    for engine in (BookKeeping(), ReweightGP()):
+        torch.manual_seed(0)
+        model = Checkpointed(dropping()) if is_checkpointed else dropping()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            found.append([*summed(model, engine, of_class, x, y), torch.rand(3)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert all(sum.isfinite().all() and sum.any() for sum in found[1])
+
+
+class Changing(nn.Module):
+    """A layer that multiplies its input by another factor in each forward pass."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+        self.factors = iter(factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * next(self.factors))
+
+
+class AtRandom(torch.autograd.Function):
+    """The identity, whose gradients are multiplied by the next factor in each backward pass."""
+
+    factors: Any
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dy * next(AtRandom.factors)
+
+
+@pytest.mark.parametrize("second", [0.01, 5.0, 1e4])
+def test_the_bound_holds_where_the_second_forward_pass_differs(second: float) -> None:
+    for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
+        model = Checkpointed(Changing(1.0, 1.0, second, second))  # each pass computes it, and then once more
+        sums = summed(model, ReweightGP(), of_class, x, y)
+        assert float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND
+
+
+@pytest.mark.parametrize("second", [0.01, 5.0, 1e4])
+def test_the_bound_holds_where_the_second_backward_pass_differs(second: float) -> None:
+    model = nn.Linear(4, 3)
+    for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
+        AtRandom.factors = iter((1.0, second))
+        sums = summed(model, ReweightGP(), lambda m, x, y: F.cross_entropy(AtRandom.apply(m(x)), y), x, y)
+        assert 0 < float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND
+
+
+def test_a_gradient_that_is_finite_once_alone_is_refused() -> None:
+    AtRandom.factors = iter((1.0, torch.inf))
+    with pytest.raises(PrivacyError, match=r"not finite in the second.*BookKeeping\(\)"):
+        summed(
+            model := nn.Linear(4, 3),
+            ReweightGP(),
+            lambda m, x, y: F.cross_entropy(AtRandom.apply(m(x)), y),
+            torch.randn(5, 4),
+            torch.zeros(5).long(),
+        )
+    AtRandom.factors = iter((1.0, 1.0))
+    sums = summed(model, BookKeeping(), of_class, torch.randn(5, 4), torch.zeros(5).long())
+    assert all(sum.any() for sum in sums)
+
+
+def test_no_gradient_is_alive_when_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(6, 5, 8)
+    seen: list[weakref.ref[Tensor]] = []
+    whole = Outer.squared_norms
+
+    def watched(self: Outer) -> Tensor:
+        assert not any(held() is not None for held in seen), "factors of another layer"
+        seen.append(weakref.ref(self.left))
+        return whole(self)
+
+    monkeypatch.setattr(Outer, "squared_norms", watched)
+    summed(model, ReweightGP(), lambda m, x: m(x).square().sum(), x)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
+def test_activations_are_freed_as_the_last_pass_goes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the rule of the first layer is called, the inputs of the layers above it are gone, but for the next one's."""
+    inputs: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    whole = registry._RULES[F.linear, "weight"]
+
+    def watched(examples: Examples, dy: Tensor, input: Tensor, *rest: Any, **named: Any) -> ExampleGradients:
+        inputs.append(weakref.ref(input))
+        alive.append(len({id(tensor) for held in inputs if (tensor := held()) is not None}))
+        return whole(examples, dy, input, *rest, **named)
+
+    monkeypatch.setitem(registry._RULES, (F.linear, "weight"), watched)
+    monkeypatch.setattr(engines, "compact", lambda form: Dense(form.explicit()))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+    summed(model, engine, lambda m, x: m(x).square().sum(), torch.randn(6, 5, 4))
+    assert alive[-1] <= 2
+    assert len(alive) == 4 or max(alive) == 4, "two passes keep the graph for the second one"

@@ -1,0 +1,489 @@
+"""The boundary at a model's outputs: sums of clipped gradients as by a loop over single records with plain autograd."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from noisette import PrivacyError
+from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.recorded_rows import RecordedCall
+from noisette.core.one_by_one import OneByOneWarning
+from noisette.integrations.boundary import Boundary
+
+C = 0.3
+LARGEST_MOVE = C * (1 + 2**-13)
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def in_double_precision() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+class Run:
+    """What a boundary needs of a run: clipped sums are added, and nothing is released."""
+
+    steps_left = 1
+
+    def __init__(self, clip: PerExampleClip) -> None:
+        self.clip = clip
+
+    def before_call(self) -> None:
+        pass
+
+    def accumulate_recorded(self, calls: list[RecordedCall], scale: float) -> None:
+        self.clip.accumulate_recorded(calls, scale)
+
+
+class Private:
+    """A model behind its boundary, called as a loop calls it."""
+
+    def __init__(self, model: nn.Module, *, mean: bool = True) -> None:
+        self.clip = PerExampleClip(model, C)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        self.boundary = Boundary(self.clip, self.optimizer, mean=mean)
+        self.boundary.begin(cast(Any, Run(self.clip)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.boundary.call(*args, **kwargs)
+
+    def sums(self) -> list[Tensor]:
+        self.optimizer.step()
+        [found] = self.clip.pop_sums()
+        return [sum.double() for sum in found.grads]
+
+
+def by_boundary(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, mean: bool = True) -> list[Tensor]:
+    private = Private(model, mean=mean)
+    private.boundary.begin_batch(len(x))
+    loss(private, x, y).backward()
+    try:
+        assert all(p.grad is None for p in model.parameters())
+        return private.sums()
+    finally:
+        private.clip.close()
+
+
+def alone(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The same by plain autograd, one record after the other."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = [torch.zeros_like(p) for p in parameters]
+    for row, label in zip(x.split(1), y.split(1), strict=True):
+        found = torch.autograd.grad(loss(model, row, label), parameters, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+        for sum, gradient in zip(total, gradients, strict=True):
+            sum += gradient * min(1.0, C / norm)
+    return total
+
+
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest relative distance of two sums of a parameter; some gradients are zero but for rounding."""
+    return max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(one, other, strict=True))
+
+
+class LastOfLstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(5, 7, batch_first=True), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x)[0][:, -1])
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=False)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.layer(self.embedding(ids).transpose(0, 1)).mean(0))
+
+
+class Tied(nn.Module):
+    """A language model whose embedding is its output layer as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.hidden(self.embedding(ids))), self.embedding.weight)
+
+
+@dataclass
+class Answer:
+    scores: Tensor
+    size: Tensor
+    largest: Tensor
+    name: str
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scores, self.size = nn.Linear(12, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Answer:
+        hidden = torch.tanh(self.body(x))
+        scores = self.scores(hidden)
+        return Answer(scores, self.size(hidden), scores.argmax(1), "two outputs")
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def cross_entropy(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def of_tokens(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+
+
+def of_both(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    answer = model(x)
+    assert answer.name == "two outputs"
+    assert answer.largest.shape == y.shape
+    return F.cross_entropy(answer.scores, y) + 0.5 * (answer.size.squeeze(1) - y).square().mean()
+
+
+def of_one_of_both(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return model(x).size.square().mean()
+
+
+def of_two_calls(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y) + 0.1 * (model(x.flip(1)) - model(x)).square().mean()
+
+
+def smoothed(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, label_smoothing=0.1)
+
+
+def of_pixels(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x / 255), y)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Loss]] = {
+    "mlp": (mlp, lambda: torch.randn(9, 12), cross_entropy),
+    "cnn": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        lambda: torch.randn(9, 1, 8, 8),
+        cross_entropy,
+    ),
+    "lstm": (LastOfLstm, lambda: torch.randn(9, 6, 5), cross_entropy),
+    "time first": (TimeFirst, lambda: torch.randint(0, 20, (9, 7)), cross_entropy),
+    "tied": (Tied, lambda: torch.randint(0, 20, (9, 7)), of_tokens),
+    "two outputs": (TwoOutputs, lambda: torch.randn(9, 12), of_both),
+    "one of two outputs": (TwoOutputs, lambda: torch.randn(9, 12), of_one_of_both),
+    "several calls": (mlp, lambda: torch.randn(9, 12), of_two_calls),
+    "smoothed, ten records": (mlp, lambda: torch.randn(10, 12), smoothed),
+    "pixels, 255 records": (mlp, lambda: 255 * torch.rand(255, 12), of_pixels),
+    "one record": (mlp, lambda: torch.randn(1, 12), cross_entropy),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sum_is_that_of_single_records(name: str) -> None:
+    make, records, loss = CASES[name]
+    model, x = make(), records()
+    y = torch.randint(0, 3, (len(x),))
+    assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
+
+
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_a_classifier_of_transformers(own_loss: bool) -> None:
+    transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=3
+    )
+    model = transformers.BertForSequenceClassification(config).double().eval().train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        if own_loss:
+            found = model(input_ids=x, labels=y)
+            assert found.loss.shape == ()
+            return found.loss
+        found = model(input_ids=x, attention_mask=torch.ones_like(x))
+        assert found.loss is None
+        assert found.logits is found["logits"]
+        return F.cross_entropy(found.logits, y)
+
+    x, y = torch.randint(0, 50, (6, 9)), torch.randint(0, 3, (6,))
+    assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
+
+
+def test_a_loss_that_adds_up_its_rows() -> None:
+    model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+
+    def summed(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="sum")
+
+    assert distance(by_boundary(model, summed, x, y, mean=False), alone(model, summed, x, y)) < 1e-10
+
+
+def test_a_batch_in_pieces() -> None:
+    model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+    private = Private(model)
+    private.boundary.begin_batch(9)
+    for rows, labels in zip(x.split(4), y.split(4), strict=True):
+        of_two_calls(private, rows, labels).backward()
+    assert distance(private.sums(), alone(model, of_two_calls, x, y)) < 1e-10
+
+
+def test_several_backward_passes_for_the_same_records() -> None:
+    model, x, y = TwoOutputs(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+    private = Private(model)
+    private.boundary.begin_batch(9)
+    answer = private(x)
+    F.cross_entropy(answer.scores, y).backward(retain_graph=True)
+    (0.25 * (answer.size.squeeze(1) - y).square().mean()).backward()
+    (0.25 * (private(x).size.squeeze(1) - y).square().mean()).backward()
+    assert distance(private.sums(), alone(model, of_both, x, y)) < 1e-10
+
+
+def test_the_next_batch_begins_anew() -> None:
+    model = mlp()
+    private = Private(model)
+    for size in (9, 4):
+        x, y = torch.randn(size, 12), torch.randint(0, 3, (size,))
+        private.boundary.begin_batch(size)
+        private(x)  # of which nothing is used
+        cross_entropy(private, x, y).backward()
+        assert distance(private.sums(), alone(model, cross_entropy, x, y)) < 1e-10
+
+
+class Branches(nn.Module):
+    """Takes another layer where the first number of a record is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(12, 3), nn.Linear(12, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.one(x * self.calls) if x[0, 0] > 0 else self.other(x)
+
+
+class Scripted(nn.Module):
+    """Its weights are used where no operation is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(mlp())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+@pytest.mark.parametrize("make", [Branches, Scripted])
+def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Callable[[], nn.Module]) -> None:
+    model, x, y = make(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+
+    def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        """What a call writes into a buffer is dropped."""
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return of_two_calls(lambda rows: functional_call(model, copy.deepcopy(buffers), (rows,)), x, y)
+
+    expected = alone(model, anew, x, y)
+    with pytest.warns(OneByOneWarning):
+        found = by_boundary(model, of_two_calls, x, y)
+    assert not any(buffer.any() for buffer in model.buffers())
+    assert distance(found, expected) < 1e-10
+
+
+def test_in_lower_precision() -> None:
+    model, x, y = mlp().float(), torch.randn(9, 12).float(), torch.randint(0, 3, (9,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = by_boundary(model, cross_entropy, x, y)
+    assert distance(found, [sum.double() for sum in alone(model, cross_entropy, x, y)]) < 0.03
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_record_moves_the_sum_by_no_more_than_the_bound(mean: bool, scale: float) -> None:
+    model = mlp().float()
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, label_smoothing=0.1, reduction="mean" if mean else "sum")
+
+    for size in (2, 10, 255, 256, 257):
+        x, y = scale * torch.randn(size, 12).float(), torch.randint(0, 3, (size,))
+        x[-1] = 1e4 * torch.randn(12)
+        whole, less = (by_boundary(model, loss, x[:n], y[:n], mean=mean) for n in (size, size - 1))
+        moved = torch.cat([(a - b).flatten() for a, b in zip(whole, less, strict=True)]).norm()
+        assert moved <= LARGEST_MOVE
+
+
+def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
+    model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+    x[4, 0] = torch.inf
+    kept = torch.arange(9) != 4
+    assert distance(by_boundary(model, cross_entropy, x, y), alone(model, cross_entropy, x[kept], y[kept])) < 1e-10
+
+
+def test_the_graph_of_a_batch_is_dropped_with_it() -> None:
+    private = Private(mlp())
+    gc.disable()
+    try:
+        private.boundary.begin_batch(9)
+        scores = private(torch.randn(9, 12))
+        loss = F.cross_entropy(scores, torch.randint(0, 3, (9,)))
+        recorded = weakref.ref(scores.grad_fn.arrived.args[0])
+        del scores, loss
+        assert recorded() is None, "without a backward pass"
+        loss = cross_entropy(private, torch.randn(9, 12), torch.randint(0, 3, (9,)))
+        loss.backward(retain_graph=True)
+        [call] = private.boundary._piece
+        private.sums()
+        assert not call.outputs
+        assert call.recording is None, "though the loop holds the loss"
+        with pytest.raises(PrivacyError, match="bounded before"):
+            loss.backward()
+    finally:
+        gc.enable()
+
+
+def test_outputs_may_be_written_into() -> None:
+    model, x, y = TwoOutputs(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+
+    def in_place(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        answer = model(x)
+        answer.scores.mul_(2).sub_(answer.size)
+        return F.cross_entropy(answer.scores, y)
+
+    assert distance(by_boundary(model, in_place, x, y), alone(model, in_place, x, y)) < 1e-10
+
+
+def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
+    private = Private(mlp())
+    private.boundary.begin_batch(6)
+    with pytest.raises(PrivacyError, match=says):
+        step(private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
+
+
+def test_views_of_a_record_are_several_calls() -> None:
+    def joined(private: Private, x: Tensor, y: Tensor) -> None:
+        both = private(torch.cat([x, x.flip(1)]))
+        F.cross_entropy(both, torch.cat([y, y])).backward()
+
+    refused("with 12 rows, where 6 records of the batch are left", joined)
+    model, x, y = mlp(), torch.randn(6, 12), torch.randint(0, 3, (6,))
+
+    def apart(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return (F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(1)), y)) / 2
+
+    assert distance(by_boundary(model, apart, x, y), alone(model, apart, x, y)) < 1e-10
+
+
+def test_each_record_belongs_to_its_step_once() -> None:
+    def twice(private: Private, x: Tensor, y: Tensor) -> None:
+        for rows, labels in ((x[:4], y[:4]), (x[:4], y[:4])):
+            cross_entropy(private, rows, labels).backward()
+
+    refused("4 rows, where 2 records of the batch are left", twice)
+
+    def uneven(private: Private, x: Tensor, y: Tensor) -> None:
+        (cross_entropy(private, x, y) + cross_entropy(private, x[:2], y[:2])).backward()
+
+    refused("after a call with", uneven)
+
+    def too_few(private: Private, x: Tensor, y: Tensor) -> None:
+        cross_entropy(private, x[:4], y[:4]).backward()
+        private.sums()
+
+    refused("no gradient of 2 records", too_few)
+
+    def halves(private: Private, x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(torch.cat([private(x[:3]), private(x[3:])]), y).backward()
+        private.sums()
+
+    refused("no gradient of 3 records", halves)
+
+
+def test_a_loss_of_an_earlier_batch_is_refused() -> None:
+    private = Private(mlp())
+    losses = []
+    for _ in range(2):
+        private.boundary.begin_batch(6)
+        losses.append(cross_entropy(private, torch.randn(6, 12), torch.randint(0, 3, (6,))))
+    with pytest.raises(PrivacyError, match="earlier batch"):
+        (losses[0] + losses[1]).backward()
+
+
+def test_gradients_of_inputs_are_refused() -> None:
+    refused("requires gradients", lambda private, x, y: private(x.requires_grad_()))
+    model = mlp()
+    private = Private(model)
+    private.boundary.begin_batch(6)
+    x, y = torch.randn(6, 12, requires_grad=True), torch.randint(0, 3, (6,))
+    [gradient] = torch.autograd.grad(F.cross_entropy(model.eval()(x), y), x)  # of the model itself
+    near = (x + 0.1 * gradient.sign()).detach()
+    private.clip._tape.pop()
+    model.train()
+    cross_entropy(private, near, y).backward()
+    assert distance(private.sums(), alone(model, cross_entropy, near, y)) < 1e-10
+
+
+class Returns(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.layer, self.scale = what, nn.Linear(12, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.layer(x)
+        if self.what == "time first":
+            return scores.unsqueeze(0).expand(2, -1, -1)
+        return (scores, self.scale.square()) if self.what == "weight" else (scores, self.scale.square() + 0 * scores)
+
+
+def test_outputs_without_rows_are_refused() -> None:
+    for what, says in (("time first", "transpose it"), ("weight", "on no record")):
+        private = Private(Returns(what))
+        private.boundary.begin_batch(6)
+        with pytest.raises(PrivacyError, match=says):
+            private(torch.randn(6, 12))
+    private = Private(Returns("rows"))
+    private.boundary.begin_batch(6)
+    scores, scale = private(torch.randn(6, 12))
+    assert scores.shape == scale.shape == (6, 3)
+
+
+def test_arguments_without_rows_are_refused() -> None:
+    for arguments in ((), (torch.ones(()),), (torch.ones(6, 12), torch.ones(3))):
+        refused("one row for each record", lambda private, x, y, given=arguments: private(*given))
+
+
+def test_dropout_draws_for_each_record() -> None:
+    private = Private(nn.Sequential(nn.Linear(12, 50), nn.Dropout(0.5)))
+    private.boundary.begin_batch(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dropped = private(torch.ones(6, 12)) == 0
+    assert len({tuple(row.tolist()) for row in dropped}) == 6

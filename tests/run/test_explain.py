@@ -1,0 +1,127 @@
+"""What a few steps on made-up examples show of a model and a loss, and what they leave as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import LipschitzBound, explain
+from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
+
+X, Y = torch.randn(6, 4), torch.arange(6) % 3
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
+    found = explain(net(), loss, X, Y)
+    assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [
+        ("0.weight", "linear_weight", 20),
+        ("0.bias", "linear_bias", 5),
+        ("2.weight", "linear_weight", 15),
+        ("2.bias", "linear_bias", 3),
+    ]
+    assert (found.refused, found.one_by_one, found.unreached) == ((), "", ())
+    assert found.cost is not None
+    assert found.cost.examples == 6
+    assert found.cost.private_seconds > 0
+    assert found.cost.plain_seconds is not None
+    assert found.cost.plain_seconds > 0
+
+
+def test_bytes_are_those_that_a_step_holds_at_once() -> None:
+    """Two float32 copies of a million numbers: the activation and its gradient, or a gradient of the weight."""
+    million, model = 2**20, nn.Linear(1, 1, bias=False)
+    found = explain(model, lambda model, x: model(x).square().sum(), torch.ones(million, 1))
+    assert found.cost is not None
+    assert found.cost.plain_bytes is not None
+    assert 2 * 4 * million <= found.cost.plain_bytes <= 6 * 4 * million
+    assert found.cost.private_bytes >= 4 * million
+
+
+def test_weights_buffers_and_random_states_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
+    model.register_buffer("calls", torch.zeros(()))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    def counting(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        model.get_buffer("calls").add_(1)
+        return loss(model, x, y)
+
+    explain(model, counting, X, Y)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.rand(2), expected)
+    assert all(p.grad is None for p in model.parameters())
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_value_of_an_example_is_named_with_its_line() -> None:
+    def scaled(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return loss(model, x / x.abs().max().item(), y)
+
+    found = explain(net(), scaled, X, Y)
+    assert found.uses == ()
+    assert found.line.endswith("return loss(model, x / x.abs().max().item(), y)")
+    assert f"{__file__}:" in found.line
+    assert "one example as a Python number" in found.one_by_one
+    cured = explain(net(), lambda model, x, y: loss(model, x / x.abs().max(), y), X, Y)
+    assert cured.one_by_one == ""
+
+
+def test_a_parameter_that_no_example_reaches_is_named() -> None:
+    model = net()
+    model.spare = nn.Parameter(torch.zeros(3))
+    assert explain(model, lambda m, x, y: F.cross_entropy(m(x), y), X, Y).unreached == ("spare",)
+    model.spare.requires_grad_(False)
+    assert explain(model, loss, X, Y).unreached == ()
+
+
+def test_batch_norm_and_a_wrong_optimizer_are_refused_together() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    norm, other = explain(model, loss, X, Y, optimizer=torch.optim.SGD(net().parameters(), lr=0.1)).refused
+    assert "1  BatchNorm1d mixes examples" in norm
+    assert "0.weight: trainable, but not in the optimizer" in other
+    model[1].eval()
+    assert explain(model, loss, X, Y, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).refused == ()
+
+
+def test_an_optimizer_with_a_closure_is_refused() -> None:
+    model = net()
+    [refused] = explain(model, loss, X, Y, optimizer=torch.optim.LBFGS(model.parameters())).refused
+    assert "use SGD or Adam" in refused
+
+
+def test_a_loss_for_one_example_alone_has_no_plain_step() -> None:
+    found = explain(net(), lambda model, x, y: model(x.reshape(1, 4)).sum(), X, Y)
+    assert found.cost is not None
+    assert found.cost.plain_seconds is None
+    assert found.cost.private_seconds > 0
+
+
+def test_a_lipschitz_bound_has_its_layers() -> None:
+    tau = TauCrossEntropy(tau=1.0)
+    model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
+    bound = LipschitzBound(model, loss=tau, input_shape=(4,), slack=0.0)
+    found = explain(bound, lambda model, x, y: tau(model(x), y), X, Y)
+    assert [line.name for line in found.bounds] == ["0", "1"]
+    assert found.bounds[1].sensitivities["1.weight"] == pytest.approx(2 * 2**0.5)
+    assert found.cost is not None
+    assert found.cost.private_seconds > 0
+
+
+def test_what_the_loss_raises_is_passed_on() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        explain(net(), loss, X[:, :3], Y)
