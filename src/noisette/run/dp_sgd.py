@@ -292,12 +292,15 @@ class DpSgdRun(ABC):
         """
         assert isinstance(self.bound, PerExampleClip)
         batch, count = self._batch, calls[0].count
-        if batch is None or batch.current is None or count > batch.current:
-            self._check_microbatch("the boundary at the model's output", count, "rows")
-            return
+        left = 0 if batch is None or batch.current is None else batch.current
+        if batch is None or count > left:
+            raise PrivacyError(
+                f"gradients of {count} rows have arrived at the model's outputs, where {left} records of a batch are "
+                "left: call the model with the records of the current batch, each in one piece of it"
+            )
         self.bound.accumulate_recorded(calls, scale)
         batch.bounded += count
-        batch.current = batch.current - count or None
+        batch.current = left - count or None
 
     def backward(self, losses: Tensor) -> None:
         """Lines 2 and 3 for models that cannot be vectorised: the bounded gradients of a vector of losses.
