@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.capture.schedule import schedule_of
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
 

@@ -26,7 +26,7 @@ from noisette import (
 )
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
 from noisette.accounting.run_parameters import RunParameters
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.ranks import Alone
 
 SIZE = 60

@@ -25,8 +25,7 @@ from noisette import (
     RdpAccountant,
     privatize,
 )
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from oracle import clipped_sum
 
 SECRET = bytes(range(32))

@@ -25,7 +25,7 @@ from noisette import (
 )
 from noisette._internal import atomic_files
 from noisette.accounting import Gaussian
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 SIZE = 60

@@ -11,9 +11,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from noisette.core import registry
 from noisette.core.forms import ExampleGradients, Examples
+from noisette.core.loss import is_wrapped, physical
 from noisette.core.recording import Operation
 from noisette.core.registry import PHYSICAL, Rule, Run, find_rule, leaves, named_arguments, operation_name
-from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}

@@ -23,9 +23,8 @@ from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch, Fetch
-from noisette.core.keys import SecretKey
 from noisette.core.model_checks import check_no_batch_norm, check_optimizer
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.core.steps import DpSgd, Parts, check_free
 from noisette.mechanisms.banded_factor import correlation_of
