@@ -18,7 +18,7 @@ from noisette.core.batches import Batch
 from noisette.core.steps import DpSgdRun
 from noisette.nn import weight_noise
 from noisette.run import model_snapshot, seal
-from noisette.sampling import fetching
+from noisette.sampling import loading as fetching
 from planted import Mutant
 from ranks_faults import on_each_rank
 

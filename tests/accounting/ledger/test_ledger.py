@@ -21,7 +21,7 @@ from noisette.accounting import (
     RepeatAndSelect,
 )
 from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired
-from noisette.accounting.ledger.tally import Tally
+from noisette.accounting.ledger.ledger import Tally
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
