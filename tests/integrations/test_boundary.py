@@ -341,6 +341,16 @@ def test_a_record_moves_the_sum_by_no_more_than_the_bound(mean: bool, scale: flo
         assert moved <= LARGEST_MOVE
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "one record"])
+def test_a_record_of_any_model_moves_the_sum_by_no_more_than_the_bound(name: str) -> None:
+    make, records, loss = CASES[name]
+    model, x = make().float(), records()
+    x = x.float() if x.is_floating_point() else x
+    y = torch.randint(0, 3, (len(x),))
+    whole, less = (by_boundary(model, loss, x[:n], y[:n]) for n in (len(x), len(x) - 1))
+    assert torch.cat([(a - b).flatten() for a, b in zip(whole, less, strict=True)]).norm() <= LARGEST_MOVE
+
+
 def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
     model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
     x[4, 0] = torch.inf

@@ -359,7 +359,7 @@ class NoStep(Manual):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [(PartAlone, "call of the model itself"), (NoStep, "not called for the last batch")]
+    ("module", "said"), [(PartAlone, "itself, not of a part of it"), (NoStep, "not called for the last batch")]
 )
 def test_a_manual_step_without_a_release_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
     with pytest.raises(noisette.PrivacyError, match=said):

@@ -310,6 +310,18 @@ def test_masks_are_secret() -> None:
     assert not torch.equal(*masks)
 
 
+def test_averages_of_weights_are_of_the_model_itself() -> None:
+    _, wrapped, optimizer, loader = private(net(), data())
+    average = torch.optim.swa_utils.AveragedModel(wrapped)
+    for x, y in loader:
+        F.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    average.update_parameters(wrapped)
+    wrapped.eval()
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(average(x), wrapped(x))
+
+
 def test_all_problems_at_once() -> None:
     model, records = net(), data()
     with pytest.raises(ValueError) as raised:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import noisette
 from noisette import AdaptiveClip, PerExampleClip
 from noisette.capture.captured import Captured
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 Loss = Callable[..., Tensor]

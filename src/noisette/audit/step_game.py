@@ -73,7 +73,7 @@ def run_step_game(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyError: the preflight, or the bound, refuses.
+        PrivacyError: the bound refuses the model or the losses.
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
     canary_model = canary_model if canary_model is not None else Axes()

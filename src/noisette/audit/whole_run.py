@@ -117,7 +117,7 @@ def audit_run(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyError: the preflight, or the bound, refuses.
+        PrivacyError: the bound refuses the model or the losses.
     """
     checks.all_of(
         lambda: checks.count(runs=runs),

@@ -16,11 +16,13 @@ from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
-from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.mechanisms.joint_sums import JointSums
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.ranks import Alone
 
 F = nn.functional
 
@@ -66,7 +68,11 @@ def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
     """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
     loss = TauCrossEntropy(tau=1.0)
     bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
-    return _private_step(bound, lambda: bound.backward(loss(model(inputs), targets)), len(targets), "eager")
+
+    def one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return loss(model(x), y)
+
+    return _private_step(bound, lambda: bound.accumulate(one, inputs, targets), len(targets), "eager")
 
 
 def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int, capture: Capture) -> sgd.Step:
@@ -75,8 +81,9 @@ def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: i
     The noise is compiled where ``capture`` asks for a compiled step.
     """
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=sgd.LEARNING_RATE)
-    noise = CompiledNoise(schedule_of(capture), lambda: 1.0)
-    release = GaussianRelease(SecretKey(), sgd.NOISE_MULTIPLIER, batch_size, noise)
+    key = SecretKey()
+    noise = GaussianNoise(key, CompiledNoise(schedule_of(capture), lambda: 1.0))
+    release = GaussianRelease(key, sgd.NOISE_MULTIPLIER, batch_size, JointSums(noise, Alone()))
     names = {id(p): name for name, p in bound.parameters.items()}
     steps = itertools.count()
 

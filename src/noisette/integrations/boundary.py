@@ -161,6 +161,6 @@ class Boundary:
         if self._left:
             raise PrivacyError(
                 f"backward passes have brought no gradient of {self._left} records of this batch: each record is a row "
-                "of a call of the model itself in its step; where two parts of a batch enter one loss, call the model "
-                "once, with both"
+                "of a call of the model itself, not of a part of it, in training mode; where two parts of a batch "
+                "enter one loss, call the model once, with both"
             )

@@ -174,6 +174,7 @@ class LightningRun:
             run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
+            self._close_boundary()
             raise
         self._run, self._saved, self._declared_numbers = run, None, self._numbers(trainer)
         if self.boundary is not None:
@@ -327,9 +328,12 @@ class LightningRun:
             self._hook.remove()
             run.close()
             self._run, self._batches = None, iter(())
-            if self.boundary is not None:
-                self.boundary.close()
-                self.boundary = None
+            self._close_boundary()
+
+    def _close_boundary(self) -> None:
+        if self.boundary is not None:
+            self.boundary.close()
+            self.boundary = None
 
 
 def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object, module: Any, rows: Any) -> Tensor:

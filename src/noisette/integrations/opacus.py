@@ -15,6 +15,7 @@ Opacus itself is not needed. The loop stays as it is, except for one number to d
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,6 +218,10 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._boundary.call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
+        """A copy of the model itself, as for an average of its weights."""
+        return copy.deepcopy(self._module, memo)
 
 
 class PoissonLoader:
