@@ -74,7 +74,7 @@ def test_noise_in_double_precision() -> None:
 
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
 def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(1500, 64, generator=generator)

@@ -1,13 +1,14 @@
 """The loss of one example: the contract, its arguments, and its computation for all examples at once.
 
-Inside of ``torch.func.vmap`` no operation of torch sees more than one example. A tensor of all examples is wrapped there:
-it has the shape of one example's tensor, and the tensor within, the *physical* one, has one more axis for the examples.
-A tensor that depends on no example is not wrapped. The names of ``vmap`` that are private to PyTorch are all in this file.
-"""
+Inside of ``torch.func.vmap`` no operation of torch sees more than one example. A tensor of all examples is wrapped
+there: it has the shape of one example's tensor, and the tensor within, the *physical* one, has one more axis for the
+examples. A tensor that depends on no example is not wrapped. The names of ``vmap`` that are private to PyTorch are all
+in this file."""
 
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import warnings
 import weakref
@@ -18,6 +19,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Never, Protocol
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -499,3 +501,28 @@ def vectorized_losses(
             if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
                 raise
             raise said from error
+
+
+@contextmanager
+def shared_numbers_refused() -> Iterator[None]:
+    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
+
+    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
+    which ones share it would depend on the others.
+
+    Raises:
+        NotVectorizedError: numbers were drawn.
+    """
+    before = _states_of_python_and_numpy()
+    yield
+    if _states_of_python_and_numpy() != before:
+        raise NotVectorizedError(
+            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
+            "examples would share the numbers; draw them by torch."
+        )
+
+
+def _states_of_python_and_numpy() -> tuple[object, ...]:
+    numpy: Any = np.random.get_state(legacy=False)
+    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
+    return random.getstate(), *words

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, ClippingRule
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, vectorized_losses
-from noisette.core.one_by_one import shared_numbers_refused
+from noisette.core.loss import Loss, Microbatch, OutsideTensors, shared_numbers_refused, vectorized_losses
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
