@@ -14,8 +14,7 @@ from noisette.accounting import Event, Ledger
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.ledger import lines
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.ledger import RecordedRun
-from noisette.accounting.ledger.ledger import Tally
+from noisette.accounting.ledger.ledger import RecordedRun, Tally
 from noisette.accounting.run_parameters import RunParameters
 from noisette.run.private import PrivateRun
 from planted import Mutant

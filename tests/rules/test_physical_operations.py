@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forward_pass import recorded_losses
 from noisette.core.backward import ForwardPass, per_example_gradients, search
-from noisette.core.forms import PHYSICAL, Operation, rewrites
-from noisette.core.loss import OutsideTensors
+from noisette.core.forms import PHYSICAL, Operation
 from noisette.errors import PrivacyError
 from noisette.rules.public_statistics import normalise_channels
 
