@@ -28,13 +28,14 @@ from noisette import (
 )
 from noisette.core.keys import SecretKey
 from noisette.core.noise import GaussianNoise
-from noisette.core.release import shares_of
+from noisette.core.release import ROUNDING, shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
 
 SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3
 SECRET = bytes(range(32))
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 STEP = BandedGaussian(RATE, NOISE, BANDS)
+STD = NOISE * 0.5 * (1 + ROUNDING) / 20  # of independent noise on an element
 DECLARED: dict[str, Any] = {
     "sampling_rate": RATE,
     "expected_batch_size": 20,
@@ -114,7 +115,7 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: 
             pending = run.bound.pop_sums()
             shares = {part.name: (part, share) for part, share in zip(pending, shares_of(pending), strict=True)}
             part, share = shares["gradient"]
-            std = run.noise_multiplier * part.bound / np.sqrt(share)
+            std = run.noise_multiplier * part.bound * (1 + ROUNDING) / np.sqrt(share)
             sums = clipped_sums(run, X[batch.indices], part.bound)
             for x in batch.microbatches(7):
                 run.accumulate(loss, x)
@@ -182,7 +183,7 @@ def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp
             taken += len(take_steps(run, min(saved_every, end - taken)))
             run.save(tmp_path)
         rounds, event = rounds + -(-taken // BANDS), run.event
-        run._remove_hooks()
+        run.end()
         run.ledger.close()
     paid = Ledger.read(tmp_path / "ledger.jsonl").events
     assert event is not None
@@ -247,7 +248,7 @@ def test_after_a_resume_the_noise_is_that_of_a_new_matrix(tmp_path: Path) -> Non
         for found, expected in zip(released, truth, strict=True):
             for name in names:
                 np.testing.assert_allclose(
-                    found[name].numpy().reshape(-1), NOISE * 0.5 / 20 * expected[name], atol=1e-6
+                    found[name].numpy().reshape(-1), STD * expected[name], atol=1e-6
                 )
     again.ledger.close()
 
@@ -256,7 +257,7 @@ def test_no_noise_is_saved(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         take_steps(run, 6)
         run.save(tmp_path)
-        kept = [value for earlier in run._release._joint._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
+        kept = [value for earlier in run._release._noise._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
         assert len(kept) == 3 * 4
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         for value in kept:
@@ -288,7 +289,7 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(GaussianNoise, "add_", keeps)
         (released,) = take_steps(run, 1)
         for name, grad in released.items():
-            torch.testing.assert_close(grad.view(-1), seen[-1][name] * (NOISE * 0.5 / 20), rtol=1e-6, atol=0)
+            torch.testing.assert_close(grad.view(-1), seen[-1][name] * STD, rtol=1e-6, atol=0)
         assert run.steps_taken == 5
 
 

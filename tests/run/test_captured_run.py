@@ -26,14 +26,13 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-class Noted:
-    """A loss whose weight follows the epoch, and a number of calls that nothing depends on."""
+class Weighted:
+    """A loss whose weight follows the epoch."""
 
     def __init__(self) -> None:
-        self.weight, self.calls = 1.0, 0
+        self.weight = 1.0
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        self.calls += 1
         return self.weight * cross_entropy(model, x, y)
 
 
@@ -45,17 +44,17 @@ def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     bound = PerExampleClip(model, capture=capture, **(clip or {"max_grad_norm": 0.5}))
-    noted = Noted()
+    weighted = Weighted()
     batches, sizes = [], set()
     with noisette.privatize(
         bound, optimizer, (inputs, targets), sampling_rate=0.1, expected_batch_size=40, steps=30, noise_multiplier=1.0,
     ) as run:  # fmt: skip
         for step, batch in enumerate(run.batches()):
             batches.append(batch.indices.copy())
-            noted.weight = 1.0 if step < 20 else 0.5
+            weighted.weight = 1.0 if step < 20 else 0.5
             for x, y in batch.microbatches(size):
                 sizes.add(len(x))
-                run.accumulate(noted.loss, x, y)
+                run.accumulate(weighted.loss, x, y)
             optimizer.step()
             optimizer.zero_grad()
             if step == 10:
@@ -116,7 +115,7 @@ class Centred(nn.Module):
         return self.layer(x - self.mean)
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.captured_step.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
 def test_a_trace_that_fails_leaves_nothing_in_the_model() -> None:
     inputs, targets = torch.randn(40, 6), torch.randint(0, 4, (40,))
     gradients = []

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import noisette
 from noisette.core.keys import SecretKey
 from noisette.core.noise import GaussianNoise
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
 from noisette.errors import PrivacyError
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -46,7 +46,7 @@ def derived(model: nn.Module) -> torch.optim.Optimizer:
     return Derived(model.parameters(), lr=0.5)
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
@@ -94,19 +94,19 @@ def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [sgd, adam, derived])
 def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    whole, after = GaussianNoise.add_, DpSgdRun._after_step
+    whole, after = GaussianNoise.add_, DpSgd._after_step
 
     def add(source: GaussianNoise, *args, step: int, **numbers) -> None:
         drawn.append(step)
         whole(source, *args, step=step, **numbers)
 
-    def counted_end(run: DpSgdRun, *args: object) -> None:
-        was_stepping = run._is_stepping()
+    def counted_end(run: DpSgd, *args: object) -> None:
+        was_stepping = run._depth > 0
         after(run, *args)
-        ended.append(was_stepping and not run._is_stepping())
+        ended.append(was_stepping and run._depth == 0)
 
     monkeypatch.setattr(GaussianNoise, "add_", add)
-    monkeypatch.setattr(DpSgdRun, "_after_step", counted_end)
+    monkeypatch.setattr(DpSgd, "_after_step", counted_end)
     weights, gradients = [], []
     for is_compiled in (False, True):
         drawn.clear()
@@ -141,14 +141,24 @@ def test_a_step_compiled_for_one_run_releases_in_the_next() -> None:
         assert run.steps_taken == 4
 
 
-def test_a_compiled_step_without_a_batch_is_refused() -> None:
+def test_a_compiled_step_without_a_batch_is_refused_until_the_run_ends() -> None:
+    """Then the same compiled function takes plain steps of what ``.grad`` holds."""
     model = net()
     optimizer = sgd(model)
     with start(model, optimizer) as run:
         step = compiled(optimizer.step)
-        take_steps(run, step)
+        batches = run.batches()
+        for x, y in next(batches).microbatches(50):
+            run.accumulate(loss, x, y)
+        step()
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             step()
+        batches.close()
+        assert len(take_steps(run, step)) == 3
+        before = model[0].weight.clone()
+        F.cross_entropy(model(X), Y).backward()
+        step()
+    assert not torch.equal(model[0].weight, before)
 
 
 def test_a_compiled_step_refuses_gradients_that_are_not_private() -> None:
@@ -190,6 +200,4 @@ def test_a_function_with_the_step_in_it_can_be_compiled() -> None:
     with start(model, optimizer) as run:
         function = compiled(step)
         assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, function))
-        with pytest.raises(PrivacyError, match="needs a batch of its own"):
-            function()
     assert run.steps_taken == 4
