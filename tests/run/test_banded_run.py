@@ -247,9 +247,7 @@ def test_after_a_resume_the_noise_is_that_of_a_new_matrix(tmp_path: Path) -> Non
         truth = correlated(names, len(released), STEPS - 8, first=5)
         for found, expected in zip(released, truth, strict=True):
             for name in names:
-                np.testing.assert_allclose(
-                    found[name].numpy().reshape(-1), STD * expected[name], atol=1e-6
-                )
+                np.testing.assert_allclose(found[name].numpy().reshape(-1), STD * expected[name], atol=1e-6)
     again.ledger.close()
 
 

@@ -499,7 +499,9 @@ def test_one_piece_twice() -> None:
             run.accumulate(loss, x, y)
 
 
-@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x.repeat(2, *[1] * (x.dim() - 1))], ids=["fewer", "more"])
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:-1], lambda x: x.repeat(2, *[1] * (x.dim() - 1))], ids=["fewer", "more"]
+)
 def test_rows_that_are_not_those_of_the_microbatch(change: Callable[[Tensor], Tensor]) -> None:
     with start(Small()) as run:
         x, y = whole(run, first_batch(run))
