@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import BoundedSum, GaussianRelease, PrivacyError
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 
 @pytest.fixture
