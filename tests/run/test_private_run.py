@@ -37,7 +37,7 @@ DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
 
 
 class Small(nn.Module):
@@ -200,7 +200,7 @@ def test_user_hooks_see_the_noised_gradient_only() -> None:
 
 
 def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", SecretKey)
+    monkeypatch.setattr("noisette.core.release.SecretKey", SecretKey)
     grads = []
     for _ in range(2):
         torch.manual_seed(0)

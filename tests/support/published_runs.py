@@ -34,7 +34,7 @@ def known_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 p.grad = torch.full_like(p, 0.01 * (1 + k + step))
 
     with monkeypatch.context() as patch:
-        patch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+        patch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
         patch.setattr(GaussianRelease, "__call__", release)
         yield
 
