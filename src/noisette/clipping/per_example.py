@@ -328,7 +328,7 @@ class PerExampleClip:
                     raise
                 fact = str(error).splitlines()[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-            warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)
+                warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
             self._is_one_by_one = True
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 

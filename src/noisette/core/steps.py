@@ -108,6 +108,8 @@ class DpSgd:
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
         self._names = {id(p): name for name, p in bound.parameters.items()}
+        frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
+        self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
         self._batch: Batch | None = None  # drawn and not yet released
         self._opened: _Opened | None = None  # since the first records of this batch were read
         self._seed = 0  # of torch's generators within the batch
@@ -223,7 +225,7 @@ class DpSgd:
             opened.let_go_of_noise()
         opened.random.restore()
         buffers = self.bound.end_batch()
-        changed = zip(self.bound.parameters, self._versions(), opened.versions, strict=True)
+        changed = zip(self._weights, self._versions(), opened.versions, strict=True)
         if written := [name for name, now, before in changed if now != before]:
             self._written = written
             raise _parameters_written(written)
@@ -237,7 +239,7 @@ class DpSgd:
 
     def _versions(self) -> list[int]:
         """The number of writes into each parameter."""
-        return [p._version for p in self.bound.parameters.values()]
+        return [p._version for p in self._weights.values()]
 
     def _seed_of_all_ranks(self) -> int:
         """For numbers that all records of a batch share, on whichever rank they are."""

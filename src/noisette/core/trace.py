@@ -264,11 +264,10 @@ class Recorder(TorchFunctionMode):
             setattr(tensor, CALL, self._call)
 
     def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: one for each example where examples write into it."""
-        if not self._numbered(copy):
+        """What stands in the model for the copy of a buffer; the recorder saw it made, as it sees other constants."""
+        if not internals.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
-            return copy
-        return self._own_of_each(copy)
+        return copy
 
     def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """What a checkpoint does before its function runs, and after it."""
