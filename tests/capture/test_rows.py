@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from noisette.capture.rows import is_real, padded, padded_size
+from noisette.capture.step import is_real, padded, padded_size
 
 
 def test_at_most_an_eighth_is_added_and_eight_sizes_lie_between_powers_of_two() -> None:

@@ -12,6 +12,7 @@ from model_cases import Case, Forward, cross_entropy, floats, mlp, parameter, sq
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import PerExampleLoop, Vmap
 from noisette.core.clip import Engine
+from noisette.core.release import ROUNDING
 from oracle import clipped_sum
 
 both = pytest.mark.parametrize("engine", [PerExampleLoop(), Vmap(2)], ids=lambda e: type(e).__name__)
@@ -93,7 +94,7 @@ def test_dropout_keeps_the_bound(engine: Engine) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
     for _ in range(10):
         _, sums = measured(model, squares, (10 * torch.randn(1, 6),), 0.01, engine)
-        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01
+        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01 * (1 + ROUNDING)
 
 
 @both
