@@ -26,8 +26,7 @@ from noisette import (
     Users,
     privatize,
 )
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
 

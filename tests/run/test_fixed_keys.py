@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 
 SECRET = bytes(range(32))
 WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"

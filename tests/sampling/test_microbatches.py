@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette.core import clip as accumulator
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 PLANTED: tuple[Callable[[pytest.MonkeyPatch], None], ...] = ()

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 import noisette
 from noisette import PrivacyError
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
 SIZE, FEATURES, CLASSES, STEPS = 9, 4, 3, 4

@@ -20,8 +20,7 @@ from noisette.capture.captured import Captured, CaptureWarning
 from noisette.capture.python_values import python_values
 from noisette.capture.schedule import Schedule
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.trees import leaves, structure
 
 

@@ -28,9 +28,9 @@ from noisette.core.clip import (
     may_wait,
 )
 from noisette.core.forms import ExampleGradients, compact
+from noisette.core.loss import as_if_compiled, one_value
 from noisette.core.one_by_one import clipped_sum_one_by_one
 from noisette.core.recording import LossCall
-from noisette.core.vmap import as_if_compiled, one_value
 from noisette.errors import PrivacyError
 
 

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from noisette.core.backward import user_hooks_disabled
-from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
-from noisette.core.loss import Loss, Microbatch
+from noisette.core.loss import Loss, Microbatch, NotVectorizedError, as_if_compiled, one_value
 from noisette.core.recording import Operation
+from noisette.core.state import ModelBuffers
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
-from noisette.core.vmap import NotVectorizedError, as_if_compiled, one_value
 
 
 class OneByOneWarning(UserWarning):

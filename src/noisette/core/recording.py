@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from noisette.core.buffers import ModelBuffers
 from noisette.core.loss import Loss, Microbatch
+from noisette.core.state import ModelBuffers
 
 Operation = Callable[..., Any]
 

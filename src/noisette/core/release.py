@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.core.keys import SecretKey
 from noisette.core.loss import Loss
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError, first_few
 
 

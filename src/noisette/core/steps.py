@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
-from noisette.core.buffers import advance_spectral_norms, hold_noise
-from noisette.core.keys import SecretKey
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.model_checks import StepsOfScaler, check_coverage, held_by, refuse_scaler
-from noisette.core.randomness import RandomStates, seed_secretly
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
+from noisette.core.state import RandomStates, advance_spectral_norms, hold_noise, seed_secretly
 from noisette.errors import PrivacyError, first_few
 
 

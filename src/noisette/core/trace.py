@@ -21,14 +21,12 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from noisette.core import vmap as internals
-from noisette.core.buffers import ModelBuffers
+from noisette.core import loss as internals
 from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, vectorized_losses
 from noisette.core.recording import DerivedWeight, Draft, LossCall, Operation, Recording, Use
 from noisette.core.registry import DATA_OPERANDS, PHYSICAL, Leave, rewrites, rule
-from noisette.core.vmap import CALLS_FUNCTIONS, NotVectorizedError, vectorized_losses
+from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.

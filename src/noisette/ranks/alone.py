@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 
 class Alone:
