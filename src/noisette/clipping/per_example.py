@@ -36,7 +36,7 @@ from noisette.core.clip import (
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
 from noisette.core.one_by_one import OneByOneWarning, clipped_sum_one_by_one, says_one_by_one, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers
+from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.gradients.lazy_parameters import check_initialized
@@ -195,6 +195,7 @@ class PerExampleClip:
         if microbatch.count == 0:
             return
         groups = self._trained_groups()
+        refresh_public_statistics(self.model)
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)

@@ -20,7 +20,7 @@ from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, as_if_compiled, one_value
 from noisette.core.recording import Operation
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.trace import CALL, OF_A_CONSTANT, kept_from_another_call, outputs_of, tensors_among
 
 
 class OneByOneWarning(UserWarning):
@@ -88,7 +88,8 @@ class _OneExample(TorchFunctionMode):
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        of_example = list(self._of_example(tensors_among(args, kwargs)))
+        read = tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs)
+        of_example = list(self._of_example(read))
         output = func(*args, **kwargs)
         if any(of_example):
             for tensor in outputs_of(output):

@@ -157,7 +157,10 @@ def advance_spectral_norms(model: nn.Module) -> None:
 
 @runtime_checkable
 class HoldsNoise(Protocol):
-    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it.
+
+    One that computes statistics of public data for the weights as they are is of this kind, too.
+    """
 
     def hold(self, module: nn.Module) -> None:
         """Draw noise now, which all forward passes have until it is let go.
@@ -170,6 +173,25 @@ class HoldsNoise(Protocol):
     def let_go(self) -> None:
         """Draw for each forward pass again."""
         ...
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+        ...
+
+
+def refresh_public_statistics(model: nn.Module) -> None:
+    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
+
+    Copies of the buffers are dropped after a call, and a graph has no hooks.
+    """
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, RefreshesFromPublicData):
+            hook.refresh(model)
 
 
 def hold_noise(model: nn.Module, seed: Callable[[], int]) -> Callable[[], None]:

@@ -204,8 +204,8 @@ class DpSgd:
             return
         if self._written:
             raise _parameters_written(self._written)
+        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)  # first: it is drawn into buffers
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
-        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)
         self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
