@@ -71,16 +71,6 @@ def assert_exact(
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
-def test_sums_of_every_model(case: Case, engine: Engine) -> None:
-    if isinstance(engine, Vmap) and case.name == "data written into a weight":
-        pytest.skip("torch.func cannot repeat it")
-    for b, dtype in [(7, torch.float64), (1, torch.float64), (2, torch.float64), (6, torch.float32)]:
-        model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
-        assert_exact(model, case.loss, *inputs, engine=engine, tolerance=TOLERANCE[dtype])
-
-
 # Nested batches
 
 
@@ -174,16 +164,6 @@ def writes_into_view_of_parameter(m: Part, x: Tensor) -> Tensor:
     return m.layer(x)
 
 
-def writes_into_buffer(m: Part, x: Tensor) -> Tensor:
-    m.seen += x.mean()
-    return m.layer(x)
-
-
-def writes_rows_into_buffer(m: Part, x: Tensor) -> Tensor:
-    m.seen[0] = x.mean()
-    return m.layer(x)
-
-
 class Cube(torch.autograd.Function):
     """Without a rule for vmap."""
 
@@ -202,11 +182,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
         r"1 \(BatchNorm1d\).*convert_batch_norm",
     ),
-    "buffer": (lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)), "a buffer must not depend"),
-    "rows of a buffer": (
-        lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)),
-        "a buffer must not depend",
-    ),
     "parameter": (lambda: Part(writes_into_parameter), "into a parameter"),
     "view of a parameter": (lambda: Part(writes_into_view_of_parameter), "into a parameter"),
 }
@@ -222,25 +197,6 @@ def test_what_cannot_be_vectorised_is_refused_in_words(name: str, b: int) -> Non
         accumulated(model, of_model, rows(b)[0])
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]) or key.endswith("num_batches_tracked")  # counts calls, not examples
-
-
-BAD_BATCHES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "no tensor": ((), "no tensor"),
-    "only numbers": ((3, "a"), "no tensor"),
-    "unequal first axes": ((torch.zeros(3, 3), torch.zeros(2)), r"\(3, 3\), \(2,\)"),
-    "a scalar": ((torch.zeros(3, 3), torch.zeros(())), r"one row per example"),
-    "array": ((torch.zeros(3, 3), np.zeros(3)), "tensor with one row per example"),
-    "array in a dictionary": ((torch.zeros(3, 3), {"y": np.zeros(3)}), "tensor with one row per example"),
-    "list of numbers": ((torch.zeros(3, 3), [0, 1, 1]), "tensor with one row per example"),
-    "numbers by name": ((torch.zeros(3, 3), {"lengths": (1, 2, 3)}), "tensor with one row per example"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_BATCHES)
-def test_arguments_that_all_examples_would_see_are_refused(name: str) -> None:
-    batch, words = BAD_BATCHES[name]
-    with pytest.raises(PrivacyError, match=words):
-        accumulated(nn.Linear(3, 2), lambda m, x, *others: m(x).sum(), *batch)
 
 
 @pytest.mark.parametrize(
@@ -271,78 +227,8 @@ def test_an_error_of_the_loss_itself_is_not_explained_away() -> None:
         accumulated(net(), lambda m, x: m(x[:, :2]).sum(), rows()[0])
 
 
-# Tensors from outside
-
-
 def squares_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum()
-
-
-def test_a_table_of_constants_may_be_used_and_stays() -> None:
-    model, table = net(), torch.tensor([2.0, 0.5]).double()
-    loss = lambda m, x: (m(x) * table).square().sum()  # noqa: E731
-    clip = PerExampleClip(model, 1e6)
-    x = rows()[0]
-    for _ in range(2):
-        clip.accumulate(loss, x)
-    table.mul_(2)
-    with pytest.raises(PrivacyError, match=r"\(2,\).*written to since"):
-        clip.accumulate(loss, x)
-    clip.close()
-
-
-def test_class_weights_of_the_batch_are_refused() -> None:
-    """They are a new tensor in each call; in a run they are refused in the first call too."""
-    model, (x, y) = net(), rows()
-
-    def weighted(clip: PerExampleClip, **public: Any) -> None:
-        weights = torch.bincount(y, minlength=2).double() + len(x)
-        clip.accumulate(
-            lambda m, x, y: (F.cross_entropy(m(x), y, reduction="none") * weights[y]).sum(),
-            *(x, y),
-            public=[weights] if public else (),
-        )
-
-    clip = PerExampleClip(model, 1.0)
-    weighted(clip)
-    with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
-        weighted(clip)
-    weighted(clip, public=True)
-    clip.close()
-    clip = PerExampleClip(model, 1.0)
-    clip.before_first_batch()
-    with pytest.raises(PrivacyError, match="made or written to after the first batch"):
-        weighted(clip)
-    clip.close()
-
-
-def test_a_constant_that_a_module_makes_in_the_first_call_is_kept() -> None:
-    """As a table of rotary positions is, made when it is first needed."""
-
-    def forward(m: Part, x: Tensor) -> Tensor:
-        if not hasattr(m, "table"):
-            m.table = torch.arange(3, dtype=torch.float64).cos()
-        return m.layer(x * m.table)
-
-    model, x = Part(forward), rows()[0]
-    clip = PerExampleClip(model, 1.0)
-    clip.before_first_batch()
-    for _ in range(3):
-        clip.accumulate(squares_of, x)
-    clip.close()
-
-
-def test_a_teacher_is_part_of_what_is_outside() -> None:
-    """Frozen or not, with dropout or not; nothing is added to its gradients."""
-    teacher, model, x = net(), net(), rows()[0]
-    distil = lambda m, x: (m(x) - teacher(x).detach()).square().sum()  # noqa: E731
-    for _ in range(2):
-        truth = example_gradients(model, distil, (x,)).clipped(0.1)
-        _, sums = accumulated(model, distil, x, bound=0.1)
-        for name, value in sums.items():
-            torch.testing.assert_close(value, truth.sums[name])
-        teacher.requires_grad_(False)
-    assert all(p.grad is None for p in teacher.parameters())
 
 
 # What an earlier call has kept
@@ -404,18 +290,6 @@ def test_an_example_that_is_not_finite_adds_nothing(engine: Engine, value: float
     _, found = accumulated(model, loss, x, y, bound=0.1, engine=engine)
     for name in found:
         torch.testing.assert_close(found[name], without[name], rtol=1e-12, atol=1e-14)
-
-
-def test_the_split_into_microbatches_changes_nothing() -> None:
-    model, (x, y) = net(), rows(7)
-    whole = accumulated(model, entropy, x, y, bound=0.1)[1]
-    clip = PerExampleClip(model, 0.1)
-    for k in (slice(0, 1), slice(1, 4), slice(4, 7), slice(7, 7)):
-        clip.accumulate(entropy, x[k], y[k])
-    [total] = clip.pop_sums()
-    clip.close()
-    for expected, got in zip(whole.values(), total.grads, strict=True):
-        torch.testing.assert_close(got, expected)
 
 
 # Randomness

@@ -50,6 +50,7 @@ class PublicBatch:
         batch = cls(inputs, every)
         with _find_preceding_layers(model):
             batch._measure(model)
+        batch._measure(model)  # each norm knows its layer now; from here on its statistics keep their tensors
         model.register_forward_pre_hook(batch, with_kwargs=True)
         model.register_state_dict_pre_hook(batch.before_saving)
 
