@@ -164,6 +164,7 @@ class _Unreadable:
         return "<entries of several examples>"
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __bool__ = __eq__ = __array__ = __call__ = _refuse
+    __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __neg__ = __ne__ = __le__ = __ge__ = _refuse
     __int__ = __float__ = __index__ = __str__ = __add__ = __radd__ = __mul__ = __lt__ = __gt__ = __hash__ = _refuse
 
 
