@@ -16,7 +16,7 @@ COLUMNS = {
     "plain": "plain",
     "nxBP": "nxBP",
     "MultiLoss": "multiLoss",
-    "TwoPass": "ReweightGP",
+    "ReweightGP": "ReweightGP",
     "BookKeeping": "book-keeping",
     "captured": "captured",
     "compiled": "compiled",
@@ -67,7 +67,7 @@ class Remade:
         if measured is None:
             return (*known, *("not run" for _ in COLUMNS), self.printed(cell), "", "")
         times = (_time(measured, name) for name in COLUMNS)
-        return (*known, *times, self.printed(cell), ratio(gain(measured, "TwoPass")), ratio(captured_gain(measured)))
+        return (*known, *times, self.printed(cell), ratio(gain(measured, "ReweightGP")), ratio(captured_gain(measured)))
 
     def _figure(self, measured: Sequence[Measured]) -> str:
         if not measured:

@@ -14,7 +14,7 @@ TITLE = "Peak memory"
 DEEP = Cell("resnet101", 16, 128)
 DEEP_WHOLE = Cell("resnet101", 16, 256)
 MANY = Cell("resnet18", 500, 32)
-_PRINTED = {"plain": "48", "TwoPass": "36", "MultiLoss": "18"}  # first batch that fails on a GPU of 11 GB
+_PRINTED = {"plain": "48", "ReweightGP": "36", "MultiLoss": "18"}  # first batch that fails on a GPU of 11 GB
 _ABOUT = (
     "Growth of the memory of a process during steps, beyond the model and the batch, and its ratio to that of plain "
     "training, from one process each. The paper raises the batch of ResNet-101 at 256 × 256 until a GPU of 11 GB is "

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import noisette
 from noisette import Ledger
 
 ROOT = Path(__file__).parents[2]
@@ -77,8 +76,6 @@ def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    if not hasattr(noisette.engines, "TwoPasses"):
-        pytest.skip("there is no engine TwoPasses yet")
     run_here(EXAMPLES / "full_fine_tuning.py", "--steps", "8")
     assert_learned(capsys.readouterr().out)
 

@@ -310,9 +310,16 @@ def test_length_of_the_data_set_changes_nothing_public() -> None:
     assert public[0] == public[1] == public[2]
 
 
-def test_noise_too_small_for_the_generator_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="tail of the noise generator"):
-        start(Small(), noise_multiplier=0.1, delta=1e-9)
+def test_no_size_of_model_and_no_number_of_steps_is_refused() -> None:
+    """A billion weights, of which none has memory, and a million steps, at noise multiplier 1."""
+    model = nn.Linear(2**15, 2**15, bias=False, device="meta")
+    clip = noisette.PerExampleClip(model, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers: dict[str, Any] = {"expected_batch_size": 100, "public_size": 10**8, "steps": 10**6, "delta": 1e-9}
+    with noisette.privatize(clip, optimizer, (X, Y), noise_multiplier=1.0, **numbers) as run:
+        run.ledger.reserve(run.event, 10**6)
+        exact = PldAccountant().compose({run.event: 10**6}).epsilon(delta=1e-9)
+        assert 0 < run.epsilon(delta=1e-9) == exact < 1
 
 
 # What it costs

@@ -141,7 +141,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 0, 5)
         take_steps(run)
     assert all(map(torch.equal, state(whole), state(second)))
-    assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=run.delta_for_noise(1e-5))
+    assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=1e-5)
 
 
 def test_resumed_noise_has_the_size_that_was_declared(tmp_path: Path) -> None:
@@ -332,16 +332,6 @@ def test_a_budget_that_others_have_used_up_since_is_refused(tmp_path: Path) -> N
     assert all(map(torch.equal, before, state(parts)))
     with Ledger(tmp_path / "ledger.jsonl", dataset="mine") as ledger:
         assert sum(ledger.events.values()) == 11
-
-
-def test_the_tail_of_everything_in_the_ledger_is_taken_off_delta(tmp_path: Path) -> None:
-    alone = begin(tmp_path / "a", steps=3)
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(Gaussian(0.5))
-        beside = begin(tmp_path / "b", steps=3, ledger=ledger)
-        assert beside.delta_for_noise(1e-5) < alone.delta_for_noise(1e-5) < 1e-5
-        with pytest.raises(ValueError, match="the tail of its noise alone"):
-            begin(tmp_path / "c", ledger=ledger, noise_multiplier=None, epsilon=30.0, delta=1e-11)
 
 
 def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path: Path) -> None:

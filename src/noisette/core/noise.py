@@ -5,25 +5,27 @@ parameter are the words 192 i, 192 i + 1, ... of the keystream of (key, "noise",
 then 32 bits for each angle. So any part of a parameter can be computed from its own tiles, by whoever has the key.
 
 The pair is R cos(a), R sin(a) with R^2 = -2 ln(u), where u is uniform on (0, 1] and a on [-pi, pi). With k - 1 the low
-53 bits of the radius' word, u = k 2^-53, unless the first 24 of these bits are zero. Then another word, of the keystream
-of (key, "rare radii", name, step), gives k, and u = k 2^-77; and so on, up to ``LEVELS`` times. The angle is pi times an
-odd integer of 32 bits over 2^31, so no sine and no cosine is 0.
+53 bits of the radius' word, u = k 2^-53, unless the first 24 of these bits are zero. Then another word, the one of this
+pair in the keystream of (key, "rare radii", name, step), gives k, and u = k 2^-77; and so on, up to ``LEVELS`` times.
+The angle is pi times an odd integer of 32 bits over 2^31, so no sine and no cosine is 0.
 
-How far this is from a Gaussian. Let U be uniform on (0, 1], and u be U rounded up to the grid that its level has.
+How far this is from a Gaussian. The u of a pair is an exactly uniform U on (0, 1], rounded up: to a multiple of 2^-53,
+and where it is below 2^-24, 2^-48, ..., of 2^-77, 2^-101, ... So the radius has an end, at 46.9, but it is drawn as
+finely there as anywhere else, unless U < 2^-1560 = 1e-470.
 
-- Every u has the probability that U rounds to it, 2^-53 2^-24 level. The last level is reached with probability
-  2^-1536, and the least u is 2^-1589, so R ends at 46.9. A pair whose U is less can be told from an exact one: that
-  happens with probability 2^-1589 = 1e-478. So for N pairs in all steps of all runs, a mechanism with this noise is
-  (epsilon, delta + (1 + e^epsilon) N 2^-1589)-private where the one with noise of the rounded U's is (epsilon, delta)-
-  private. For N < 1e50 and epsilon < 900 the addition is below 1e-30 = ``accounting.noise_tail.NOISE_TAIL``.
-- Rounding moves U by at most 2^-29 of itself where U < 1/2, so it moves R by less than 6e-11 of itself. Where U > 1/2 it
-  moves R^2 by at most 2^-52.  A pass computes R and sines to 2.5e-7 of themselves in single precision, 5e-16 in double.
+- Elsewhere rounding moves U by 2^-29 of itself at most, and R by less than 6e-11 of itself where U < 1/2; where U > 1/2
+  it moves R^2 by less than 2^-51. A pass computes R and the sines to 2.5e-7 of themselves in single precision, to 5e-16
+  in double. So a value is one of an exact Gaussian that is rounded, as any number is.
+- That one of N pairs has such a U happens with probability N 2^-1560 at most, whatever the data. So where the mechanism
+  with all pairs exact but for rounding is (epsilon, delta)-private, this one is (epsilon, delta + (1 + e^epsilon) N
+  2^-1560)-private. For all pairs of all runs together, N < 1e40, and any epsilon < 900, the addition is below 1e-30
+  (``accounting.budget.NOISE_TAIL``).
 
-As everywhere in this library, the bounds hold in real arithmetic: attacks on the digits of released numbers are left out.
+Attacks on the last digits of released numbers are left out, as everywhere in this library.
 
-Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So a processor
-and a GPU give the same values, and so do eager and compiled code. Library functions differ in the last digit; among them
-is ``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
+Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So
+processors and GPUs, eager and compiled code give the same values. Library functions differ in the last digit, also
+``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
 (1/2, 1]:
 
     -2 ln u = e * 2 ln 2 + 4 atanh(s), s = (1 - v) / (1 + v).
@@ -57,7 +59,7 @@ RARE_PURPOSE = "rare radii"
 MASK = 2**RADIUS_BITS - 1
 QUARTER_TURN = 2**30
 TWO_LN_2 = 1.3862943611198906
-# Elements to which noise is added in one operation: for more torch starts threads, and waits longer than the work takes.
+# Elements that get noise in one operation: for more, torch starts threads, and waiting for them takes longer.
 _AT_ONCE = 2**15
 
 

@@ -124,7 +124,7 @@ class TorchNoise:
         owners, tiles = tiles_of(pieces)
         nonce = bytes(4) + step.to_bytes(12, "little")
         secrets = [self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces]
-        states = np.array([np.frombuffer(_CONSTANTS + secret + nonce, np.int32) for secret in secrets])
+        states = np.frombuffer(b"".join(_CONSTANTS + secret + nonce for secret in secrets), np.int32).reshape(-1, 16)
         # Of each tile the state of its stream, then the counter of its first block; the host sends once for all.
         sent = torch.tensor(np.column_stack([states[owners], tiles * _BLOCKS]), device=self._device)
         each = sent.repeat_interleave(_BLOCKS, 0).t()
@@ -133,7 +133,7 @@ class TorchNoise:
         radii = words[:, : 2 * PAIRS].contiguous().view(torch.int64) & MASK
         for row, pair in (radii < RARE).nonzero().tolist():
             number = int(tiles[row]) * PAIRS + pair
-            radii[row, pair] = rare_radius(self._key, pieces[owners[row]].name, step, number)
+            radii[row, pair] = rare_radius(self._key, pieces[int(owners[row])].name, step, number)
         return radii, words[:, 2 * PAIRS :]
 
 

@@ -137,7 +137,9 @@ def _compare(
             truth += torch.autograd.grad(alone[-1], weight, dy[i], materialize_grads=True)
         tolerance = _TOLERANCE[weight.dtype]
         scale = float(output.detach().abs().max()) if output.numel() else 0.0
-        if not all(torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone)):
+        if not all(
+            torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone, strict=True)
+        ):
             raise PrivacyError(
                 f"{_described(func)} gives another output for all examples together than for each alone: it must keep "
                 "the rows of the first axis apart"

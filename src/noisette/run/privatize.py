@@ -12,7 +12,6 @@ from torch.optim.optimizer import Optimizer
 
 from noisette._internal.checks import plain
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.budget_search import with_releases
 from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
@@ -194,7 +193,7 @@ def _terms(
         event = least_noisy(
             possible,
             epsilon=epsilon,
-            delta=delta_left_for_noise(delta, ledger),
+            delta=delta,
             steps=steps,
             accountant=accountant,
             prior_events=ledger.events,
