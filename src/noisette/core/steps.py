@@ -203,10 +203,11 @@ class DpSgd:
         """
         if self._opened is not None:
             return
+        self._depth = 0  # also where an error ended the last step
         if self._written:
             raise _parameters_written(self._written)
+        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)  # it may write into buffers
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
-        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)
         self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
@@ -368,8 +369,10 @@ class DpSgd:
     def _after_step(self) -> None:
         """A hook after ``optimizer.step()``, and after that of a base class within it."""
         self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
         self.bound.after_step()
-        if not self._depth and not self.steps_left:
+        if not self.steps_left:
             self._detach()
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:

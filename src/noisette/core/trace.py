@@ -195,11 +195,10 @@ class Recorder(TorchFunctionMode):
             setattr(tensor, CALL, self._call)
 
     def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: one for each example where examples write into it."""
-        if not self._numbered(copy):
+        """What stands in the model for the copy of a buffer, which was made inside: it has its number already."""
+        if not internals.is_wrapped(copy):
             self._constants[id(copy)] = copy
-            return copy
-        return self._own_of_each(copy)
+        return copy
 
     def finish(self) -> tuple[list[Use], dict[int, DerivedWeight]]:
         """The uses and derived weights. What recomputes a part of the loss needs no other part, so they are let go."""
