@@ -19,7 +19,9 @@ from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
-from noisette.core.trace import Loss
+from noisette.core.loss import Loss
+from noisette.core.release import GaussianRelease
+from noisette.core.vmap import one_value
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
 from planted import Mutant, Patch
@@ -86,7 +88,8 @@ def with_fresh_dropout(
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for k, factor in enumerate(clipping.factors(norms)[0]):
         with torch.enable_grad():
-            again = call.loss_of([tensor[k : k + 1] for tensor in call.tensors])
+            one = call.batch.of_row(k)
+            again = one_value(call.loss(call.model, *one.args, **one.kwargs))
         for name, g in zip(sums, torch.autograd.grad(again, list(parameters.values())), strict=True):
             sums[name] += factor * g
     return ClippedSum(sums, norms)
@@ -202,7 +205,7 @@ def partial_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.released_gradients.ReleasedGradients.check_no_others", lambda self: None)
+    patch.setattr(GaussianRelease, "check_no_others", lambda self, parameters: None)
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:

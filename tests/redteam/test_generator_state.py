@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import noisette
+from noisette.core.randomness import seed_secretly
 from published_runs import (
     CLASSES,
     FEATURES,
@@ -154,6 +155,19 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
                     other.accumulate(loss, x, y)
             other.optimizer.step()
     assert len(set(used)) == 3 * STEPS
+
+
+def test_secret_seeds_are_too_many_to_be_tried() -> None:
+    """Of a seed of 256 bits torch itself would use 32; here states differ wherever the seeds do."""
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.randbits", lambda bits: asked.append(bits) or 2 ** (bits - 1) + 5)
+        seed_secretly()
+        one = torch.get_rng_state()
+        patch.setattr("secrets.randbits", lambda bits: 2 ** (bits - 1) + 2 ** (bits - 9) + 5)
+        seed_secretly()
+    assert asked == [256]
+    assert not torch.equal(one, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["Python", "NumPy"])

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from noisette import AdaptiveClip, PerExampleClip, PrivacyError, privatize
+from noisette import AdaptiveClip, PerExampleClip, PrivacyError, PrivateRun, close_run, privatize
 from noisette.core.model_checks import StepsOfScaler
+from noisette.core.steps import unfinished_runs
 from small_loop import RECORDS, X, Y, clipped_mean, flat, loss, losses, process, small_model, small_run
 
 
@@ -190,6 +191,57 @@ def test_an_optimizer_around_the_one_of_the_run_is_refused_with_the_way_out(wrap
         with pytest.raises(PrivacyError, match="give the outer one to privatize"):
             wraps(inner)()
         assert run.steps_taken == 0
+
+
+def one_step(run: PrivateRun) -> None:
+    process(run, next(run.batches()))
+    run.optimizer.step()
+
+
+def interrupted(run: PrivateRun) -> None:
+    process(run, next(run.batches()))
+
+
+ENDS: dict[str, Callable[[PrivateRun], object]] = {
+    "after the last step": lambda run: [one_step(run) for _ in range(3)],
+    "closed": lambda run: (one_step(run), run.close()),
+    "closed within a batch": lambda run: (interrupted(run), run.close()),
+    "by its model": lambda run: (one_step(run), close_run(run.bound.model)),
+    "by its optimizer": lambda run: (interrupted(run), close_run(run.optimizer)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_optimizer_is_plain_again(end: Callable[[PrivateRun], object]) -> None:
+    """Plain fine-tuning and another run on the same parameters follow."""
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    end(small_run(model, optimizer))
+    assert unfinished_runs(model) == []
+    before = flat(model)
+    for plain in (optimizer, SGD(model.parameters(), lr=0.1)):
+        plain.zero_grad()
+        losses(model, X, Y).sum().backward()
+        plain.step()
+        plain.step(lambda: None)
+    assert not torch.equal(flat(model), before)
+    optimizer.zero_grad()
+    with small_run(model, optimizer) as run:
+        one_step(run)
+    assert run.steps_taken == 1
+
+
+def test_an_unfinished_run_is_named_with_the_way_out() -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    first = small_run(model, optimizer)
+    one_step(first)
+    with pytest.raises(PrivacyError, match=r"taken 1 of its 3 steps.*noisette.close_run\(model\)"):
+        small_run(model, SGD(model.parameters(), lr=0.1))
+    close_run(model)
+    optimizer.zero_grad()
+    with small_run(model, SGD(model.parameters(), lr=0.1)) as second:
+        one_step(second)
 
 
 CLOSURES: dict[str, Callable[[Optimizer, Callable[[], Any]], Any]] = {

@@ -245,3 +245,32 @@ def test_a_constant_table_that_was_there_before_is_used() -> None:
         return F.cross_entropy(model(x), y, weight=table, reduction="sum")
 
     torch.testing.assert_close(released(model, loss, X, Y), by_hand(model, loss, X, Y), rtol=1e-4, atol=1e-4)
+
+
+TEXTS = [f"text {k}" for k in range(N)]
+
+
+def of_texts(model: nn.Module, x: Tensor, y: Tensor, texts: list[str]) -> Tensor:
+    return F.cross_entropy(model(x), y) * len(texts[-1])
+
+
+def test_texts_of_a_batch_are_refused_where_they_are_read() -> None:
+    clip = noisette.PerExampleClip(network(), C)
+    with pytest.raises(PrivacyError, match=r"entries of several examples, such as str 'text 0'.*microbatches\(1\)"):
+        clip.accumulate(of_texts, X, Y, TEXTS)
+    clip.accumulate(lambda model, x, y, texts: F.cross_entropy(model(x), y), X, Y, TEXTS)  # nobody reads them
+    [found] = clip.pop_sums()
+    total = torch.cat([g.double().flatten() for g in found.grads])
+    plain = by_hand(network(), lambda model, x, y: F.cross_entropy(model(x), y), X, Y)
+    torch.testing.assert_close(total, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_one_example_at_a_time_is_the_remedy_for_texts() -> None:
+    clip = noisette.PerExampleClip(network(), C)
+    for k in range(N):
+        clip.accumulate(of_texts, X[k : k + 1], Y[k : k + 1], TEXTS[k : k + 1])
+    [found] = clip.pop_sums()
+    total = torch.cat([g.double().flatten() for g in found.grads])
+    lengths = {tuple(x.tolist()): len(text) for x, text in zip(X, TEXTS, strict=True)}
+    expected = by_hand(network(), lambda m, x, y: F.cross_entropy(m(x), y) * lengths[tuple(x[0].tolist())], X, Y)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
