@@ -38,8 +38,8 @@ def oracle(case: str) -> str:
 def bounds(change: Callable[[float], float]) -> Patch:
     """Clipping goes by another bound than the noise."""
 
-    def factors(groups: Iterable[Group], norms: Tensor, examples: float) -> Tensor:
-        return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms, examples)
+    def factors(groups: Iterable[Group], norms: Tensor) -> Tensor:
+        return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms)
 
     return lambda patch: patch.setattr("noisette.core.clip.clipping_factors", factors)
 

@@ -101,7 +101,7 @@ def activations_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def lists_are_columns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loading, "_refuse_columns", lambda tensors: None)
+    patch.setattr(loading, "_check_records", lambda dataset: None)
 
 
 def calls_clipped_apart(patch: pytest.MonkeyPatch) -> None:

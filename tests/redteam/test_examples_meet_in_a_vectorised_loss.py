@@ -173,13 +173,18 @@ def test_harmless_models_are_taken(forward: Callable[[Any, Tensor], Tensor]) -> 
     "carries", [carries_detached, carries_with_graph, carries_the_argument, keeps_and_returns], ids=lambda f: f.__name__
 )
 def test_no_value_reaches_the_example_that_is_computed_next(carries: Callable[[Any, Tensor], Tensor]) -> None:
-    """A branch on values makes the loss one that is called with one example after the other."""
+    """A branch on values makes the loss one that is called with one example after the other, from the first batch on."""
+    begun: list[int] = []
 
     def forward(m: Model, x: Tensor) -> Tensor:
-        return carries(m, x) * (1.0 if float(x.sum()) > 0 else 0.5)
+        return (carries(m, x) if len(begun) > B else m.layer(x)) * (1.0 if float(x.sum()) > 0 else 0.5)
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        begun.append(1)
+        return of_model(m, x)
 
     with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
-        released(lambda: Model(forward), of_model, neighbours()[0])
+        released(lambda: Model(forward), loss, neighbours()[0])
 
 
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")

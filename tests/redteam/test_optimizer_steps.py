@@ -216,7 +216,8 @@ def test_the_optimizer_is_plain_again(end: Callable[[PrivateRun], object]) -> No
     """Plain fine-tuning and another run on the same parameters follow."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)
-    end(small_run(model, optimizer))
+    first = small_run(model, optimizer)
+    end(first)
     assert unfinished_runs(model) == []
     before = flat(model)
     for plain in (optimizer, SGD(model.parameters(), lr=0.1)):
