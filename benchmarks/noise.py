@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.mechanisms.compiled_noise import CompiledNoise
 
 _STEPS = 5

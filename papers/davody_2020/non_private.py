@@ -18,7 +18,7 @@ from noisette import PerExampleClip, models
 from noisette.accounting.sampling_plan import schedule
 from noisette.clipping.engines import PerExampleLoop
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm
 from noisette.training.build import public_examples

@@ -14,14 +14,13 @@ from torch import Tensor
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as clipping_norms
-from noisette.core import registry
+from noisette.core import forms
 from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
-from noisette.core.loss import Loss
+from noisette.core.loss import Loss, one_value
 from noisette.core.release import GaussianRelease
-from noisette.core.vmap import one_value
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
 from planted import Mutant, Patch
@@ -120,13 +119,13 @@ class PositionsApart(Dense):
 
 
 def bias_by_the_rule_of_weights(patch: pytest.MonkeyPatch) -> None:
-    whole = registry._RULES[F.linear, "bias"]
+    whole = forms._RULES[F.linear, "bias"]
 
     def rule(examples: Any, dy: Tensor, *args: Any, **kwargs: Any) -> PositionsApart:
         explicit = whole(examples, dy, *args, **kwargs).explicit()
         return PositionsApart(explicit, examples.sequences(dy).square().sum((1, 2)))
 
-    patch.setitem(registry._RULES, (F.linear, "bias"), rule)
+    patch.setitem(forms._RULES, (F.linear, "bias"), rule)
 
 
 def product_of_norms(patch: pytest.MonkeyPatch) -> None:

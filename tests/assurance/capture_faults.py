@@ -9,7 +9,7 @@ import torch
 
 from noisette.capture import captured, graph, python_values, step
 from noisette.core.clip import bounds_of
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import OutsideTensors
 from planted import Mutant
 
 _STEP = "clipping/test_captured_step.py"

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from noisette.clipping import recorded_rows
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
-from noisette.core.buffers import ModelBuffers
+from noisette.core.state import ModelBuffers
 from noisette.core.steps import DpSgd
 from noisette.integrations import boundary
 from noisette.nn import conversion

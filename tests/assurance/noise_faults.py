@@ -15,10 +15,8 @@ from torch import Tensor
 
 from noisette.core import noise
 from noisette.core.clip import Accumulator
-from noisette.core.keys import SecretKey
-from noisette.core.noise import MASK, GaussianNoise, PlainPass
+from noisette.core.noise import MASK, WHOLE, GaussianNoise, PlainPass, SecretKey, Window
 from noisette.core.release import BoundedSum, GaussianRelease
-from noisette.core.tiles import WHOLE, Window
 from noisette.mechanisms import device_noise
 from planted import Mutant, Patch
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from noisette.clipping import per_example
-from noisette.core import buffers, randomness, steps
+from noisette.core import state, steps
 from noisette.core.steps import DpSgd
 from noisette.nn import weight_noise
+from noisette.run import held_noise
 from noisette.sampling import fetching
 from planted import Mutant
 from ranks_faults import on_each_rank
@@ -33,7 +34,7 @@ def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_of_each_rank(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(buffers, "seed_torch", lambda seed: None)
+    patch.setattr(held_noise, "seed_torch", lambda seed: None)
 
 
 MUTANTS = [
@@ -65,7 +66,7 @@ MUTANTS = [
     Mutant(
         "secret seeds have 31 bits",
         "all of them can be tried",
-        lambda patch: patch.setattr(randomness, "_SECRET_BITS", 31),
+        lambda patch: patch.setattr(state, "_SECRET_BITS", 31),
         (f"{_GENERATORS}::test_secret_seeds_are_too_many_to_be_tried",),
     ),
     Mutant(
@@ -77,7 +78,7 @@ MUTANTS = [
     Mutant(
         "weight noise is drawn for each microbatch",
         "which records share a draw depends on how many come before them",
-        lambda patch: patch.setattr(steps, "hold_noise", lambda model, seed: lambda: None),
+        lambda patch: patch.setattr("noisette.run.private.hold_noise", lambda model, seed: lambda: None),
         ("nn/test_weight_noise.py::test_all_microbatches_of_a_private_batch_have_one_draw",),
     ),
     Mutant(

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from noisette.core.buffers import ModelBuffers
-from noisette.core.randomness import RandomStates
+from noisette.core.state import ModelBuffers, RandomStates
 from noisette.core.steps import DpSgd
 from planted import Mutant
 

@@ -19,7 +19,7 @@ from noisette.accounting.accountants.gdp import GdpCurve
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.accounting.search_plan import SearchPlan
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.data import Split
 from noisette.nn.evaluation import in_evaluation
 from noisette.run.private import PrivateRun

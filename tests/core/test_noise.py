@@ -17,9 +17,7 @@ from torch import Tensor
 
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.core import noise as noise_module
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import TILE, Window
+from noisette.core.noise import TILE, GaussianNoise, SecretKey, Window
 
 KEY = SecretKey(bytes(32))
 RADIUS = math.sqrt(2 * 53 * math.log(2))

@@ -16,9 +16,21 @@ from noisette.capture.compiler import why_not
 from torch import Tensor
 
 from noisette.capture.schedule import schedule_of
-from noisette.core.keys import SecretKey
-from noisette.core.noise import PAIRS, TILES_AT_ONCE, GaussianNoise, Pass, PlainNoise, PlainPass, Source, Words, never
-from noisette.core.tiles import TILE, Piece, Window
+from noisette.core.noise import (
+    PAIRS,
+    TILE,
+    TILES_AT_ONCE,
+    GaussianNoise,
+    Pass,
+    Piece,
+    PlainNoise,
+    PlainPass,
+    SecretKey,
+    Source,
+    Window,
+    Words,
+    never,
+)
 from noisette.mechanisms import device_noise
 from noisette.mechanisms.compiled_noise import Compiled, CompiledNoise, CompiledPass, example_inputs, is_faithful
 from noisette.mechanisms.device_noise import noise_of_words

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import banded_coefficients
 from noisette.mechanisms.banded_noise import BandedNoise

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.capture.schedule import schedule_of
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
 
@@ -101,7 +100,7 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(why_not() is not None, reason="no compiler")
 def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run under the same key: the same weights, up to rounding."""
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
     used: list[int] = []
     real = CompiledNoise.__call__
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from noisette.core.tiles import TILE, Part, Window
+from noisette.core.noise import TILE, Part, Window
 from noisette.mechanisms import device_noise
 
 PARTS = [

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Part, Window
+from noisette.core.noise import GaussianNoise, Part, SecretKey, Window
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.device_noise import TorchNoise
 

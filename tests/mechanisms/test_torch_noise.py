@@ -12,9 +12,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 from noisette.core import noise as plain
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Part, Window
+from noisette.core.noise import GaussianNoise, Part, SecretKey, Window
 from noisette.mechanisms import compiled_noise, device_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.device_noise import TorchNoise, chacha20_blocks

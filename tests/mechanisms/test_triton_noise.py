@@ -20,9 +20,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 from noisette.core import noise as plain
-from noisette.core.keys import SecretKey
-from noisette.core.noise import PAIRS, GaussianNoise, PlainPass
-from noisette.core.tiles import Part, Window
+from noisette.core.noise import PAIRS, GaussianNoise, Part, PlainPass, SecretKey, Window
 
 triton = pytest.importorskip("triton", reason="triton is not installed; on Linux `.[test]` has it")
 tl = pytest.importorskip("triton.language")

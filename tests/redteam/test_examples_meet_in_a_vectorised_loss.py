@@ -146,7 +146,7 @@ def of_model(m: nn.Module, x: Tensor) -> Tensor:
     return m(x).square().sum()
 
 
-@pytest.mark.filterwarnings("ignore::noisette.core.one_by_one.OneByOneWarning")  # of branches_on_any
+@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")  # of branches_on_any
 @pytest.mark.parametrize("forward", FORWARDS, ids=lambda forward: forward.__name__)
 def test_no_value_reaches_another_example(forward: Callable[[Any, Tensor], Tensor]) -> None:
     one, other = neighbours()
@@ -173,7 +173,7 @@ def test_harmless_models_are_taken(forward: Callable[[Any, Tensor], Tensor]) -> 
     "carries", [carries_detached, carries_with_graph, carries_the_argument, keeps_and_returns], ids=lambda f: f.__name__
 )
 def test_no_value_reaches_the_example_that_is_computed_next(carries: Callable[[Any, Tensor], Tensor]) -> None:
-    """A branch on values makes the loss one that is called with one example after the other, from the first batch on."""
+    """A branch on values makes the loss one that is called with one example after the other."""
     begun: list[int] = []
 
     def forward(m: Model, x: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from noisette import AdaptiveClip, PerExampleClip, PrivacyError, PrivateRun, close_run, privatize
-from noisette.core.model_checks import StepsOfScaler
-from noisette.core.steps import unfinished_runs
+from noisette.core.steps import StepsOfScaler, unfinished_runs
 from small_loop import RECORDS, X, Y, clipped_mean, flat, loss, losses, process, small_model, small_run
 
 

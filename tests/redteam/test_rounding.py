@@ -14,7 +14,7 @@ from noisette import PerExampleClip, engines
 from noisette.clipping.adaptive import AdaptiveClip
 from noisette.clipping.flat import FlatClipping
 from noisette.core.forms import Dense, Outer, gram_product
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
 
 MOST = 1 + 2.0**-13  # of the bound: the noise is that of a sensitivity so much larger

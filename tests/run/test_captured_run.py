@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import noisette
 from noisette import AdaptiveClip, PerExampleClip
 from noisette.capture.captured import Captured
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 Loss = Callable[..., Tensor]
@@ -66,7 +66,7 @@ def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
 def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     found, expected = [train(how, 24, **{name: make(0.5) for name, make in clip.items()}) for how in ("graph", "eager")]
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
@@ -76,7 +76,7 @@ def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pyte
 
 
 def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     expected = train("eager", "auto")
     whole, calls = Captured.__call__, []
 

@@ -25,8 +25,7 @@ from noisette import (
     RdpAccountant,
     privatize,
 )
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from oracle import clipped_sum
 
 SECRET = bytes(range(32))
@@ -37,7 +36,7 @@ DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
 
 
 class Small(nn.Module):
@@ -202,7 +201,7 @@ def test_user_hooks_see_the_noised_gradient_only() -> None:
 
 
 def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", SecretKey)
+    monkeypatch.setattr("noisette.ranks.SecretKey", SecretKey)
     grads = []
     for _ in range(2):
         torch.manual_seed(0)

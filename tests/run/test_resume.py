@@ -25,7 +25,7 @@ from noisette import (
 )
 from noisette._internal import atomic_files
 from noisette.accounting import Gaussian
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 SIZE = 60
@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(
     optimizer: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     model = Small()
     whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
     with begin(tmp_path / "whole", whole, steps=8) as run:
@@ -476,7 +476,7 @@ def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_secret_and_no_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     begun(tmp_path)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET not in written

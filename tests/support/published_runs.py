@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import noisette
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.loss import Loss
 from noisette.core.release import GaussianRelease
 
@@ -34,7 +34,7 @@ def known_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 p.grad = self._written[id(p)] = torch.full_like(p, 0.01 * (1 + k + step))
 
     with monkeypatch.context() as patch:
-        patch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
+        patch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
         patch.setattr(GaussianRelease, "__call__", release)
         yield
 

@@ -37,16 +37,186 @@ sin(pi/2 - |a|), pi/2 - |a| is an integer multiple of pi/2^31, and sin(a) = cos(
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
-from noisette.core.tiles import ALL_WHOLE, TILE, WHOLE, Part, Piece, Window, groups_of
+KEY_BYTES = 32
+WORDS_PER_BLOCK = 8  # a block of the cipher holds 64 bytes
+_MAX_BLOCK = 2**32  # its counter has 32 bits
+_ZEROS = memoryview(bytes(2**20))  # the keystream is the encryption of zeros
+
+
+class SecretKey:
+    """Thirty-two secret bytes, fresh from the operating system unless given. Never printed, pickled or copied to disk.
+
+    >>> SecretKey()
+    SecretKey(hidden)
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        secret = os.urandom(KEY_BYTES) if secret is None else secret
+        if len(secret) != KEY_BYTES:
+            raise ValueError(f"expected a key of {KEY_BYTES} bytes, got {len(secret)}")
+        self._secret = secret
+        self._process = os.getpid()
+        self._stream_key = lru_cache(maxsize=None)(self._derive)
+
+    def __repr__(self) -> str:
+        return "SecretKey(hidden)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret key is never pickled or copied; each process makes its own")
+
+    def _derive(self, purpose: str, name: str) -> bytes:
+        """A key of its own for each stream, so that no two streams can ever share a counter."""
+        label = f"{len(purpose)}:{purpose}{name}".encode()
+        return hashlib.blake2b(label, key=self._secret, digest_size=KEY_BYTES, person=b"noisette").digest()
+
+    def stream_key(self, *, purpose: str, name: str, end: int) -> bytes:
+        """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce.
+
+        Raises:
+            RuntimeError: as by :meth:`fill`.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("this key belongs to the process that made it: a forked copy would repeat its noise")
+        if -(-end // WORDS_PER_BLOCK) > _MAX_BLOCK:
+            raise RuntimeError(f"stream {purpose!r} of {name!r} is exhausted: over {_MAX_BLOCK} blocks in one step")
+        return self._stream_key(purpose, name)
+
+    def fill_each(self, parts: Iterable[tuple[np.ndarray, str, int]], *, purpose: str, step: int) -> None:
+        """:meth:`fill` for several streams of a purpose: the words, the stream's name and the first word of each."""
+        for words, name, start in parts:
+            self.fill(words, purpose=purpose, name=name, step=step, start=start)
+
+    def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
+        """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array.
+
+        Raises:
+            RuntimeError: the process was forked after the key was made, or the stream's counter is exhausted.
+        """
+        first, skipped = divmod(start, WORDS_PER_BLOCK)
+        secret = self.stream_key(purpose=purpose, name=name, end=start + words.size)
+        counter_and_nonce = first.to_bytes(4, "little") + step.to_bytes(12, "little")
+        encryptor = Cipher(ChaCha20(secret, counter_and_nonce), mode=None).encryptor()
+        if skipped:
+            encryptor.update(bytes(8 * skipped))
+        stream = words.view(np.uint8).data
+        for at in range(0, len(stream), len(_ZEROS)):
+            part = stream[at : at + len(_ZEROS)]
+            encryptor.update_into(_ZEROS[: len(part)], part)
+
+
+TILE = 256  # elements whose noise is computed together
+
+
+@dataclass(frozen=True)
+class Window:
+    """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
+
+    A shard of rows is one run. A shard of columns has a run in each row, and the stride is the length of a whole row.
+
+    Args:
+        start: the parameter's element at which the tensor begins.
+        run: elements of the tensor that follow each other in the parameter too; ``None``: all of them.
+        stride: elements of the parameter from the beginning of one run to that of the next; ``None``: one run.
+
+    Raises:
+        ValueError: the start is negative, only one of ``run`` and ``stride`` is given, or runs are empty or overlap.
+
+    >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
+    [2, 12, 22]
+    """
+
+    start: int = 0
+    run: int | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise ValueError(f"a window starts at 0 or later, got {self.start}")
+        if (self.run is None) != (self.stride is None):
+            raise ValueError(f"run and stride belong together, got {self.run} and {self.stride}")
+        # Runs that overlap would give several elements the same noise.
+        if self.run is not None and self.stride is not None and not 0 < self.run <= self.stride:
+            raise ValueError(f"expected runs of at least 1 element, not longer than the stride, got {self}")
+
+    def segments(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """The runs of a tensor of so many elements: first element in the tensor, in the parameter, and length."""
+        run, stride = (self.run or size), (self.stride or size)
+        for k, at in enumerate(range(0, size, run or 1)):
+            yield at, self.start + k * stride, min(run, size - at)
+
+
+WHOLE = Window()
+ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named tensor, as the noise sees it: its number of elements, and which ones of the parameter they are."""
+
+    name: str
+    size: int
+    window: Window
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that follow each other in a tensor and in its parameter, and which tiles of a group have their noise."""
+
+    name: str
+    at: int  # the first element, in the tensor
+    numel: int
+    tile: int  # the first tile, counted from the start of the parameter
+    tiles: int
+    place: int  # of the first tile in the group
+    skipped: int  # values of the first tile that are not used
+
+    @property
+    def values(self) -> slice:
+        """Their noise among the values of the group."""
+        start = self.place * TILE + self.skipped
+        return slice(start, start + self.numel)
+
+
+@lru_cache(maxsize=64)
+def groups_of(parts: Sequence[Part], most: int) -> list[list[Piece]]:
+    """Divide the elements of all tensors into groups of pieces, each with at most so many tiles.
+
+    A piece that begins or ends inside a tile takes the whole tile. The next one may go on in the same tile.
+    """
+    groups: list[list[Piece]] = [[]]
+    taken = 0
+    for part in parts:
+        for at, first, length in part.window.segments(part.size):
+            done = 0
+            while done < length:
+                tile, skipped = divmod(first + done, TILE)
+                last = groups[-1][-1] if groups[-1] else None
+                goes_on = last is not None and last.name == part.name and last.tile + last.tiles - 1 == tile
+                place = taken - 1 if goes_on else taken
+                if place == most:
+                    groups.append([])
+                    taken = 0
+                    continue
+                numel = min(length - done, (most - place) * TILE - skipped)
+                tiles = -(-(skipped + numel) // TILE)
+                groups[-1].append(Piece(part.name, at + done, numel, tile, tiles, place, skipped))
+                done, taken = done + numel, place + tiles
+    return groups
+
 
 PAIRS = TILE // 2
 WORDS = PAIRS + PAIRS // 2  # 64-bit words of a tile

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
 from noisette.core.noise import (
     MASK,
     PAIRS,
@@ -21,13 +20,17 @@ from noisette.core.noise import (
     RADIUS_BITS,
     RARE,
     RARE_BITS,
+    TILE,
     TWO_LN_2,
     WORDS,
     Noise,
+    Part,
+    Piece,
+    SecretKey,
     digits_of,
+    groups_of,
     rare_radius,
 )
-from noisette.core.tiles import TILE, Part, Piece, groups_of
 
 _TILES_AT_ONCE = 2**14  # 4 million values: their operations take longer than it takes to start them
 _BLOCKS = WORDS // 8  # of the cipher in a tile

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noisette._internal import checks
 from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of

@@ -21,7 +21,6 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
 from noisette.core.noise import (
     LEVELS,
     MASK,
@@ -32,8 +31,9 @@ from noisette.core.noise import (
     SINGLE,
     TWO_LN_2,
     WORDS,
+    Part,
+    SecretKey,
 )
-from noisette.core.tiles import Part
 from noisette.mechanisms import device_noise
 
 _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of four warps

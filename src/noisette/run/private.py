@@ -23,9 +23,7 @@ from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch, Fetch
-from noisette.core.keys import SecretKey
-from noisette.core.model_checks import check_no_batch_norm, check_optimizer
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.core.steps import DpSgd, Parts, check_free
 from noisette.mechanisms.banded_factor import correlation_of
@@ -36,6 +34,8 @@ from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.held_noise import hold_noise
+from noisette.run.model_checks import check_no_batch_norm, check_optimizer
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import (
     check_own_records,
@@ -216,6 +216,7 @@ class PrivateRun(DpSgd):
                 account=account,
                 ranks=ranks,
                 key=key,
+                hold_noise=hold_noise,
             ),
             sampling_rate=event.sampling_rate,
             expected_batch_size=batch_size,

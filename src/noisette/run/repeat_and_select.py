@@ -9,7 +9,7 @@ from typing import TypeVar
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.events import Event, Events
 from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.choice import refuse_several_processes
 

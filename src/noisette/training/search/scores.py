@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.accounting import Event, Gaussian, Ledger
 from noisette.accounting.calibrate import noise_multiplier_for
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
 from noisette.data.holdout import hold_out
