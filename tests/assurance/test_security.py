@@ -66,6 +66,7 @@ BY_NAME = {
     "__init__.py",
     "models/factory.py",
     "bench/large_models.py",
+    "bench/memory.py",
     "bench/peer_fastdp.py",
     "bench/peer_opacus.py",
     "rules/__init__.py",
