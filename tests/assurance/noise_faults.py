@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -44,12 +44,12 @@ def times(factor: float) -> Patch:
 
 def of_an_average(patch: pytest.MonkeyPatch) -> None:
     """The sum's noise is divided by the batch size a second time."""
-    whole = GaussianRelease._release
-
-    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
-        whole(self, bounded, grads, names, std / self.expected_batch_size, step)
-
-    patch.setattr(GaussianRelease, "_release", release)
+    whole = GaussianRelease._deviations_of
+    patch.setattr(
+        GaussianRelease,
+        "_deviations_of",
+        lambda self, sums: [std / self.expected_batch_size for std in whole(self, sums)],
+    )
 
 
 def for_each_piece(patch: pytest.MonkeyPatch) -> None:
@@ -78,16 +78,16 @@ def tiled(add: Add, tensors: Any, **numbers: Any) -> None:
 
 
 def where_something_is(patch: pytest.MonkeyPatch) -> None:
-    whole = GaussianRelease._release
+    whole = GaussianRelease.__call__
 
-    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
-        reached = [bool(total.any()) for total in bounded.grads]
-        whole(self, bounded, grads, names, std, step)
-        for p, there in zip(bounded.params, reached, strict=True):
+    def release(self: GaussianRelease, sums: Sequence[BoundedSum], names: Any, *, step: int) -> None:
+        reached = [(p, bool(g.any())) for part in sums for p, g in zip(part.params, part.grads, strict=True)]
+        whole(self, sums, names, step=step)
+        for p, there in reached:
             if p.grad is not None and not there:
                 p.grad.zero_()
 
-    patch.setattr(GaussianRelease, "_release", release)
+    patch.setattr(GaussianRelease, "__call__", release)
 
 
 def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: float = 1.0, **place: int) -> None:

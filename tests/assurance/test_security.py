@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import noisette
 from noisette.cli import app
 from noisette.cli.watch import Watch
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
 from noisette.data.files import Source
 from noisette.training.outcome import Point
 from replay import SECRET, course
@@ -43,7 +43,7 @@ def put_off(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM after this step."""
     shown = Watch.on_step
 
-    def on_step(watch: Watch, run: DpSgdRun, point: Point) -> None:
+    def on_step(watch: Watch, run: DpSgd, point: Point) -> None:
         shown(watch, run, point)
         if point.step == step:
             signal.raise_signal(signal.SIGTERM)
@@ -66,6 +66,7 @@ BY_NAME = {
     "__init__.py",
     "models/factory.py",
     "bench/large_models.py",
+    "bench/memory.py",
     "bench/peer_fastdp.py",
     "bench/peer_opacus.py",
     "rules/__init__.py",

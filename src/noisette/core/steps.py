@@ -205,10 +205,12 @@ class DpSgd:
         """
         if self._opened is not None:
             return
+        self._depth = 0  # also where an error ended the last step
         if self._written:
             raise _parameters_written(self._written)
-        self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
+        # First: it is drawn into buffers.
         let_go = None if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
+        self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
         before, self._seed = RandomStates.hidden()
         self._opened = _Opened(self._versions(), before, let_go)
 
@@ -384,8 +386,10 @@ class DpSgd:
     def _after_step(self) -> None:
         """A hook after ``optimizer.step()``, and after that of a base class within it."""
         self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
         self.bound.after_step()
-        if not self._depth and not self.steps_left:
+        if not self.steps_left:
             self._detach()
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
