@@ -185,8 +185,8 @@ def _has_cifar10() -> bool:
     return any(folder.is_dir() and any(folder.iterdir()) for folder in files.folders("cifar10", None))
 
 
-_LARGE = ("captured", "BookKeeping", "TwoPass", "TwoPasses", "Opacus-hooks", "Opacus-ghost")
-_PAPER = ("BookKeeping", "TwoPass", "MultiLoss", "nxBP")
+_LARGE = ("captured", "BookKeeping", "ReweightGP", "Opacus-hooks", "Opacus-ghost")
+_PAPER = ("BookKeeping", "ReweightGP", "multiLoss", "nxBP")
 PARTS = (
     Part("tests", 130, tests),
     Part("noise", 20, noise),

@@ -3,7 +3,7 @@
     python examples/full_fine_tuning.py                    # a tiny one, for a try on a processor
     python examples/full_fine_tuning.py --model 1b --length 1024 --examples 20000 --batch 256 --microbatch 8
 
-The engine ``TwoPasses`` keeps nothing of an example between its norm and its sum, so the activation checkpoints of the
+The engine ``ReweightGP`` keeps nothing of an example between its norm and its sum, so the activation checkpoints of the
 model save as much memory as they do in plain training. Needs ``transformers``. The weights are random here.
 """
 
@@ -79,7 +79,7 @@ def main() -> None:
 
     before = loss_of_a_text()
     with noisette.privatize(
-        noisette.PerExampleClip(model, max_grad_norm=1.0, engine=noisette.engines.TwoPasses()),
+        noisette.PerExampleClip(model, max_grad_norm=1.0, engine=noisette.engines.ReweightGP()),
         optimizer,
         data,
         public_size=options.examples,

@@ -15,8 +15,8 @@ from papers.section import Section
 COLUMNS = {
     "plain": "plain",
     "nxBP": "nxBP",
-    "MultiLoss": "multiLoss",
-    "TwoPass": "ReweightGP",
+    "multiLoss": "multiLoss",
+    "ReweightGP": "ReweightGP",
     "BookKeeping": "book-keeping",
     "captured": "captured",
     "compiled": "compiled",
@@ -32,7 +32,7 @@ def _all(cell: Cell, whole: bool) -> tuple[str, ...]:
 
 def _uncompiled(cell: Cell, whole: bool) -> tuple[str, ...]:
     """All but the compiled step, which takes long to compile, and on a processor no multiLoss for a VGG."""
-    left_out = {"compiled"} | ({"MultiLoss"} if cell.name.startswith("vgg") and not whole else set())
+    left_out = {"compiled"} | ({"multiLoss"} if cell.name.startswith("vgg") and not whole else set())
     return tuple(name for name in COLUMNS if name not in left_out)
 
 
@@ -67,7 +67,7 @@ class Remade:
         if measured is None:
             return (*known, *("not run" for _ in COLUMNS), self.printed(cell), "", "")
         times = (_time(measured, name) for name in COLUMNS)
-        return (*known, *times, self.printed(cell), ratio(gain(measured, "TwoPass")), ratio(captured_gain(measured)))
+        return (*known, *times, self.printed(cell), ratio(gain(measured, "ReweightGP")), ratio(captured_gain(measured)))
 
     def _figure(self, measured: Sequence[Measured]) -> str:
         if not measured:

@@ -17,7 +17,7 @@ _ABOUT = (
     "The paper measures on a GTX 1080 Ti with 11 GB. Its figures have log axes without numbers at the points, so that "
     "mostly orderings can be compared; numbers that are not printed are empty. Times are of optimizer steps, from the "
     "forward pass on; times of data loading are left out, as in the paper. nxBP takes one example after another, "
-    "multiLoss one backward pass per example, and ReweightGP, the paper's proposal, is the engine TwoPass here. Beside "
+    "multiLoss one backward pass per example, and ReweightGP, the paper's proposal, is an engine here. Beside "
     "them is this library's step as one captured graph, and in figures 5 and 7 also as that graph compiled, where the "
     "quicker of the two counts.",
     "One example at a time leaves a GPU mostly idle, and a processor with few threads much less, so that smaller gains "
@@ -91,7 +91,7 @@ def _span(values: Iterable[float], shown: Callable[[float], str]) -> str:
 
 def _gains(cells: Iterable[Measured]) -> str:
     """The times of nxBP as ratios to ReweightGP's."""
-    return _span([value for cell in cells if (value := gain(cell, "TwoPass"))], ratio)
+    return _span([value for cell in cells if (value := gain(cell, "ReweightGP"))], ratio)
 
 
 def _captured_gains(cells: Iterable[Measured]) -> str:
@@ -137,12 +137,12 @@ def _growth(time: Callable[[Measured], float | None]) -> Callable[[Sequence[Meas
 
 def _quickest_printed(cells: Sequence[Measured]) -> str:
     """In how many cells ReweightGP is the quickest of the paper's private methods."""
-    return _quickest(cells, lambda cell: amount_of(cell, "TwoPass"), ("nxBP", "MultiLoss"))
+    return _quickest(cells, lambda cell: amount_of(cell, "ReweightGP"), ("nxBP", "multiLoss"))
 
 
 def _captured_quickest(cells: Sequence[Measured]) -> str:
     """In how many cells the captured step is quicker than all of the paper's private methods."""
-    return _quickest(cells, _captured_time, ("nxBP", "MultiLoss", "TwoPass"))
+    return _quickest(cells, _captured_time, ("nxBP", "multiLoss", "ReweightGP"))
 
 
 def _quickest(cells: Sequence[Measured], time: Callable[[Measured], float | None], others: Sequence[str]) -> str:
@@ -153,8 +153,8 @@ def _quickest(cells: Sequence[Measured], time: Callable[[Measured], float | None
 
 
 def _failures_of_multi_loss(cells: Sequence[Measured]) -> str:
-    there = [cell for cell in cells if "MultiLoss" in cell["methods"]]
-    failed = [cell["title"] for cell in there if "error" in cell["methods"]["MultiLoss"]]
+    there = [cell for cell in cells if "multiLoss" in cell["methods"]]
+    failed = [cell["title"] for cell in there if "error" in cell["methods"]["multiLoss"]]
     return f"{', '.join(failed) or 'none'} of {len(there)}" if there else ""
 
 
@@ -187,7 +187,7 @@ _CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "slowest network on images",
             "LSTM",
-            _slowest(lambda cell: amount_of(cell, "TwoPass")),
+            _slowest(lambda cell: amount_of(cell, "ReweightGP")),
             _slowest(_captured_time),
         ),
     ),
@@ -196,7 +196,7 @@ _CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "time per example, batch 128 to 16",
             "falls",
-            _growth(lambda cell: amount_of(cell, "TwoPass")),
+            _growth(lambda cell: amount_of(cell, "ReweightGP")),
             _growth(_captured_time),
         ),
         Claim("the same, plain training", "falls", _growth(lambda cell: amount_of(cell, "plain"))),
@@ -216,7 +216,7 @@ _CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "time of nxBP to ours, by image width",
             "shrinks with the width",
-            _by_image(lambda cell: gain(cell, "TwoPass")),
+            _by_image(lambda cell: gain(cell, "ReweightGP")),
             _by_image(captured_gain),
         ),
     ),
@@ -224,14 +224,14 @@ _CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "ResNet-101, peak to plain training, by image width",
             "at most 1.25; first batch that fails 36, plain 48",
-            _memory("resnet101", "TwoPass"),
+            _memory("resnet101", "ReweightGP"),
             _memory("resnet101", "captured"),
         ),
-        Claim("the same, multiLoss", "first batch that fails 18", _memory("resnet101", "MultiLoss")),
+        Claim("the same, multiLoss", "first batch that fails 18", _memory("resnet101", "multiLoss")),
         Claim(
             "ResNet-18, 32 × 32, batch 500",
             "ReweightGP runs",
-            _runs_at_batch_500("TwoPass"),
+            _runs_at_batch_500("ReweightGP"),
             _runs_at_batch_500("captured"),
         ),
     ),

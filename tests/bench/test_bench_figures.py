@@ -48,11 +48,11 @@ def test_lines_have_a_panel_for_what_their_axis_does_not_show(axis: str, shown: 
 
 def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
     full, part = a_report("fig5"), a_report("fig6")
-    for report, methods in ((full, ("BookKeeping", "TwoPass", "Elsewhere")), (part, ("TwoPass",))):
+    for report, methods in ((full, ("BookKeeping", "ReweightGP", "Elsewhere")), (part, ("ReweightGP",))):
         for cell in report["cells"]:
             cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
-    assert _styles(part) == {"TwoPass": _styles(full)["TwoPass"]}
-    assert list(_styles(full)) == ["BookKeeping", "TwoPass", "Elsewhere"]
+    assert _styles(part) == {"ReweightGP": _styles(full)["ReweightGP"]}
+    assert list(_styles(full)) == ["BookKeeping", "ReweightGP", "Elsewhere"]
 
 
 def test_no_two_methods_look_the_same(a_report: MakeReport) -> None:

@@ -48,7 +48,7 @@ def test_models_of_transformers_have_their_size(name: str, parameters: int) -> N
         assert sum(p.numel() for p in MODELS[name].build().parameters()) == parameters
 
 
-@pytest.mark.parametrize("method", ["plain", "BookKeeping", "TwoPass"])
+@pytest.mark.parametrize("method", ["plain", "BookKeeping", "ReweightGP"])
 @pytest.mark.parametrize("build", [partial(vit_small, 24, 1, 32), partial(bert_base, 24, 1), partial(gpt2, 24, 1)])
 def test_models_of_transformers_take_private_steps_of_finite_weights(
     build: Callable[[], nn.Module], method: str

@@ -84,12 +84,12 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
 
 
 def test_all_engines_of_noisette_are_measured() -> None:
-    assert {"BookKeeping", "TwoPass", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
+    assert {"BookKeeping", "ReweightGP", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
     assert {"captured", "compiled", *ENGINES} == set(OURS) <= set(METHODS)
 
 
 def test_peers_are_the_methods_of_other_libraries() -> None:
-    assert {name for name in METHODS if is_peer(name)} == set(METHODS) - {*PLAIN, *OURS, "Clipless", "nxBP"}
+    assert {name for name in METHODS if is_peer(name)} == set(METHODS) - {*PLAIN, *OURS, "Clipless", "multiLoss", "nxBP"}
 
 
 @pytest.mark.parametrize("name", ["captured", COMPILED])

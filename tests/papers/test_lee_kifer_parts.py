@@ -23,7 +23,7 @@ from papers.paper import Asked
 from papers.run_file import RUNS
 from papers.section import Section
 
-MLP = {"plain": 0.001, "nxBP": 0.1, "MultiLoss": 0.05, "TwoPass": 0.004, "captured": 0.0025, "compiled": 0.002}
+MLP = {"plain": 0.001, "nxBP": 0.1, "multiLoss": 0.05, "ReweightGP": 0.004, "captured": 0.0025, "compiled": 0.002}
 
 
 def finished(
@@ -88,7 +88,7 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
 
 def test_time_per_example_is_compared_between_the_smallest_and_the_largest_batch() -> None:
     flat = {name: seconds * 8 for name, seconds in MLP.items()}
-    runs = [finished("fig6", "mlp", 16, MLP), finished("fig6", "mlp", 128, flat | {"TwoPass": 0.008})]
+    runs = [finished("fig6", "mlp", 16, MLP), finished("fig6", "mlp", 128, flat | {"ReweightGP": 0.008})]
     rows = claims(summary(runs), "6")
     assert rows["the same, nxBP"][1] == "1.00"
     assert rows["time per example, batch 128 to 16"][1:3] == ("0.25", "1.00")
@@ -105,20 +105,20 @@ def test_the_slowest_network_is_one_of_those_for_images() -> None:
 def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
     runs = [
         finished("fig8", "resnet18", 20, MLP, 64),
-        finished("fig8", "resnet101", 20, MLP | {"MultiLoss": 0.0, "TwoPass": 0.2}, 64),
-        finished("fig8", "vgg11", 20, {"plain": 0.1, "nxBP": 0.4, "TwoPass": 0.2, "captured": 0.2}, 64),
+        finished("fig8", "resnet101", 20, MLP | {"multiLoss": 0.0, "ReweightGP": 0.2}, 64),
+        finished("fig8", "vgg11", 20, {"plain": 0.1, "nxBP": 0.4, "ReweightGP": 0.2, "captured": 0.2}, 64),
     ]
     rows = claims(summary(runs), "8")
     assert rows["quickest of the private methods"][1:3] == ("in 2 of 3", "in 2 of 3")
     assert rows["multiLoss runs out of memory"][1] == "ResNet-101 of 2"
     assert rows["time of nxBP to ours, 256 × 256"][1] == "not run"
     [failed] = [row for row in FIGURES[3].section(runs).rows if row[0] == "ResNet-101"]
-    assert failed[3 + list(COLUMNS).index("MultiLoss")] == "failed"
+    assert failed[3 + list(COLUMNS).index("multiLoss")] == "failed"
 
 
 def test_memory_is_a_ratio_to_plain_training() -> None:
-    deep = {"plain": 2.0**30, "TwoPass": 1.25 * 2**30, "captured": 1.5 * 2**30, "MultiLoss": 0.0}
-    many = {"plain": 2.0**20, "TwoPass": 2.0**21, "captured": 2.0**21}
+    deep = {"plain": 2.0**30, "ReweightGP": 1.25 * 2**30, "captured": 1.5 * 2**30, "multiLoss": 0.0}
+    many = {"plain": 2.0**20, "ReweightGP": 2.0**21, "captured": 2.0**21}
     runs = [
         finished("memory", table_memory.DEEP.name, table_memory.DEEP.batch, deep, table_memory.DEEP.image, "bytes"),
         finished("memory", table_memory.MANY.name, table_memory.MANY.batch, many, table_memory.MANY.image, "bytes"),
@@ -136,11 +136,11 @@ def test_every_figure_is_drawn(remade: Any) -> None:
     runs = [finished(remade.plan.experiment, c.name, c.batch, MLP, c.image) for c in remade.plan.small[:3]]
     svg = remade.section(runs).figure
     texts = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
-    assert {"nxBP", "noisette captured", "noisette TwoPass"} <= texts
+    assert {"nxBP", "noisette captured", "noisette ReweightGP"} <= texts
 
 
 def test_the_last_measurement_of_a_cell_is_shown_with_its_machine() -> None:
-    older = finished("fig7", "mlp", 128, MLP | {"TwoPass": 0.01})
+    older = finished("fig7", "mlp", 128, MLP | {"ReweightGP": 0.01})
     runs = [replace(older, setting=replace(older.setting, threads=1)), finished("fig7", "mlp", 128, MLP)]
     section = summary(runs)
     assert claims(section, "7")["time of nxBP to ours, 2 hidden layers"][1] == "25.0"
@@ -153,7 +153,7 @@ def test_every_method_of_the_paper_and_the_captured_step_are_measured() -> None:
     for remade in FIGURES:
         for job in jobs(remade.name):
             left_out = set(COLUMNS) - set(job.setting.methods)
-            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
+            assert left_out <= ({"multiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
             assert not left_out or remade.number not in (5, 7)
     assert {job.setting.image for job in jobs("figure-8", full=True)} == {64, 256}
     assert {job.setting.image for job in jobs("figure-9", full=True)} == {32, 64, 128, 256}
@@ -173,7 +173,7 @@ def test_a_measured_cell_is_not_repeated_unless_threads_differ() -> None:
 
 def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    setting = Setting("fig7", "mlp", 2, None, ("plain", "nxBP", "TwoPass", "captured"), threads, rounds=1, limit=0.1)
+    setting = Setting("fig7", "mlp", 2, None, ("plain", "nxBP", "ReweightGP", "captured"), threads, rounds=1, limit=0.1)
     shares: list[float] = []
     Job(setting, 1.0).make({}, tmp_path / RUNS, lambda share, accuracy: shares.append(share))
     [run] = read(tmp_path / RUNS)

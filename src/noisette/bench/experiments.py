@@ -14,10 +14,10 @@ from noisette.bench.step_time import step_times
 Rows = dict[str, dict[str, Any]]
 Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Rows]
 
-# The methods of the paper, of which nxBP is the baseline and TwoPass its proposal, and noisette's default.
-_PAPER = ("plain", "BookKeeping", "TwoPass", "MultiLoss", "nxBP")
+# The methods of the paper, of which nxBP is the baseline and ReweightGP its proposal, and noisette's default.
+_PAPER = ("plain", "BookKeeping", "ReweightGP", "multiLoss", "nxBP")
 _OPACUS = tuple(name for name in METHODS if name.startswith("Opacus"))
-_QUICK = ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "TwoPass", *_OPACUS)
+_QUICK = ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "ReweightGP", *_OPACUS)
 _ALL = (*_QUICK, *(name for name in ENGINES if name not in _QUICK), "nxBP")
 _CLIPLESS = ("plain", "Clipless", "BookKeeping", *(name for name in ("Opacus-functorch",) if name in METHODS))
 _LIPSCHITZ = ("lipschitz-dense", "lipschitz-mixer", "lipschitz-conv")
@@ -128,7 +128,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Models that are fine-tuned",
         "One private step of models of the sizes that are fine-tuned on a GPU, against one plain step.",
         (Cell("resnet18", 64, image=224), Cell("vit-small", 32), Cell("bert-base", 32), Cell("gpt2", 8)),
-        ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "TwoPass", *_OPACUS),
+        ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "ReweightGP", *_OPACUS),
     ),
     "clipless": Experiment(
         "Without clipping",

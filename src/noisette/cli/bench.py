@@ -59,8 +59,8 @@ def bench(
         str | None,
         _of_experiment(
             "A,B,..",
-            "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, TwoPass, "
-            "TwoPasses, MultiLoss, PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
+            "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, ReweightGP, "
+            "PerExampleLoop, Vmap, Clipless, multiLoss, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
         ),
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,
