@@ -36,11 +36,12 @@ from noisette.clipping.flat import FlatClipping as FlatClipping
 from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
+from noisette.core.loss import Loss as Loss
 from noisette.core.one_by_one import OneByOneWarning as OneByOneWarning
-from noisette.core.registry import rule as rule
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
 from noisette.core.release import GradientBound as GradientBound
+from noisette.core.steps import close_run as close_run
 from noisette.errors import MissingRuleError as MissingRuleError
 from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
@@ -56,6 +57,7 @@ from noisette.nn.lipschitz.certified_radius import certified_accuracy as certifi
 from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
+from noisette.rules.rule_check import rule as rule
 from noisette.run.explain import explain as explain
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize

@@ -8,7 +8,7 @@ import pytest
 from noisette import PerExampleClip, PldAccountant
 from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
 from noisette.audit.whole_run import likelihood_ratio
-from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise
 from noisette.lipschitz.bound import LipschitzBound
@@ -64,7 +64,7 @@ def test_a_million_canaries_certify_epsilon_close_to_the_guarantee(
 
 def test_several_runs_on_axes_of_two_layers() -> None:
     audit = audit_run(
-        lambda model: PerExampleClip(model, 0.7, engine=TwoPass()),
+        lambda model: PerExampleClip(model, 0.7, engine=ReweightGP()),
         noise_multiplier=0.5,
         sampling_rate=0.5,
         steps=4,

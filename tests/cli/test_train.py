@@ -158,14 +158,14 @@ lr = 0.5
 @pytest.mark.usefixtures("own_models")
 def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, "--clipping", "automatic", "--engine", "two-pass")
+    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, "--clipping", "automatic", "--engine", "reweight-gp")
     assert shown.exit_code == 0, shown.output
     run = facts(tmp_path / "runs" / "digits")
     recipe = run["recipe"]
     assert (recipe["model"]["name"], run["parameters"]) == ("trained_models:linear", 650)
     assert (recipe["privacy"]["epsilon"], recipe["training"]["epochs"]) == (0.7, 1)
     assert (recipe["training"]["lr"], recipe["training"]["batch_size"]) == (0.25, 300)
-    assert (recipe["privacy"]["clipping"], recipe["privacy"]["engine"]) == ("automatic", "two-pass")
+    assert (recipe["privacy"]["clipping"], recipe["privacy"]["engine"]) == ("automatic", "reweight-gp")
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--lr", -1], "lr > 0"),
         (["--max-grad-norm", 0], "max_grad_norm > 0"),
         (["--clipping", "global"], "clipping to be one of flat, per-layer"),
-        (["--engine", "ghost"], "engine to be one of book-keeping, two-pass, two-passes"),
+        (["--engine", "ghost"], "engine to be one of book-keeping, reweight-gp"),
         (["--classes", 3], "takes no declaration"),
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,27 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what the first block of the page defines; its rule is removed from the registry afterwards."""
-    for table in ("_RULES", "_OPERANDS"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+def names() -> Iterator[dict[str, Any]]:
+    """What the first block of the page defines; its rule is removed from the registry afterwards."""
+    tables: list[dict[Any, Any]] = [registry._RULES, registry._OPERANDS, registry.PHYSICAL]
+    before = [dict(table) for table in tables]
     found: dict[str, Any] = {"__name__": "a_users_module"}
     exec(BLOCKS[0], found)
-    return found
+    yield found
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
-def losses(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum((1, 2))
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
 
 
 def test_worked_example_is_exact(names: dict[str, Any]) -> None:
     model, x = names["model"].double(), torch.randn(5, 6, 4, dtype=torch.float64)
-    truth = clipped_sum(model, losses, (x,), 0.5)
+    truth = clipped_sum(model, loss, (x,), 0.5)
     clip = PerExampleClip(model, 0.5)
-    clip.backward(losses(model, x))
+    clip.accumulate(loss, x)
     [total] = clip.pop_sums()
     clip.close()
     assert names["bounded"].grads[2].any()
@@ -67,14 +71,14 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
     registry._RULES[torch.hypot, "other"] = without_width
     clip = PerExampleClip(names["model"], 0.5)
     with pytest.raises(PrivacyError, match=r"without_width for other of hypot differs from autograd"):
-        clip.backward(losses(names["model"], torch.randn(5, 6, 4)))
+        clip.accumulate(loss, torch.randn(5, 6, 4))
     assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
     clip.close()
 
 
 def test_forms_of_the_page_exist() -> None:
-    import noisette.rules
+    from noisette.core import forms
 
     listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
-    assert len(listed) == 4
-    assert all(hasattr(noisette.rules, name) for name in listed)
+    assert len(listed) == 3
+    assert all(hasattr(forms, name) for name in listed)

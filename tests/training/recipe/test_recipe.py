@@ -207,7 +207,7 @@ def test_unknown_clipping_rules_and_engines_are_told_at_once_with_the_names_ther
     with pytest.raises(ValueError) as error:
         Recipe(privacy=PrivacySection(clipping="global", engine="ghost"))
     assert "expected clipping to be one of flat, per-layer, automatic, adaptive, got 'global'" in str(error.value)
-    assert "one of book-keeping, two-pass, two-passes, multi-loss, per-example-loop, vmap, got 'ghost'" in str(
+    assert "one of book-keeping, reweight-gp, per-example-loop, vmap, got 'ghost'" in str(
         error.value
     )
 
@@ -244,7 +244,7 @@ def test_what_does_not_fit_a_lipschitz_network_is_told_at_once() -> None:
         assert told in str(error.value)
 
 
-@pytest.mark.parametrize("setting", [{"clipping": "per-layer"}, {"engine": "two-pass"}], ids=str)
+@pytest.mark.parametrize("setting", [{"clipping": "per-layer"}, {"engine": "reweight-gp"}], ids=str)
 def test_clipping_beside_the_bound_of_the_layers_is_refused(setting: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=f"nothing is clipped; leave out {next(iter(setting))}"):
         Recipe(lipschitz=LIPSCHITZ, privacy=PrivacySection(**setting))  # type: ignore[arg-type]
