@@ -77,8 +77,6 @@ def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    if not hasattr(noisette.engines, "TwoPasses"):
-        pytest.skip("there is no engine TwoPasses yet")
     run_here(EXAMPLES / "full_fine_tuning.py", "--steps", "8")
     assert_learned(capsys.readouterr().out)
 
