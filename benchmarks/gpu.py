@@ -186,7 +186,7 @@ def _has_cifar10() -> bool:
 
 
 _LARGE = ("captured", "BookKeeping", "ReweightGP", "Opacus-hooks", "Opacus-ghost")
-_PAPER = ("BookKeeping", "ReweightGP", "multiLoss", "nxBP")
+_PAPER = ("BookKeeping", "ReweightGP", "nxBP")
 PARTS = (
     Part("tests", 130, tests),
     Part("noise", 20, noise),

@@ -19,7 +19,7 @@ import torch
 from noisette import epsilon_for, noise_multiplier_for
 from noisette.bench.report import hardware
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 _BATCHES = (1_000, 4_000, 100_000)  # expected sizes
 _EPSILON, _DELTA, _PLANNED = 3.0, 1e-10, 10_000

@@ -151,9 +151,8 @@ def ways() -> dict[str, tuple[Any, Any]]:
 
     return {
         "clipping, book-keeping": (clip(max_grad_norm=0.7), Axes),
-        "clipping, two backward passes": (clip(max_grad_norm=0.7, engine=n.engines.TwoPass()), Axes),
+        "clipping, two backward passes": (clip(max_grad_norm=0.7, engine=n.engines.ReweightGP()), Axes),
         "clipping, one example at a time": (clip(max_grad_norm=0.7, engine=n.engines.PerExampleLoop()), Axes),
-        "clipping, several losses at once": (clip(max_grad_norm=0.7, engine=n.engines.MultiLoss()), Axes),
         "clipping, `torch.func`": (clip(max_grad_norm=0.7, engine=n.engines.Vmap()), Axes),
         "clipping per layer": (clip(clipping=n.PerLayerClipping(0.7)), Axes),
         "adaptive clipping": (clip(clipping=n.AdaptiveClip(0.7)), Axes),

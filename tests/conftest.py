@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from noisette.accounting.accountants.pld import PldCurve
-from noisette.core.randomness import seed_torch
+from noisette.core.state import seed_torch
 
 MARKERS = {
     "unit": (

@@ -346,7 +346,7 @@ def test_planted_contents_are_reported() -> None:
     assert not list(unsafe_loads(file("data/npz.py", "np.load(path, allow_pickle=False)")))
 
     for text in ("import random", "from secrets import token_bytes", "x = torch.randn(3)", "x.normal_()"):
-        assert len(list(generators(file("mechanisms/gaussian_noise.py", text)))) == 1, text
+        assert len(list(generators(file("core/noise.py", text)))) == 1, text
         assert list(generators(file("core/keys.py", text)))
         assert not list(generators(file("mechanisms/pca.py", text)))
         assert not list(generators(file("nn/conversion.py", text)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar
 
-from noisette.accounting import TAIL_SHARE, Accountant, Event, PoissonGaussian, PrivacyCurve, steps_for
+from noisette.accounting import Accountant, Event, PoissonGaussian, PrivacyCurve, steps_for
 from noisette.training.recipe import ACCOUNTANTS, DataSection, PrivacySection, Recipe
 
 DELTA = 1e-5
@@ -73,7 +73,7 @@ class Setting(ABC):
 def _steps_within(setting: Setting, epsilon: float, accountant: Accountant) -> int:
     return steps_for(
         epsilon=epsilon,
-        delta=DELTA * (1 - TAIL_SHARE),
+        delta=DELTA,
         sampling_rate=setting.sampling_rate,
         noise_multiplier=setting.step.noise_multiplier,
         accountant=accountant,

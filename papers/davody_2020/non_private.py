@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from noisette import BoundedSum, models
 from noisette.accounting.sampling_plan import schedule
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm
 from noisette.training.build import public_examples

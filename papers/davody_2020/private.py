@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Self
 
-from noisette.accounting import TAIL_SHARE, noise_multiplier_for
+from noisette.accounting import noise_multiplier_for
 from noisette.accounting.sampling_plan import schedule
 from noisette.training.recipe import (
     AugmentationSection,
@@ -114,5 +114,5 @@ class Private:
 
 @cache
 def _noise(epsilon: float, sampling_rate: float, steps: int) -> float:
-    delta = DELTA * (1 - TAIL_SHARE)
+    delta = DELTA
     return noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps)

@@ -15,7 +15,7 @@ from papers.section import Section
 COLUMNS = {
     "plain": "plain",
     "nxBP": "nxBP",
-    "multiLoss": "multiLoss",
+    "MultiLoss": "multiLoss",
     "ReweightGP": "ReweightGP",
     "BookKeeping": "book-keeping",
     "captured": "captured",
@@ -32,7 +32,7 @@ def _all(cell: Cell, whole: bool) -> tuple[str, ...]:
 
 def _uncompiled(cell: Cell, whole: bool) -> tuple[str, ...]:
     """All but the compiled step, which takes long to compile, and on a processor no multiLoss for a VGG."""
-    left_out = {"compiled"} | ({"multiLoss"} if cell.name.startswith("vgg") and not whole else set())
+    left_out = {"compiled"} | ({"MultiLoss"} if cell.name.startswith("vgg") and not whole else set())
     return tuple(name for name in COLUMNS if name not in left_out)
 
 

@@ -14,7 +14,7 @@ TITLE = "Peak memory"
 DEEP = Cell("resnet101", 16, 128)
 DEEP_WHOLE = Cell("resnet101", 16, 256)
 MANY = Cell("resnet18", 500, 32)
-_PRINTED = {"plain": "48", "ReweightGP": "36", "multiLoss": "18"}  # first batch that fails on a GPU of 11 GB
+_PRINTED = {"plain": "48", "ReweightGP": "36", "MultiLoss": "18"}  # first batch that fails on a GPU of 11 GB
 _ABOUT = (
     "Growth of the memory of a process during steps, beyond the model and the batch, and its ratio to that of plain "
     "training, from one process each. The paper raises the batch of ResNet-101 at 256 × 256 until a GPU of 11 GB is "
@@ -25,7 +25,7 @@ _ABOUT = (
 
 def _methods(cell: Cell, whole: bool) -> tuple[str, ...]:
     """The methods of the paper and the captured step; at batch 500 not those that keep or compute 500 gradients."""
-    left_out = {"compiled"} | ({"multiLoss", "nxBP"} if cell == MANY else set())
+    left_out = {"compiled"} | ({"MultiLoss", "nxBP"} if cell == MANY else set())
     return tuple(name for name in COLUMNS if name not in left_out)
 
 

@@ -25,7 +25,7 @@ _PUBLIC = {
     "clipping.automatic": ("AutomaticClipping",),
     "capture.captured": ("CaptureWarning",),
     "clipping.custom": ("CustomClipping",),
-    "core.one_by_one": ("OneByOneWarning",),
+    "clipping.one_by_one": ("OneByOneWarning",),
     "clipping.flat": ("FlatClipping",),
     "clipping.groupwise": ("GroupwiseClipping",),
     "clipping.per_layer": ("PerLayerClipping",),

@@ -34,10 +34,10 @@ from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
 from noisette.clipping.custom import CustomClipping as CustomClipping
 from noisette.clipping.flat import FlatClipping as FlatClipping
 from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
+from noisette.clipping.one_by_one import OneByOneWarning as OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
 from noisette.core.loss import Loss as Loss
-from noisette.core.one_by_one import OneByOneWarning as OneByOneWarning
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
 from noisette.core.release import GradientBound as GradientBound

@@ -11,7 +11,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant as LibraryAccountant
 
 from noisette import BandedGaussian, Ledger, PoissonGaussian
-from noisette.accounting import PldAccountant, tail_delta, tail_delta_of
+from noisette.accounting import PldAccountant
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.cli.event_words import in_words
@@ -52,12 +52,6 @@ def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant: str) -> None:
 def test_rounds_compose_with_poisson_batches_of_their_rate() -> None:
     together = PldAccountant().compose({STEP: 40, PoissonGaussian(0.08, 1.2): 5}).epsilon(delta=1e-6)
     assert together == PldAccountant().compose({PoissonGaussian(0.08, 1.2): 15}).epsilon(delta=1e-6)
-
-
-def test_the_tail_is_that_of_a_record_in_all_elements_of_a_round() -> None:
-    whole = tail_delta(noise_multiplier=1.2, sampling_rate=0.08, steps=10, dimensions=4 * 1000)
-    assert tail_delta_of({STEP: 40}, dimensions=1000) == pytest.approx(whole, rel=1e-9)
-    assert tail_delta_of({STEP: 37}, dimensions=1000) == pytest.approx(whole, rel=1e-9)
 
 
 def test_more_bands_than_groups_can_fill_a_batch_are_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 CASES = [(4.0, 1.0), (10.0, 0.0), (6.0, 0.5), (12.0, 3.0), (7.0, math.inf), (1.0, math.inf), (2.5, 40.0)]
 

@@ -36,7 +36,7 @@ def steps_alone(patch: pytest.MonkeyPatch) -> None:
 
     def attack(facts: Facts) -> TradeOff:
         steps: dict[Event, int] = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
-        return TradeOff(PldAccountant().compose(steps), facts.tail_delta)
+        return TradeOff(PldAccountant().compose(steps))
 
     patch.setattr("noisette.training.report.page._attack", attack)
 

@@ -136,11 +136,10 @@ def of_a_step(rate: Callable[[BandedGaussian], float]) -> Patch:
 
 
 def begun_rounds_are_free(patch: pytest.MonkeyPatch) -> None:
-    for place in ("accountants.interface", "noise_tail"):
-        patch.setattr(
-            f"noisette.accounting.{place}.in_whole_rounds",
-            lambda event, times: max(1, times // event.round_length) * event.round_length,
-        )
+    patch.setattr(
+        "noisette.accounting.accountants.interface.in_whole_rounds",
+        lambda event, times: max(1, times // event.round_length) * event.round_length,
+    )
 
 
 def parts_of_rounds(patch: pytest.MonkeyPatch) -> None:

@@ -1,57 +1,56 @@
-"""Faults of captured steps: graphs that are stale, that count too much, or whose code is somebody else's."""
+"""Faults of captured steps: graphs that are stale, or that count too much."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from noisette.capture import captured, compiler, graph, python_walk
-from noisette.clipping import captured_step
-from noisette.core.clip import Group, limits_of
-from noisette.core.outside import OutsideTensors
+from noisette.capture import captured, graph, python_values, step
+from noisette.core.clip import bounds_of
+from noisette.core.loss import OutsideTensors
 from planted import Mutant
 
 _STEP = "clipping/test_captured_step.py"
 _STALE = "redteam/test_capture_stale_python.py::test_a_change_is_seen"
-_COMPILER = "capture/test_compiler.py"
 
 
 def counts_padding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(captured_step, "is_real", lambda count, size, device: torch.ones(size, dtype=torch.bool))
+    patch.setattr(step, "is_real", lambda count, size, device: torch.ones(size, dtype=torch.bool))
 
 
 def ignores_the_flag(patch: pytest.MonkeyPatch) -> None:
-    whole = captured_step._MaskedFactors.__call__
+    whole = step._TracedStep.__call__
 
-    def always_finite(self: Any, norms: torch.Tensor) -> torch.Tensor:
-        factors = whole(self, norms)
-        self.all_finite = torch.ones_like(self.all_finite)
-        return factors
+    def always_finite(self: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        *outputs, flag = whole(self, *inputs)
+        return [*outputs, torch.ones_like(flag)]
 
-    patch.setattr(captured_step._MaskedFactors, "__call__", always_finite)
+    patch.setattr(step._TracedStep, "__call__", always_finite)
 
 
 def first_bound(patch: pytest.MonkeyPatch) -> None:
     """The bound of the first batch stays that of the graph."""
-    first: list[float] = []
+    first: list[tuple[float, ...]] = []
 
-    def limits(groups: list[Group], examples: float, device: torch.device) -> torch.Tensor:
-        first.append(groups[0].bound)
-        return limits_of([replace(group, bound=first[0]) for group in groups], examples, device)
+    def bounds(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+        first.append(values)
+        return bounds_of(first[0], device)
 
-    patch.setattr(captured_step, "limits_of", limits)
+    patch.setattr(step, "bounds_of", bounds)
 
 
 def baked(patch: pytest.MonkeyPatch) -> None:
     """What stood in the place of the constants when the graph was traced stands there for good."""
-    patch.setattr(
-        captured_step.CapturedSteps,
-        "_constants",
-        lambda self, traced, of: [traced.__dict__.setdefault(id(t), t.detach().clone()) for t in of.constants],
-    )
+    whole = captured.trace
+
+    def trace(*given: Any) -> graph.Graph:
+        traced = whole(*given)
+        fixed = tuple([constant.detach().clone() for constant in traced.constants])
+        return graph.Graph(traced.module, fixed, (None,) * len(fixed), traced.operations)
+
+    patch.setattr(captured, "trace", trace)
 
 
 MUTANTS = [
@@ -70,7 +69,7 @@ MUTANTS = [
     Mutant(
         "equal sums of a graph share memory",
         "the noise of one parameter is added to another one, and neither has its own",
-        lambda patch: patch.setattr(captured_step, "_apart", list),
+        lambda patch: patch.setattr(step, "_apart", list),
         (f"{_STEP}::test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart",),
     ),
     Mutant(
@@ -88,14 +87,27 @@ MUTANTS = [
     Mutant(
         "attributes of objects are not looked at",
         "a term's weight stays that of the first steps",
-        lambda patch: patch.setattr(python_walk.Walk, "_of_object", lambda *_: ()),
-        (f"{_STALE}[an attribute of a trainer]",),
+        lambda patch: patch.setattr(python_values, "_attributes", lambda value: {}),
+        (f"{_STALE}[an attribute of a trainer]", f"{_STALE}[a rate of an optimizer in a closure]"),
     ),
     Mutant(
-        "global names are not looked at",
+        "closures and global names are not looked at",
         "a term's weight stays that of the first steps",
-        lambda patch: patch.setattr(python_walk.Walk, "_named", lambda *_: ()),
-        (f"{_STALE}[a global name of the loss]",),
+        lambda patch: patch.setattr(python_values, "_held_by", lambda *_: ()),
+        (f"{_STALE}[a global name of the loss]", f"{_STALE}[a cell]"),
+    ),
+    Mutant(
+        "modes and attributes of modules are not looked at",
+        "a part that is set to eval mode, or frozen, goes on as before",
+        lambda patch: patch.setattr(python_values, "_add_modules", lambda *_: None),
+        (f"{_STALE}[the mode of a part]", f"{_STALE}[an attribute of the model]", f"{_STALE}[a frozen part]"),
+    ),
+    Mutant(
+        "a comparison gives both the same tensors",
+        "a loss that writes into its arguments is computed from what it has written",
+        lambda patch: patch.setattr(captured, "_copies", lambda inputs, is_written: list(inputs)),
+        (f"{_STEP}::test_a_loss_that_writes_into_its_arguments_writes_once",),
+        seen_as=(UserWarning,),
     ),
     Mutant(
         "a captured loss takes any tensor from outside",
@@ -115,18 +127,5 @@ MUTANTS = [
         "a record of one batch goes into the gradients of all later ones",
         lambda patch: patch.setattr(graph, "_GIVE_VALUES", set()),
         ("capture/test_graph.py::test_code_that_reads_values_of_an_input_is_refused",),
-    ),
-    Mutant(
-        "compiled code of another version or number of threads is loaded",
-        "another computation than that of the graph",
-        lambda patch: patch.setattr(compiler, "_key", lambda request: "same"),
-        (f"{_COMPILER}::test_other_versions_and_numbers_of_threads_have_files_of_their_own",),
-    ),
-    Mutant(
-        "compiled code of somebody else is loaded",
-        "it runs with the rights of whoever trains",
-        lambda patch: patch.setattr(compiler, "_why_distrusted", lambda place: None),
-        (f"{_COMPILER}::test_code_of_somebody_else_is_never_loaded",),
-        seen_as=(pytest.fail.Exception,),
     ),
 ]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from noisette.core.buffers import ModelBuffers
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import OutsideTensors
+from noisette.core.state import ModelBuffers
 from noisette.lipschitz import bound, model_call, torch_modules
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.loss_watch import LossWatch

@@ -113,11 +113,6 @@ def zeros_anywhere_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.accounting.ledger.lines._written", lambda content, path: content.rstrip(b"\0"))
 
 
-def dimensions_of_one(patch: pytest.MonkeyPatch) -> None:
-    """A line that does not state its dimensions counts as the smallest release."""
-    patch.setattr("noisette.accounting.budget.MOST_DIMENSIONS", 1)
-
-
 def run_renamed_on_resume(patch: pytest.MonkeyPatch) -> None:
     """A resumed run does not find the lines of its earlier process, so that their steps are made again."""
     whole, names = RunParameters.of.__func__, count()
@@ -227,12 +222,6 @@ MUTANTS = [
         "a ledger that was lost costs nothing",
         zeros_anywhere_dropped,
         (_READERS + "test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost",),
-    ),
-    Mutant(
-        "missing dimensions taken for one",
-        "delta of an old ledger is too small",
-        dimensions_of_one,
-        (_SHARED + "test_stated_dimensions_leave_more_of_delta",),
     ),
     Mutant(
         "run renamed on resume",

@@ -67,7 +67,7 @@ def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:
 
 
 def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.core.model_checks.StepsOfScaler.refuse", lambda optimizer: None)
+    patch.setattr("noisette.run.model_checks.StepsOfScaler.refuse", lambda optimizer: None)
 
 
 def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,6 @@ GROUPS = {
     "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
     "Several ranks": ranks_faults.MUTANTS,
     "Views, averages, and small runs": ingredients_faults.MUTANTS,
-    "Searches, tail and closed form": search_faults.MUTANTS,
+    "Searches and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from noisette.mechanisms.box_muller import RADIUS_MASK
-from noisette.mechanisms.eager_noise import EagerPass
 from torch import Tensor
 
+from noisette.core import noise
 from noisette.core.clip import Accumulator
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import MASK, WHOLE, GaussianNoise, PlainPass, SecretKey, Window
 from noisette.core.release import BoundedSum, GaussianRelease
-from noisette.core.tiles import WHOLE, Window
-from noisette.mechanisms import launch_table, torch_noise
+from noisette.mechanisms import device_noise
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
@@ -100,8 +97,35 @@ def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: floa
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:
     """As of a generator of 24 bits: the others are ones."""
-    whole = EagerPass._radius
-    patch.setattr(EagerPass, "_radius", lambda self, radii: whole(self, radii | 2**29 - 1))
+    whole = PlainPass.radius
+    patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii | 2**29 - 1, has_rare))
+
+
+def of_53_bits(patch: pytest.MonkeyPatch) -> None:
+    """No radius is rare."""
+    patch.setattr(noise, "RARE", 0)
+
+
+def without_levels(patch: pytest.MonkeyPatch) -> None:
+    """A rare radius is drawn anew, and not made longer."""
+    whole = PlainPass.radius
+    patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii & MASK, False))
+
+
+def of_one_rare_word(patch: pytest.MonkeyPatch) -> None:
+    """All rare radii of a step have the same further words."""
+    whole = noise.rare_radius
+    patch.setattr(noise, "rare_radius", lambda key, name, step, pair: whole(key, name, step, 0))
+
+
+def levels_of_one_word(patch: pytest.MonkeyPatch) -> None:
+    """Each level draws the word of the first."""
+    whole = SecretKey.fill
+
+    def fill(self: SecretKey, words: Any, *, step: int, **stream: Any) -> None:
+        whole(self, words, step=step % 2**64 + (step >> 64 > 0) * 2**64, **stream)
+
+    patch.setattr(SecretKey, "fill", fill)
 
 
 def without_offset(add: Add, tensors: Any, *, windows: Any = None, **numbers: Any) -> None:
@@ -114,42 +138,41 @@ def without_stride(add: Add, tensors: Any, *, windows: Mapping[str, Window] = Ma
 
 def by_rounded_words(patch: pytest.MonkeyPatch) -> None:
     """u in single precision: it rounds to one, and noise to zero, once in 3e7 pairs."""
-    whole = EagerPass._radius
+    whole = PlainPass.radius
 
-    def radius(self: EagerPass, radii: Tensor) -> Tensor:
-        k = radii & RADIUS_MASK
-        return whole(self, torch.where(k >= 2**53 - 2**28, RADIUS_MASK, k))
+    def radius(self: PlainPass, radii: Tensor, has_rare: bool) -> Tensor:
+        return whole(self, torch.where(radii & MASK >= 2**53 - 2**28, radii | MASK, radii), has_rare)
 
-    patch.setattr(EagerPass, "_radius", radius)
+    patch.setattr(PlainPass, "radius", radius)
 
 
 def with_even_angles(patch: pytest.MonkeyPatch) -> None:
     """Angles that are multiples of a right angle: their sine or cosine is zero."""
-    whole = EagerPass._sines
+    whole = PlainPass.sines
 
-    def sines(self: EagerPass, angles: Tensor) -> Tensor:
+    def sines(self: PlainPass, angles: Tensor) -> Tensor:
         values = whole(self, angles)
         odd = angles | 1
         values[0][odd.abs() == 2**30 + 1] = 0
         values[1][odd.abs() == 1] = 0
         return values
 
-    patch.setattr(EagerPass, "_sines", sines)
+    patch.setattr(PlainPass, "sines", sines)
 
 
 def approximate_roots(patch: pytest.MonkeyPatch) -> None:
     """Roots whose last digit is not always right, as those of torch on a processor."""
-    whole = EagerPass._radius
-    patch.setattr(EagerPass, "_radius", lambda self, radii: whole(self, radii).square_().sqrt_())
+    whole = PlainPass.radius
+    patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii, has_rare).square_().sqrt_())
 
 
 def rotated_with_the_sign(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(torch_noise, "_rotated", lambda x, by: (x << by) | (x >> (32 - by)))
+    patch.setattr(device_noise, "_rotated", lambda x, by: (x << by) | (x >> (32 - by)))
 
 
 def kernel_without_windows(patch: pytest.MonkeyPatch) -> None:
-    real = launch_table.table_of
-    patch.setattr(launch_table, "table_of", lambda parts, tiles: real([replace(p, window=WHOLE) for p in parts], tiles))
+    real = device_noise.table_of
+    patch.setattr(device_noise, "table_of", lambda parts, tiles: real([replace(p, window=WHOLE) for p in parts], tiles))
 
 
 def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -177,7 +200,7 @@ MUTANTS = [
         "same noise in each step",
         "the difference of two steps has none",
         added(at_the_same_step),
-        ("mechanisms/test_gaussian_noise.py::test_independent_across", _AUDIT),
+        ("core/test_noise.py::test_independent_across", _AUDIT),
     ),
     Mutant(
         "same noise for each tensor",
@@ -190,8 +213,8 @@ MUTANTS = [
         "the difference of two halves of a tensor has none",
         added(tiled),
         (
-            "mechanisms/test_gaussian_noise.py::test_no_correlation_at_any_lag",
-            "mechanisms/test_gaussian_noise.py::test_no_value_comes_twice",
+            "core/test_noise.py::test_no_correlation_at_any_lag",
+            "core/test_noise.py::test_no_value_comes_twice",
         ),
     ),
     Mutant(
@@ -208,8 +231,8 @@ MUTANTS = [
         "a tail that stops at 5.8 deviations, and a seed that others know",
         added(of_the_global_generator),
         (
-            "mechanisms/test_gaussian_noise.py::test_tail_and_edge",
-            "mechanisms/test_gaussian_noise.py::test_global_seed_does_not_reach_it",
+            "core/test_noise.py::test_tail_and_edge",
+            "core/test_noise.py::test_global_seed_does_not_reach_it",
         ),
     ),
     Mutant(
@@ -217,17 +240,50 @@ MUTANTS = [
         "what the tail cannot reach shows the sum",
         of_24_bits,
         (
-            "mechanisms/test_gaussian_noise.py::test_tail_and_edge",
-            "mechanisms/test_gaussian_noise.py::test_radius_uses_53_bits",
+            "core/test_noise.py::test_tail_and_edge",
+            "core/test_noise.py::test_radius_uses_53_bits",
         ),
+    ),
+    Mutant(
+        "radius of 53 bits",
+        "what the tail cannot reach shows the sum, at a billion weights",
+        of_53_bits,
+        (
+            "core/test_noise.py::test_tail_and_edge",
+            "core/test_noise.py::test_a_rare_radius_of_a_known_key",
+        ),
+    ),
+    Mutant(
+        "rare radii that are not longer",
+        "the tail stops at 5.8 deviations, and short values stand in its place",
+        without_levels,
+        (
+            "core/test_noise.py::test_a_rare_radius_of_a_known_key",
+            "core/test_noise.py::test_the_longest_noise_is_as_rare_as_the_gaussian_has_it",
+        ),
+    ),
+    Mutant(
+        "one word for all rare radii",
+        "the difference of two values has no noise",
+        of_one_rare_word,
+        (
+            "core/test_noise.py::test_a_rare_radius_of_a_known_key",
+            "core/test_noise.py::test_the_longest_noise_is_as_rare_as_the_gaussian_has_it",
+        ),
+    ),
+    Mutant(
+        "one word for all levels of a radius",
+        "a radius that is rare twice is of the largest length",
+        levels_of_one_word,
+        ("core/test_noise.py::test_the_longest_noise_is_as_rare_as_the_gaussian_has_it",),
     ),
     Mutant(
         "noise without offset on shards",
         "the difference of two shards has none",
         added(without_offset),
         (
-            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
-            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
+            "core/test_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "core/test_noise.py::test_each_tensor_has_its_own_window",
         ),
     ),
     Mutant(
@@ -235,8 +291,8 @@ MUTANTS = [
         "columns of two ranks share noise",
         added(without_stride),
         (
-            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
-            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
+            "core/test_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "core/test_noise.py::test_each_tensor_has_its_own_window",
         ),
     ),
     Mutant(
@@ -244,15 +300,15 @@ MUTANTS = [
         "noise is zero once in 3e7 pairs, and the sum is released",
         by_rounded_words,
         (
-            "mechanisms/test_gaussian_noise.py::test_noise_is_never_exactly_zero_for_large_uniforms",
-            "mechanisms/test_box_muller.py::test_radii_are_right_to_the_last_digits",
+            "core/test_noise.py::test_noise_is_never_exactly_zero_for_large_uniforms",
+            "core/test_noise_formula.py::test_radii_are_right_to_the_last_digits",
         ),
     ),
     Mutant(
         "angles that are multiples of a right angle",
         "noise is zero once in 2e9 values, and the sum is released",
         with_even_angles,
-        ("mechanisms/test_box_muller.py::test_sines_are_right_to_the_last_digits",),
+        ("core/test_noise_formula.py::test_sines_are_right_to_the_last_digits",),
     ),
     Mutant(
         "roots that are not rounded correctly",

@@ -10,8 +10,7 @@ import pytest
 from torch import Tensor
 
 import process_group
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.mechanisms.joint_sums import JointSums
 from noisette.ranks import Ranks
 from noisette.run.private import PrivateRun

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from noisette.accounting import Event, epsilon_curve
 from noisette.cli import app
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease, shares_of
 
 SECRET = bytes(range(32))

@@ -1,4 +1,4 @@
-"""Faults of searches, of the tail of the noise, and of the closed form."""
+"""Faults of searches and of the closed form."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from scipy.special import ndtr
 from torch import nn
 
-from noisette.accounting import Ledger, RepeatAndSelect, noise_tail
+from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.accountants.gdp import GdpCurve
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.accounting.search_plan import SearchPlan
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.data import Split
 from noisette.nn.evaluation import in_evaluation
 from noisette.run.private import PrivateRun
@@ -33,7 +33,6 @@ _COMMAND = "cli/test_search_command.py"
 _OF_RECIPES = "training/search/test_search.py"
 _SCORES = "training/search/test_search_scores.py"
 _SPACE = "training/search/test_search_space.py"
-_TAIL = "accounting/test_noise_tail.py"
 
 
 def charged_afterwards(patch: pytest.MonkeyPatch) -> None:
@@ -144,17 +143,6 @@ def batches_searched(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(space, "_REFUSED", {})
 
 
-def square(patch: pytest.MonkeyPatch) -> None:
-    """Each number of a pair ends at the radius by itself."""
-
-    def tail(shift: float, dimensions: int) -> float:
-        spread = {1, dimensions}
-        limits = [k * (ndtr(shift / math.sqrt(k) - noise_tail.RADIUS) - ndtr(-noise_tail.RADIUS)) for k in spread]
-        return min(1.0, 2 * float(max(limits)))
-
-    patch.setattr(noise_tail, "_tail", tail)
-
-
 def cancelling(patch: pytest.MonkeyPatch) -> None:
     """The difference of two nearly equal numbers, without an allowance for its rounding."""
 
@@ -258,12 +246,6 @@ MUTANTS = [
         "runs of different prices are paid for as if they had one",
         batches_searched,
         (f"{_SPACE}::test_what_changes_the_price_or_nothing_is_refused_with_the_way_out",),
-    ),
-    Mutant(
-        "the pairs of the noise fill a square",
-        "the delta of the tail is stated too small",
-        square,
-        (f"{_TAIL}::test_no_division_of_the_shift_among_pairs_has_a_larger_crescent",),
     ),
     Mutant(
         "the closed form loses its digits",

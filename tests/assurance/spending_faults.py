@@ -131,7 +131,7 @@ def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrivacyBudget, "delta_for_noise", lambda self, delta: delta)
+    patch.setattr("noisette.accounting.budget.NOISE_TAIL", 0.0)
 
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from noisette import PrivacyError, RdpAccountant, privatize
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from small_run import NUMBERS, parts
 
 

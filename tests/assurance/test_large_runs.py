@@ -101,7 +101,7 @@ NOISE = """
 import resource, sys, time
 import torch
 from noisette.core.release import BoundedSum
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
 torch.set_num_threads(1)

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.core import trace as vectorized
 from noisette.core import trace as vectorized_recorder
-from noisette.core.forms import Dense
-from noisette.core.one_by_one import OneByOneWarning
-from noisette.core.outside import OutsideTensors
-from noisette.core.registry import PHYSICAL
+from noisette.core.forms import PHYSICAL, Dense
+from noisette.core.loss import OutsideTensors
 from noisette.core.trace import VectorizedRecorder
 from noisette.rules import physical_operations
 from planted import Mutant

@@ -1,22 +1,26 @@
-"""One captured function: compared with itself, timed, and given up where it differs."""
+"""One captured step: which graph serves a call, compared with the step itself, timed, and given up where it differs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from noisette.capture import captured as module
-from noisette.capture.captured import Captured
-from noisette.capture.schedule import Schedule
+from noisette.capture.captured import Captured, CaptureWarning, relative_difference, tolerance_of
+from noisette.capture.graph import Function, Graph
+from noisette.capture.schedule import Schedule, schedule_of
 
 X = torch.arange(6, dtype=torch.float64).view(3, 2)
+AUTO = Schedule(at_once=False, compiles=False)
 
 
 class Scaled:
-    """The function: a sum, times a number that Python code knows; with norms and a flag as a private step has."""
+    """The step: a sum, times a number that Python code knows; with norms and a flag as a private step has."""
 
     def __init__(self) -> None:
         self.scale, self.calls, self.is_finite = 2.0, 0, True
@@ -34,27 +38,39 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
-    def monotonic(self) -> float:
-        return self.now
+
+def made(schedule: Schedule | None = None) -> Captured:
+    schedule = schedule or Schedule(at_once=True, compiles=False)
+    captured = Captured(nn.Module(), schedule, {torch.float64})
+    captured.add_time(3, 1.0, None)
+    return captured
 
 
-def captured_with(warnings: list[str], *, keeps_quickest: bool = False) -> Captured:
-    schedule = Schedule(0, 0, None, waits=False, keeps_quickest=keeps_quickest)
-    made = Captured(schedule, 1e-9, lambda: 1.0, lambda: (), warnings.append)
-    made.spent(1.0, eagerly=True)
-    return made
+def call(captured: Captured, function: Function, x: Tensor, *, is_written: bool = False) -> Sequence[Tensor] | None:
+    return captured(len(x), function, [x], {}, left=1.0, is_written=is_written)
 
 
-def constants(graph: module.Graph) -> Sequence[Tensor]:
-    return graph.constants
+def in_place_of(captured: Captured, *graphs: module._Timed) -> None:
+    captured._sizes[3].graphs = list(graphs)
+
+
+class Replaced(Graph):
+    """A graph that computes by this function."""
+
+    def __init__(self, function: Function) -> None:
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "operations", 1)
+
+    def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        return self.function(*inputs)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
-    function, captured = Scaled(), captured_with([])
+    function, captured = Scaled(), made()
     compared = []
     for k in range(1, 520):
         before = function.calls
-        outputs = captured(function, constants, [X + k])
+        outputs = call(captured, function, X + k)
         assert outputs is not None
         torch.testing.assert_close(outputs[0], 2 * (X + k).sum(0))
         if function.calls > before:
@@ -64,80 +80,72 @@ def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
 
 @pytest.mark.parametrize("changed_at", [2, 3, 9])
 def test_a_difference_is_met_at_the_next_comparison_and_gives_the_graph_up(changed_at: int) -> None:
-    warnings: list[str] = []
-    function, captured = Scaled(), captured_with(warnings)
-    for k in range(1, 17):
-        if k == changed_at:
-            function.scale = 2.1
-        outputs = captured(function, constants, [X])
-        if captured.problem is not None:
-            break
-    assert k == {2: 2, 3: 4, 9: 16}[changed_at]
+    function, captured = Scaled(), made()
+    met_at = {2: 2, 3: 4, 9: 16}[changed_at]
+    for k in range(1, met_at):
+        function.scale = 2.1 if k >= changed_at else 2.0
+        call(captured, function, X)
+    assert captured.problem is None
+    function.scale = 2.1
+    with pytest.warns(CaptureWarning, match=r"differ by 0.05 of their norm"):
+        outputs = call(captured, function, X)
     assert outputs is not None
-    torch.testing.assert_close(outputs[0], 2.1 * X.sum(0))  # the function's own
-    assert len(warnings) == 1
-    assert "differ by 0.05 of their norm" in warnings[0]
+    torch.testing.assert_close(outputs[0], 2.1 * X.sum(0))  # the step's own
+    assert captured.rows_for(3, 1.0) is None
+    assert captured.operations == 0
 
 
 def test_nothing_is_compared_where_the_result_is_dropped() -> None:
-    function, captured = Scaled(), captured_with([])
+    function, captured = Scaled(), made()
     function.is_finite = False
-    outputs = captured(function, constants, [X])
+    call(captured, function, X)
     function.scale = 3.0
-    outputs = captured(function, constants, [X])
+    outputs = call(captured, function, X)
     assert outputs is not None
     assert not outputs[-1]
     assert captured.problem is None
 
 
-def test_the_quickest_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickest_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    function, captured = Scaled(), captured_with([], keeps_quickest=True)
-    captured(function, constants, [X])
-    taken: list[str] = []
+    function, captured = Scaled(), made(AUTO)
+    taken: list[float] = []
 
-    def way(name: str, seconds: float) -> module._Way:
-        def call(constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def timed(seconds: float) -> module._Timed:
+        def compute(*inputs: Tensor) -> list[Tensor]:
             clock.now += seconds
-            taken.append(name)
+            taken.append(seconds)
             return function(*inputs)
 
-        return module._Way(name, call)
+        return module._Timed(Replaced(compute))
 
-    captured._ways = [way("slow", 3.0), way("quick", 1.0)]
-    assert captured.is_untried
+    in_place_of(captured, timed(3.0), timed(1.0))
     for _ in range(40):
-        captured(function, constants, [X])
-    assert not captured.is_untried
-    assert captured.seconds == 1.0
-    assert set(taken[-20:]) == {"quick"}
-    assert taken.count("slow") <= 8
+        call(captured, function, X)
+    assert captured._sizes[3].quickest.median == 1.0
+    assert set(taken[-20:]) == {1.0}
+    assert taken.count(3.0) <= 8
 
 
 def test_what_cannot_be_traced_is_left_to_the_caller() -> None:
-    warnings: list[str] = []
-
     def branches(x: Tensor) -> list[Tensor]:
         return [x.sum(0) if float(x.sum()) > 0 else x[0], x.norm(dim=1), x.isfinite().all()]
 
-    captured = captured_with(warnings)
-    assert captured(branches, constants, [X]) is None
+    captured = made()
+    with pytest.warns(CaptureWarning, match="the step is not captured"):
+        assert call(captured, branches, X) is None
     assert captured.problem is not None
-    assert len(warnings) == 1
 
 
 def test_an_error_of_the_graph_is_no_error_of_the_step() -> None:
-    warnings: list[str] = []
-    function, captured = Scaled(), captured_with(warnings)
-    captured(function, constants, [X])
-
-    def fails(constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def fails(*inputs: Tensor) -> list[Tensor]:
         raise RuntimeError("no such instruction")
 
-    captured._ways = [module._Way("compiled", fails)]
-    assert captured(function, constants, [X]) is None
-    assert "no such instruction" in warnings[0]
+    captured = made()
+    in_place_of(captured, module._Timed(Replaced(fails)))
+    with pytest.warns(CaptureWarning, match="no such instruction"):
+        assert call(captured, Scaled(), X) is None
 
 
 def test_the_time_of_a_call_is_known_when_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,18 +157,168 @@ def test_the_time_of_a_call_is_known_when_the_device_has_done_its_work(monkeypat
 
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "wait_for", wait_for)
-    function, captured = Scaled(), captured_with([])
-    assert captured(function, constants, [X]) is not None
-    [way] = captured._ways
-    inner = way.call
+    function, captured = Scaled(), made()
 
-    def on_gpu(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def on_gpu(*inputs: Tensor) -> list[Tensor]:
         work[0] += 3.0
-        return inner(given, inputs)
+        return function(*inputs)
 
-    way.call = on_gpu
+    timed = module._Timed(Replaced(on_gpu))
+    in_place_of(captured, timed)
     for _ in range(12):
         work[0] = 2.0
-        captured(function, constants, [X])
-    assert way.seconds == [3.0] * module._SAMPLES
+        call(captured, function, X)
+    assert timed.seconds == [3.0] * module._SAMPLES
     assert work[0] == 2.0 + 3.0, "later calls do not wait"
+
+
+def test_inputs_that_the_step_writes_into_are_written_once() -> None:
+    def divides(x: Tensor) -> list[Tensor]:
+        x.div_(2)
+        return [x.sum(0), x.norm(dim=1), x.isfinite().all()]
+
+    captured = made()
+    for k in range(1, 12):  # some are compared
+        x = X.clone()
+        outputs = call(captured, divides, x, is_written=True)
+        assert outputs is not None
+        torch.testing.assert_close(outputs[0], X.sum(0) / 2)
+        torch.testing.assert_close(x, X / 2, msg=f"call {k}")
+
+
+def test_buffers_are_those_that_are_given() -> None:
+    buffers = {"scale": torch.ones(2, dtype=torch.float64)}
+
+    def step(x: Tensor) -> list[Tensor]:
+        return [(x * buffers["scale"].detach().clone()).sum(0), x.norm(dim=1), x.isfinite().all()]
+
+    captured = made()
+    for k in range(8):
+        buffers = {"scale": torch.full((2,), 1.0 + k, dtype=torch.float64)}
+        outputs = captured(3, step, [X], buffers, left=1.0)
+        assert outputs is not None
+        torch.testing.assert_close(outputs[0], (1 + k) * X.sum(0))
+    assert captured.operations > 0
+
+
+# Numbers of rows
+
+
+def test_nothing_is_traced_before_the_work_repays_it() -> None:
+    captured = Captured(nn.Module(), AUTO, {torch.float64})
+    for _ in range(3):
+        assert captured.rows_for(128, 100.0) is None
+        captured.add_time(128, 0.5, None)
+    assert captured.rows_for(128, 100.0) is None  # 1.5 seconds
+    captured.add_time(128, 0.6, None)
+    assert captured.rows_for(128, 0.5) is None
+    assert captured.rows_for(128, 100.0) == 128
+
+
+def traced(captured: Captured, rows: int, seconds: float) -> None:
+    captured._sizes[rows].graphs = [module._Timed(Replaced(Scaled()), seconds=[seconds] * 3)]
+
+
+def test_the_first_graph_has_the_most_rows_met_so_far_and_serves_fewer() -> None:
+    captured = Captured(nn.Module(), AUTO, {torch.float64})
+    for rows in (160, 128, 512):
+        captured.add_time(rows, 1.0, None)
+    assert captured.rows_for(128, 100.0) == 160  # and not 512, of which 128 is a quarter
+    traced(captured, 160, 0.05)
+    for rows, served in ((128, True), (81, True), (80, False), (161, False)):
+        captured.add_time(rows, 0.2, None)
+        assert (captured.rows_for(rows, 100.0) == 160) == served, rows
+
+
+def test_each_size_goes_to_what_was_quickest_for_it() -> None:
+    captured = Captured(nn.Module(), AUTO, {torch.float64})
+    for rows in (128, 160):
+        captured.add_time(rows, 1.0, None)
+    traced(captured, 160, 0.9)
+    assert captured.rows_for(128, 100.0) == 160
+    traced(captured, 128, 0.5)
+    assert captured.rows_for(128, 100.0) == 128
+    traced(captured, 128, 2.0)  # slower than eager
+    traced(captured, 160, 2.0)
+    assert captured.rows_for(128, 100.0) is None
+    captured._sizes[160].graphs[0].seconds = []  # not tried yet
+    assert captured.rows_for(128, 100.0) == 160
+
+
+def test_work_counts_for_the_size_of_the_call_and_for_the_graph_that_did_it() -> None:
+    captured = Captured(nn.Module(), AUTO, {torch.float64})
+    for rows in (128, 160):
+        captured.add_time(rows, 1.0, None)
+    captured.add_time(128, 0.25, 160)
+    assert {rows: size.spent for rows, size in captured._sizes.items()} == {128: 1.25, 160: 1.25}
+    assert captured._sizes[128].eager == [1.0]
+
+
+@pytest.mark.parametrize("capture", ["graph", "compiled"])
+def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_on(capture: str) -> None:
+    schedule = schedule_of(capture)
+    assert schedule is not None
+    captured = Captured(nn.Module(), schedule, {torch.float64})
+    assert captured.rows_for(128, 0.0) is None
+    captured.add_time(128, 0.001, None)
+    assert captured.rows_for(128, 0.0) == 128
+    traced(captured, 128, 0.1)
+    assert captured.rows_for(160, 0.0) is None
+    for rows in (112, 64, 160):
+        captured.add_time(rows, 0.001, None)
+    assert captured.rows_for(112, 0.0) == 128  # nothing more is compiled
+    assert captured.rows_for(64, 0.0) == 64
+    assert captured.rows_for(160, 0.0) == 160
+
+
+def test_a_graph_is_compiled_once_it_is_repaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def compiled(self: Graph, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Graph:
+        asked.append(self.operations)
+        return self
+
+    monkeypatch.setattr(Graph, "compiled", compiled)
+    function, captured = Scaled(), Captured(nn.Module(), Schedule(at_once=False, compiles=True), {torch.float64})
+    captured.add_time(3, 5.0, None)
+    for left, times in ((4.0, 0), (40.0, 1), (40.0, 1)):
+        captured(3, function, [X], {}, left=left)
+        assert len(asked) == times
+    assert [timed.is_compiled for timed in captured._sizes[3].graphs] == [False, True]
+
+
+# Comparisons
+
+
+def test_the_difference_is_a_share_of_the_norm() -> None:
+    one, other = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.5]), torch.tensor([4.0])]
+    assert math.isclose(relative_difference(other, one), 0.1)
+    assert relative_difference(one, one) == 0
+
+
+def test_what_is_not_a_number_or_not_there_differs() -> None:
+    nan, zero, one = torch.tensor([math.nan]), torch.zeros(1), torch.ones(1)
+    assert not relative_difference([nan], [one]) <= 1
+    assert not relative_difference([one], [nan]) <= 1
+    assert relative_difference([one], [zero]) == math.inf
+    assert relative_difference([zero], [zero]) == 0
+
+
+def test_lower_precision_allows_more() -> None:
+    assert tolerance_of({torch.float64}) < tolerance_of({torch.float32, torch.int64}) < tolerance_of({torch.bfloat16})
+
+
+def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
+    def drops(x: Tensor) -> list[Tensor]:
+        return [(x * torch.rand(3, 2, dtype=torch.float64)).sum(0), x.norm(dim=1), x.isfinite().all()]
+
+    torch.manual_seed(0)
+    expected = [drops(X)[0] for _ in range(5)]
+    torch.manual_seed(0)
+    captured = made()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in expected:
+            outputs = call(captured, drops, X)
+            assert outputs is not None
+            torch.testing.assert_close(outputs[0], each)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from noisette.capture.graph import CaptureError, trace
+from noisette.capture.graph import CaptureError, trace, why_not_compiled
 
 
 def test_constants_are_given_anew_in_each_call() -> None:
@@ -20,8 +20,18 @@ def test_constants_are_given_anew_in_each_call() -> None:
     graph = trace(lambda x: [x * weight + weight.sum()], [x])
     [constant] = graph.constants
     assert constant is weight
-    other, y = torch.randn(3), torch.randn(4, 3)
-    torch.testing.assert_close(graph([other], [y])[0], y * other + other.sum())
+    y = torch.randn(4, 3)
+    weight.mul_(2)
+    torch.testing.assert_close(graph([y])[0], y * weight + weight.sum())
+
+
+def test_parameters_and_buffers_are_looked_up_by_name() -> None:
+    model = nn.Linear(3, 2)
+    scale = torch.ones(2)
+    graph = trace(lambda x: [x @ model.weight.T * scale], [torch.randn(4, 3)], model, {"scale": scale})
+    model.weight = nn.Parameter(torch.randn(2, 3))
+    x, other = torch.randn(4, 3), torch.randn(2)
+    torch.testing.assert_close(graph([x], {"scale": other})[0], x @ model.weight.T * other)
 
 
 READERS: dict[str, Callable[[Tensor], object]] = {
@@ -63,7 +73,7 @@ def test_no_input_of_the_trace_is_held() -> None:
 def test_random_numbers_are_drawn_anew() -> None:
     graph = trace(lambda x: [x + torch.rand(4)], [torch.zeros(4)])
     x = torch.zeros(4)
-    assert not torch.equal(graph((), [x])[0], graph((), [x])[0])
+    assert not torch.equal(graph([x])[0], graph([x])[0])
     assert random.getstate() == random.getstate()
 
 
@@ -72,3 +82,33 @@ def test_modes_are_left_as_they_were_after_a_failure() -> None:
         trace(lambda x: [x * x.tolist()[0]], [torch.randn(4)])
     assert not torch.overrides._get_current_function_mode_stack()
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+def test_a_compiled_graph_is_the_graph() -> None:
+    """Also the numbers that it draws, and buffers that are others by then."""
+    model, scale = nn.Linear(3, 2), torch.ones(2)
+    inputs = [torch.randn(4, 3)]
+    graph = trace(lambda x: [model(x + torch.rand(4, 3)) * scale], inputs, model, {"scale": scale})
+    compiled = graph.compiled(inputs, {"scale": scale})
+    for _ in range(3):
+        torch.nn.init.normal_(model.weight)
+        x, other = torch.randn(4, 3), torch.randn(2)
+        torch.manual_seed(1)
+        expected = graph([x], {"scale": other})[0]
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled([x], {"scale": other})[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"), [("NOISETTE_COMPILE", "NOISETTE_COMPILE=0 is set"), ("PATH", "there is no C.. compiler")]
+)
+def test_why_nothing_is_compiled_is_told_in_words(variable: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("NOISETTE_COMPILE", raising=False)
+    monkeypatch.setenv(variable, "0")
+    inputs = [torch.randn(4)]
+    with pytest.raises(CaptureError, match=said):
+        trace(lambda x: [x * 2], inputs).compiled(inputs)

@@ -13,10 +13,8 @@ from noisette.accounting import (
     PldAccountant,
     PoissonGaussian,
     RepeatAndSelect,
-    tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.cli.ledger import ledger as app
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
@@ -94,33 +92,20 @@ def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
     priced = facts("price", folder, "--delta", "1e-5")
     epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
-    assert 0 < priced["tail_delta"] == tail_delta_of(events) < 1e-7
-    assert epsilon["pld"] == PldAccountant().compose(events).epsilon(delta=1e-5 - tail_delta_of(events))
+    assert epsilon["pld"] == PldAccountant().compose(events).epsilon(delta=1e-5)
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
     assert set(epsilon) | set(priced["no_price"]) == set(ACCOUNTANTS)
     assert all(row["upper_bound"] is (row["accountant"] != "strong-paper") for row in priced["prices"])
     assert (priced["neighbouring"], priced["dataset"]) == ("add or remove one record", "mnist")
     shown = run("price", folder, "--delta", "1e-5").stdout
     assert all(name in shown for name in ACCOUNTANTS)
-    assert all(fact in shown for fact in ("1e-05, of which", "add or remove one record", "mnist"))
-
-
-def test_what_the_noise_generator_cannot_reach_is_taken_off_delta(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(FIRST, times=1000)
-    tail = tail_delta_of({FIRST: 1000})
-    priced = facts("price", tmp_path, "--delta", tail, "--accountant", "pld")
-    assert priced["prices"] == [{"accountant": "pld", "epsilon": "inf", "upper_bound": True}]
-    double, plain = (PldAccountant().compose({FIRST: 1000}).epsilon(delta=d) for d in (tail, 2 * tail))
-    half = facts("price", tmp_path, "--delta", 2 * tail, "--accountant", "pld")
-    assert half["prices"][0]["epsilon"] == double > plain
-    assert "inf" in run("price", tmp_path, "--delta", tail / 2).stdout
+    assert all(fact in shown for fact in ("1e-05", "add or remove one record", "mnist"))
 
 
 def test_price_by_one_accountant(folder):
     priced = facts("price", folder, "--delta", "1e-5", "--accountant", "rdp")
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
-    expected = ACCOUNTANTS["rdp"].compose(events).epsilon(delta=1e-5 - tail_delta_of(events))
+    expected = ACCOUNTANTS["rdp"].compose(events).epsilon(delta=1e-5)
     assert [(row["accountant"], row["epsilon"]) for row in priced["prices"]] == [("rdp", expected)]
 
 
@@ -268,18 +253,6 @@ def test_a_device_is_refused_in_words(command):
     refused = run(*command, "/dev/full")
     assert refused.exit_code == 2
     assert "a device, a pipe or a socket" in refused.stderr
-
-
-def test_the_dimensions_in_the_lines_give_the_tail_of_a_price(tmp_path):
-    for name, dimensions in (("silent", None), ("stated", 1000)):
-        with Ledger(tmp_path / name) as ledger:
-            ledger.charge(FIRST, 1000, run=RecordedRun(dimensions=dimensions))
-    silent, stated = (facts("price", tmp_path / name, "--delta", "1e-5") for name in ("silent", "stated"))
-    assert silent["tail_delta"] == tail_delta_of({FIRST: 1000})
-    assert stated["tail_delta"] == tail_delta_of({FIRST: 1000}, dimensions=1000) < silent["tail_delta"] / 1000
-    group = facts("price", tmp_path / "stated", "--delta", "1e-5", "--group-size", 2)
-    assert stated["tail_delta"] < group["tail_delta"]
-    assert group["tail_delta"] == tail_delta_of({GroupPrivacy(FIRST, 2): 1000}, dimensions=1000)
 
 
 def test_the_ledger_commands_need_no_torch():

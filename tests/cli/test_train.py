@@ -158,7 +158,8 @@ lr = 0.5
 @pytest.mark.usefixtures("own_models")
 def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, "--clipping", "automatic", "--engine", "reweight-gp")
+    given = ("--clipping", "automatic", "--engine", "reweight-gp")
+    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given)
     assert shown.exit_code == 0, shown.output
     run = facts(tmp_path / "runs" / "digits")
     recipe = run["recipe"]

@@ -98,7 +98,7 @@ POINTS = [
     "noisette.core.batches:PoissonSampler.indices",
     "noisette.clipping.per_example:PerExampleClip.backward",
     "noisette.core.release:GaussianRelease.__call__",
-    "noisette.mechanisms.gaussian_noise:GaussianNoise.add_",
+    "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
     "noisette.run.dataset_fingerprint:Fingerprint.write",
     "noisette.run.checkpoint_file:save_file",
@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> Non
     kills = [
         ("after", "noisette.accounting.ledger.ledger:Ledger.reserve", 1),
         ("before", "noisette.accounting.ledger.ledger:Ledger.commit", 5),
-        ("after", "noisette.mechanisms.gaussian_noise:GaussianNoise.add_", 9),
+        ("after", "noisette.core.noise:GaussianNoise.add_", 9),
         ("before", "os:replace", 10),
         ("whole",),
     ]

@@ -20,8 +20,8 @@ from engine_check import ENGINES, TOLERANCE, Watched, cast
 from model_cases import CASES, Case, Forward
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass, TwoPasses, Vmap
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.core.clip import Engine
-from noisette.core.one_by_one import OneByOneWarning
 from oracle import example_gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array")

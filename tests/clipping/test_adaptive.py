@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine_check import ENGINES
 from model_cases import mlp, squares
 from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant, privatize
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, parts_of, shares_of
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from captured_check import graphs_of
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
-from noisette.core.one_by_one import OneByOneWarning
+from noisette.clipping.one_by_one import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5
@@ -142,6 +142,25 @@ def test_a_number_that_changes_now_and_then_has_few_graphs() -> None:
     with pytest.warns(CaptureWarning, match="not captured for more than 16 kinds"):
         three_times(100.0)
     assert graph_calls(clip) == 32
+
+
+@pytest.mark.parametrize("b", [16, 17])  # of 17, a graph has another row
+@pytest.mark.parametrize("capture", ["eager", "graph", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_a_loss_that_writes_into_its_arguments_writes_once(capture: Any, b: int) -> None:
+    def scales(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x.div_(255)), y)
+
+    model = mlp()
+    clip = PerExampleClip(model, C, capture=capture)
+    for k in range(12):  # some calls are compared
+        x, y = batch(b)
+        pixels = 255 * x
+        clip.accumulate(scales, pixels, y)
+        truth = clipped_sum(model, cross_entropy, (x, y), C).vector
+        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(pixels, x, msg=f"call {k}")
+    assert not clip.capture_problems
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from host_reads import HostReads
-from noisette.clipping import captured_step
+from noisette.capture import step
 from noisette.clipping.engines import BookKeeping, TwoPasses, two_passes
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as norms
@@ -66,7 +66,7 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.fixture
 def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (norms, captured_step, two_passes):
+    for module in (norms, step, two_passes):
         monkeypatch.setattr(module, "may_wait", lambda device: False)
     monkeypatch.setattr(torch, "_assert_async", lambda *arguments: None)  # reads the value, on a processor
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_no_host_sync import MODELS, loss, microbatch
 
-from noisette.clipping.engines import BookKeeping, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_warm_microbatch_does_not_synchronise(name: str, engine: Engine) -> None:
     clip = PerExampleClip(MODELS[name][0]().cuda(), 0.5, engine=engine, capture="eager")
     batches = [[tensor.cuda() for tensor in microbatch(name)] for _ in range(4)]

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from forward_pass import recorded
 from noisette.core.backward import search, visit_output_gradients
-from noisette.core.recording import Recording, Use
+from noisette.core.trace import Recording, Use
 
 F = nn.functional
 WIDTH, TIME = 4, 3

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from noisette.core.backward import Region, Slices, _disjoint, _overlaps_itself, to_parameters
-from noisette.core.forms import Dense, Outer
-from noisette.core.recording import DerivedWeight
+from noisette.core.forms import Dense, DerivedWeight, Outer
 from rule_oracle import check_form, double
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from noisette.core import batches as gaps
 from noisette.core.batches import DENSEST, PoissonSampler, records_at_gaps
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.truncated import TruncatedPoissonSampler
 from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.registry import find_rule, match, named_arguments, operation_name, rule
+from noisette.core.forms import find_rule, match, named_arguments, operation_name, rule
 from noisette.rules.linear import linear_weight
 
 

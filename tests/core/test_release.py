@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease, parts_of, shares_of
 
 NAMES = ["a", "b"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import noisette
 from noisette import Ledger
 
 ROOT = Path(__file__).parents[2]

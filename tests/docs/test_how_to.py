@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from noisette import PerExampleClip, PrivacyError
 from noisette.core import registry
 from noisette.core.forms import Dense
+from noisette.rules import rule_check
 from oracle import clipped_sum
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-rule.md"
@@ -21,27 +21,27 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.
 
 
 @pytest.fixture
-def names() -> Iterator[dict[str, Any]]:
-    """What the first block of the page defines; its rule is removed from the registry afterwards."""
-    tables: list[dict[Any, Any]] = [registry._RULES, registry._OPERANDS, registry.PHYSICAL]
-    before = [dict(table) for table in tables]
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the first block of the page defines; its rule is removed from the registry afterwards."""
+    for table in ("_RULES", "_OPERANDS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
+        monkeypatch.delitem(table, torch.hypot, raising=False)
+    monkeypatch.setattr(rule_check, "_AGREED", set())
     found: dict[str, Any] = {"__name__": "a_users_module"}
     exec(BLOCKS[0], found)
-    yield found
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
+    return found
 
 
-def loss(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum()
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum((1, 2))
 
 
 def test_worked_example_is_exact(names: dict[str, Any]) -> None:
     model, x = names["model"].double(), torch.randn(5, 6, 4, dtype=torch.float64)
-    truth = clipped_sum(model, loss, (x,), 0.5)
+    truth = clipped_sum(model, losses, (x,), 0.5)
     clip = PerExampleClip(model, 0.5)
-    clip.accumulate(loss, x)
+    clip.accumulate(losses, x)
     [total] = clip.pop_sums()
     clip.close()
     assert names["bounded"].grads[2].any()
@@ -71,7 +71,7 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
     registry._RULES[torch.hypot, "other"] = without_width
     clip = PerExampleClip(names["model"], 0.5)
     with pytest.raises(PrivacyError, match=r"without_width for other of hypot differs from autograd"):
-        clip.accumulate(loss, torch.randn(5, 6, 4))
+        clip.accumulate(lambda model, x: model(x).square().sum(), torch.randn(5, 6, 4))
     assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
     clip.close()
 

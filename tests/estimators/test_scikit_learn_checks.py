@@ -8,7 +8,7 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from noisette import PrivateClassifier, PrivateRegressor
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.estimators.base import PrivateEstimator
 from noisette.ranks import Alone
 

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from device_check import both_ways
 from engine_check import ENGINES
 from model_cases import Forward, cross_entropy, floats, ids, labelled, squares
-from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 
 F = nn.functional
-QUICK: tuple[Engine, ...] = (BookKeeping(), TwoPass(), PerExampleLoop())
+QUICK: tuple[Engine, ...] = (BookKeeping(), ReweightGP(), PerExampleLoop())
 BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 # One layer of several is not one chunk of memory, and cuDNN says that it makes one.
 SEVERAL = pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
@@ -35,7 +35,7 @@ def recurrent(layer: nn.Module, width: int) -> nn.Module:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers(device: torch.device, kind: type[nn.RNNBase], dtype: torch.dtype) -> None:
     model = recurrent(kind(5, 7, batch_first=True), 7)
-    both_ways(device, model, squares, floats(6, 5)(5), dtype, *QUICK, MultiLoss())
+    both_ways(device, model, squares, floats(6, 5)(5), dtype, *QUICK)
 
 
 @SEVERAL
@@ -48,8 +48,8 @@ def test_recurrent_layers_of_two_directions(device: torch.device, kind: type[nn.
 def test_backward_twice_through_a_recurrent_layer(device: torch.device) -> None:
     """cuDNN keeps what the backward pass needs only while training, and a second pass needs it again."""
     model = recurrent(nn.LSTM(5, 7, batch_first=True), 7)
-    both_ways(device, model.train(), squares, floats(6, 5)(3), torch.float32, TwoPass())
-    both_ways(device, model.eval(), squares, floats(6, 5)(3), torch.float32, TwoPass())
+    both_ways(device, model.train(), squares, floats(6, 5)(3), torch.float32, ReweightGP())
+    both_ways(device, model.eval(), squares, floats(6, 5)(3), torch.float32, ReweightGP())
 
 
 def test_packed_sequences(device: torch.device) -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import banded_coefficients
 from noisette.mechanisms.banded_noise import BandedNoise
+from noisette.mechanisms.compiled_noise import CompiledNoise
 
 KEY = SecretKey(bytes(range(32)))
 SIZES = (1, 3, 255, 256, 257, 5_000, 140_001)
@@ -22,14 +22,14 @@ def test_noise_is_that_of_the_processor(device: torch.device, dtype: torch.dtype
     sums = {f"p{size}": torch.linspace(-2, 2, size, dtype=dtype) for size in SIZES}
     there = {name: tensor.to(device, copy=True) for name, tensor in sums.items()}
     for tensors in (sums, there):
-        GaussianNoise(KEY).add_(tensors, step=7, std=0.37, divisor=13.0)
+        GaussianNoise(KEY, CompiledNoise(None, lambda: 0.0)).add_(tensors, step=7, std=0.37, divisor=13.0)
     for name, tensor in sums.items():
         assert torch.equal(there[name].cpu(), tensor), name
 
 
 def test_noise_has_its_deviation_and_differs_from_step_to_step(device: torch.device) -> None:
     first, second = (torch.zeros(200_000, device=device) for _ in range(2))
-    noise = GaussianNoise(KEY)
+    noise = GaussianNoise(KEY, CompiledNoise(None, lambda: 0.0))
     noise.add_({"p": first}, step=1, std=2.0)
     noise.add_({"p": second}, step=2, std=2.0)
     for values in (first, second):
@@ -60,7 +60,9 @@ def test_released_gradients_are_those_of_the_processor(device: torch.device, dty
 @both
 def test_banded_noise_is_that_of_the_processor(device: torch.device, dtype: torch.dtype) -> None:
     """Through steps that take back the noise of those before."""
-    here, there = (BandedNoise(GaussianNoise(KEY), banded_coefficients(3, 10)) for _ in range(2))
+    here, there = (
+        BandedNoise(GaussianNoise(KEY, CompiledNoise(None, lambda: 0.0)), banded_coefficients(3, 10)) for _ in range(2)
+    )
     for step in range(5):
         sums = {f"p{size}": torch.linspace(-2, 2, size, dtype=dtype) for size in SIZES}
         moved = {name: tensor.to(device, copy=True) for name, tensor in sums.items()}

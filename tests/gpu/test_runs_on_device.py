@@ -16,7 +16,7 @@ import noisette
 import pretend_device
 from noisette import PerExampleClip, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import LocatedRecording
+from noisette.core.backward import ForwardPass
 from noisette.core.clip import Clipping
 
 F = nn.functional
@@ -103,7 +103,7 @@ class Hungry:
     def __init__(self, most: int) -> None:
         self._most = most
 
-    def clipped_sum(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping) -> Any:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> Any:
         if len(forward.losses) > self._most:
             raise torch.OutOfMemoryError(f"{len(forward.losses)} examples")
         return BookKeeping().clipped_sum(forward, parameters, clipping)

@@ -17,9 +17,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from noisette import PrivacyError
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
-from noisette.core.one_by_one import OneByOneWarning
 from noisette.integrations.boundary import Boundary
 
 C = 0.3

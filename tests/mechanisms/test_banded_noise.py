@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import BoundedSum, GaussianRelease
-from noisette.core.tiles import Window
 from noisette.mechanisms.banded_factor import SLACK, banded_coefficients, mean_squared_error, square_root_of_sums
 from noisette.mechanisms.banded_noise import BandedNoise
 

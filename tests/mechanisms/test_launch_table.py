@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from noisette.mechanisms.noise_tiles import TILE, Part
 
-from noisette.core.tiles import Window
-from noisette.mechanisms import launch_table
+from noisette.core.noise import TILE, Part, Window
+from noisette.mechanisms import device_noise
 
 PARTS = [
     Part("a", 3, Window()),
@@ -24,7 +23,7 @@ PARTS = [
 
 def touched(parts: list[Part], tiles_of_program: int) -> Counter[tuple[int, int, int]]:
     """Part, run and tile of each slot of each program, as the kernel finds them."""
-    rows, owners = launch_table.table_of(parts, tiles_of_program)
+    rows, owners = device_noise.table_of(parts, tiles_of_program)
     slots: Counter[tuple[int, int, int]] = Counter()
     for program, owner in enumerate(owners.tolist()):
         _, start, _, stride, tiles, first = rows[owner].tolist()
@@ -50,4 +49,4 @@ def test_each_tile_of_each_run_is_touched_once(tiles_of_program: int) -> None:
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_the_end_is_that_of_the_last_element(part: Part) -> None:
     *_, (_, first, length) = part.window.segments(part.size)
-    assert launch_table.end_of(part) == (first + length - 1) // TILE + 1
+    assert device_noise.end_of(part) == (first + length - 1) // TILE + 1

@@ -9,14 +9,13 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from noisette.mechanisms.noise_tiles import Part
-from noisette.mechanisms.torch_noise import TorchNoise, chacha20_blocks
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Window
-from noisette.mechanisms import box_muller, device_noise
+from noisette.core import noise as plain
+from noisette.core.noise import GaussianNoise, Part, SecretKey, Window
+from noisette.mechanisms import compiled_noise, device_noise
+from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.mechanisms.device_noise import TorchNoise, chacha20_blocks
 
 KEY = SecretKey(bytes(range(32)))
 CPU = torch.device("cpu")
@@ -27,7 +26,7 @@ WINDOWS = {"c": Window(1000), "d": Window(5, 100, 1000), "e": Window(777, 3, 10)
 @pytest.fixture(autouse=True)
 def _right_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor torch rounds roots otherwise; on a GPU it does not."""
-    monkeypatch.setattr(box_muller, "square_root", lambda squared: torch.from_numpy(np.sqrt(squared.numpy())))
+    monkeypatch.setattr(device_noise, "square_root", lambda squared: torch.from_numpy(np.sqrt(squared.numpy())))
 
 
 def sums(dtype: torch.dtype) -> dict[str, Tensor]:
@@ -73,6 +72,27 @@ def test_values_are_those_of_the_processor(dtype: torch.dtype, tiles: int) -> No
         assert torch.equal(tensors[name], expected)
 
 
+def test_a_rare_radius() -> None:
+    """Pair 5,399,463 of this stream is rare (``tests/core/test_noise.py``)."""
+    part = Part("a", 300, Window(5_399_463 // 128 * 256))
+    found, expected = torch.ones(2, 300)
+    TorchNoise(KEY, torch.float32, CPU, 1).add_({"a": found}, (part,), step=3, std=1.0, divisor=3.0)
+    GaussianNoise(KEY).add_({"a": expected}, step=3, divisor=3.0, windows={"a": part.window})
+    assert torch.equal(found, expected)
+    assert float(torch.hypot(*(found[5_399_463 % 128 + at] - 1 / 3 for at in (0, 128)))) > 5.76
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("levels", [2, 64])
+def test_radii_of_many_levels(dtype: torch.dtype, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a level follows two zeros in place of 24, many radii take several words, or all that there are."""
+    for module in (plain, device_noise):
+        monkeypatch.setattr(module, "RARE_BITS", 2)
+        monkeypatch.setattr(module, "RARE", 2**51)
+    monkeypatch.setattr(plain, "LEVELS", levels)
+    test_values_are_those_of_the_processor(dtype, 3)
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind", "has_triton", "expected"),
     [
@@ -98,8 +118,8 @@ def test_sums_on_a_device_never_reach_the_processor(monkeypatch: pytest.MonkeyPa
         def add_(self, flat, parts, **numbers) -> None:
             seen.append((list(flat), parts, numbers))
 
-    monkeypatch.setattr("noisette.mechanisms.gaussian_noise.device_noise", lambda *_: Stub())
-    source = GaussianNoise(KEY)
+    monkeypatch.setattr(compiled_noise, "device_noise", lambda *_: Stub())
+    source = GaussianNoise(KEY, CompiledNoise(None, lambda: 0.0))
     tensors = {"a": torch.zeros(2, 3, device="meta"), "b": torch.zeros(0, device="meta")}
     source.add_(tensors, step=4, std=2.0, divisor=3.0, windows={"a": Window(7)})
     assert seen == [(["a"], (Part("a", 6, Window(7)),), {"step": 4, "std": 2.0, "divisor": 3.0})]

@@ -17,13 +17,10 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from noisette.mechanisms.eager_noise import EagerPass
-from noisette.mechanisms.noise_tiles import PAIRS, Part
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Window
+from noisette.core import noise as plain
+from noisette.core.noise import PAIRS, GaussianNoise, Part, PlainPass, SecretKey, Window
 
 triton = pytest.importorskip("triton", reason="triton is not installed; on Linux `.[test]` has it")
 tl = pytest.importorskip("triton.language")
@@ -96,6 +93,25 @@ def test_a_tensor_in_parts(kernel: ModuleType) -> None:
         assert torch.equal(part, whole[start:end])
 
 
+def test_a_rare_radius(kernel: ModuleType) -> None:
+    """Pair 5,399,463 of this stream is rare (``tests/core/test_noise.py``)."""
+    key, start = SecretKey(bytes(range(32))), 5_399_463 // 128 * 256
+    found, expected = torch.ones(300), torch.ones(300)
+    kernel.TritonNoise(key, CPU, 2).add_({"a": found}, (Part("a", 300, Window(start)),), step=3, std=1.0, divisor=3.0)
+    GaussianNoise(key).add_({"a": expected}, step=3, divisor=3.0, windows={"a": Window(start)})
+    assert torch.equal(found, expected)
+    assert float(torch.hypot(*(found[5_399_463 % 128 + at] - 1 / 3 for at in (0, 128)))) > 5.76
+
+
+@pytest.mark.parametrize("levels", [2, 64])
+def test_radii_of_many_levels(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a level follows two zeros in place of 24, many radii take several words, or all that there are."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for name, value in (("RARE_BITS", 2), ("RARE", 2**51), ("LEVELS", levels)):
+        monkeypatch.setattr(plain, name, value)
+    check(loaded("kernel_of_many_levels"), sums(a=300, b=100), {"a": Window(200), "b": Window(5, run=30, stride=100)})
+
+
 def test_what_lies_around_a_tensor_stays(kernel: ModuleType) -> None:
     memory = torch.full((1000,), 7.0)
     inner = memory[100:813]
@@ -133,22 +149,23 @@ def test_words_and_angles_at_the_ends(kernel: ModuleType) -> None:
     radii = np.concatenate([np.array(special, dtype=np.uint64), random])
     angles = np.concatenate([np.array([0, 1, -1, -(2**31), 2**31 - 1, 2**30, -(2**30)]), np.arange(lanes - 7) * 7919])
 
+    levels = torch.arange(lanes, dtype=torch.int32) % 65
+
     def both(
-        radius, sine, low, high, angle, radius_of: tl.constexpr, sine_of: tl.constexpr, lanes: tl.constexpr
+        radius, sine, bits, level, angle, radius_of: tl.constexpr, sine_of: tl.constexpr, lanes: tl.constexpr
     ) -> None:
         at = tl.arange(0, lanes)
-        halves = tl.load(low + at).to(tl.uint32, bitcast=True), tl.load(high + at).to(tl.uint32, bitcast=True)
-        tl.store(radius + at, radius_of(*halves))
+        tl.store(radius + at, radius_of(tl.load(bits + at), tl.load(level + at)))
         tl.store(sine + at, sine_of(tl.load(angle + at) | 1))
 
-    halves = torch.from_numpy(radii.view(np.int32).reshape(-1, 2).copy()).t().contiguous()
+    bits = torch.from_numpy(radii.view(np.int64) & mask)
     radius, sine = torch.zeros(2, lanes)
     turned = torch.from_numpy(angles.astype(np.int32))
-    triton.jit(both)[(1,)](radius, sine, halves[0], halves[1], turned, kernel._radius, kernel._sine, lanes)
-    eager = EagerPass(torch.float32)
-    words = torch.from_numpy(radii.view(np.int64).copy()).view(-1, PAIRS)
-    assert torch.equal(radius, eager._radius(words).flatten())
-    assert torch.equal(sine, eager._sines(turned.view(-1, PAIRS))[0].flatten())
+    triton.jit(both)[(1,)](radius, sine, bits, levels, turned, kernel._radius, kernel._sine, lanes)
+    passed = PlainPass(torch.float32)
+    words = (bits | levels.to(torch.int64) << 53).view(-1, PAIRS)
+    assert torch.equal(radius, passed.radius(words, True).flatten())
+    assert torch.equal(sine, passed.sines(turned.view(-1, PAIRS))[0].flatten())
 
 
 def test_every_call_looks_for_an_exhausted_stream(kernel: ModuleType) -> None:
@@ -183,5 +200,5 @@ def test_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     )
     target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
     text = triton.compile(source, target=target, options={"enable_fp_fusion": False, "num_warps": 4}).asm["ptx"]
-    expected = {"fma.": 0, ".f64": 0, "div.rn.f32": 48, "sqrt.rn.f32": 16, "div.full": 0, "sqrt.approx": 0}
+    expected = {"fma.": 0, ".f64": 0, "div.rn.f32": 96, "sqrt.rn.f32": 32, "div.full": 0, "sqrt.approx": 0}
     assert {word: text.count(word) for word in expected} == expected

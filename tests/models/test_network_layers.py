@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from noisette import models
-from noisette.core.model_checks import check_no_batch_norm
 from noisette.errors import PrivacyError
 from noisette.models.resnets import Residual
+from noisette.run.model_checks import check_no_batch_norm
 
 IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -23,7 +23,7 @@ from papers.paper import Asked
 from papers.run_file import RUNS
 from papers.section import Section
 
-MLP = {"plain": 0.001, "nxBP": 0.1, "multiLoss": 0.05, "ReweightGP": 0.004, "captured": 0.0025, "compiled": 0.002}
+MLP = {"plain": 0.001, "nxBP": 0.1, "MultiLoss": 0.05, "ReweightGP": 0.004, "captured": 0.0025, "compiled": 0.002}
 
 
 def finished(
@@ -105,7 +105,7 @@ def test_the_slowest_network_is_one_of_those_for_images() -> None:
 def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
     runs = [
         finished("fig8", "resnet18", 20, MLP, 64),
-        finished("fig8", "resnet101", 20, MLP | {"multiLoss": 0.0, "ReweightGP": 0.2}, 64),
+        finished("fig8", "resnet101", 20, MLP | {"MultiLoss": 0.0, "ReweightGP": 0.2}, 64),
         finished("fig8", "vgg11", 20, {"plain": 0.1, "nxBP": 0.4, "ReweightGP": 0.2, "captured": 0.2}, 64),
     ]
     rows = claims(summary(runs), "8")
@@ -113,11 +113,11 @@ def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
     assert rows["multiLoss runs out of memory"][1] == "ResNet-101 of 2"
     assert rows["time of nxBP to ours, 256 × 256"][1] == "not run"
     [failed] = [row for row in FIGURES[3].section(runs).rows if row[0] == "ResNet-101"]
-    assert failed[3 + list(COLUMNS).index("multiLoss")] == "failed"
+    assert failed[3 + list(COLUMNS).index("MultiLoss")] == "failed"
 
 
 def test_memory_is_a_ratio_to_plain_training() -> None:
-    deep = {"plain": 2.0**30, "ReweightGP": 1.25 * 2**30, "captured": 1.5 * 2**30, "multiLoss": 0.0}
+    deep = {"plain": 2.0**30, "ReweightGP": 1.25 * 2**30, "captured": 1.5 * 2**30, "MultiLoss": 0.0}
     many = {"plain": 2.0**20, "ReweightGP": 2.0**21, "captured": 2.0**21}
     runs = [
         finished("memory", table_memory.DEEP.name, table_memory.DEEP.batch, deep, table_memory.DEEP.image, "bytes"),
@@ -153,7 +153,7 @@ def test_every_method_of_the_paper_and_the_captured_step_are_measured() -> None:
     for remade in FIGURES:
         for job in jobs(remade.name):
             left_out = set(COLUMNS) - set(job.setting.methods)
-            assert left_out <= ({"multiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
+            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
             assert not left_out or remade.number not in (5, 7)
     assert {job.setting.image for job in jobs("figure-8", full=True)} == {64, 256}
     assert {job.setting.image for job in jobs("figure-9", full=True)} == {32, 64, 128, 256}

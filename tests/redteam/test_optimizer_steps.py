@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from noisette import AdaptiveClip, PerExampleClip, PrivacyError, privatize
-from noisette.core.model_checks import StepsOfScaler
+from noisette.run.model_checks import StepsOfScaler
 from small_loop import RECORDS, X, Y, clipped_mean, flat, losses, process, small_model, small_run
 
 

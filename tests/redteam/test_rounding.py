@@ -13,7 +13,7 @@ from noisette import PerExampleClip, engines
 from noisette.clipping.adaptive import AdaptiveClip
 from noisette.clipping.flat import FlatClipping
 from noisette.core.forms import Dense, Outer, gram_product
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 
 ENGINES = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
-from noisette.core.registry import AS_COMPUTED
+from noisette.core.forms import AS_COMPUTED
 from noisette.rules import brain_floats
 from noisette.rules.brain_floats import BrainOuter, split
 from noisette.rules.linear import linear_weight

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noisette.core.forms import Examples, compact
-from noisette.core.registry import find_rule
+from noisette.core.forms import Examples, compact, find_rule
 from noisette.rules.autotune import few_operations
 from noisette.rules.conv import conv_over_time
 from noisette.rules.explicit_kernels import EXPLICIT_PLANS, few_operations_plans

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.forms import Examples
-from noisette.core.registry import find_rule, named_arguments, rewrites
+from noisette.core.forms import Examples, find_rule, named_arguments, rewrites
 from rule_oracle import by_autograd, check_form, double
 
 B = 4

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from noisette.core.forms import Examples
-from noisette.core.registry import rewrites
+from noisette.core.forms import Examples, rewrites
 from noisette.rules.embedding import embedding_weight
 from rule_oracle import by_autograd, check_form, double
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from noisette.core.forms import Dense, Examples, compact
-from noisette.core.registry import find_rule
+from noisette.core.forms import Dense, Examples, compact, find_rule
 from noisette.rules import autotune, kernel_gradients
 from noisette.rules.autotune import NotMeasuredError, few_operations, operations_are_few
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.core import forms
-from noisette.core.forms import Dense, Examples, compact
-from noisette.core.registry import find_rule
+from noisette.core.forms import Dense, Examples, compact, find_rule
 from noisette.rules import explicit_kernels, kernel_gradients
 from noisette.rules.autotune import few_operations
 from noisette.rules.explicit_kernels import EXPLICIT_PLANS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.nn.functional as F
 
-from noisette.core.forms import Examples
-from noisette.core.registry import find_rule
+from noisette.core.forms import Examples, find_rule
 from noisette.rules import normalization
 from rule_oracle import by_autograd, check_form, double
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from noisette.core import registry
-from noisette.core.forms import Dense, Examples
-from noisette.core.registry import find_rule, match, rule_per_operand
+from noisette.core.forms import Dense, Examples, find_rule, match, rule_per_operand
 
 
 def hypot(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> Dense:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.core.backward import ForwardPass, per_example_gradients, search
-from noisette.core.outside import OutsideTensors
-from noisette.core.recording import Operation
-from noisette.core.registry import PHYSICAL, rewrites
+from noisette.core.forms import PHYSICAL, Operation, rewrites
+from noisette.core.loss import OutsideTensors
 from noisette.core.trace import Microbatch, Tape, record_losses
 from noisette.errors import PrivacyError
 from noisette.rules.public_statistics import normalise_channels

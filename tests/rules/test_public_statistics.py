@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, Examples
-from noisette.core.recording import DerivedWeight
-from noisette.core.registry import DERIVATIONS, find_rule
+from noisette.core.forms import DERIVATIONS, Dense, DerivedWeight, Examples, find_rule
 from noisette.rules.public_statistics import (
     Statistic,
     normalise_channels,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.registry import rewrites
+from noisette.core.forms import rewrites
 from rule_oracle import double
 
 B, T, FEATURES, H, P = 3, 5, 2, 4, 3

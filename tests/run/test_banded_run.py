@@ -26,8 +26,7 @@ from noisette import (
     Users,
     privatize,
 )
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
 
@@ -76,7 +75,7 @@ def take_steps(run: PrivateRun, steps: int = 10**6, size: Any = 7) -> list[dict[
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
 
 
 def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) -> list[dict[str, np.ndarray]]:
@@ -202,7 +201,7 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(
         take_steps(run, taken)
         run.save(tmp_path)
     run.ledger.close()
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     with resume(tmp_path) as again:
         begun = -(-taken // BANDS) * BANDS
         assert (again.steps_taken, again.steps_spent, again.steps_left) == (taken, begun, STEPS - begun)

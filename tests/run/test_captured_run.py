@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import noisette
 from noisette import AdaptiveClip, PerExampleClip
 from noisette.capture.captured import Captured
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 Loss = Callable[..., Tensor]
@@ -27,13 +27,12 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Noted:
-    """A loss whose weight follows the epoch, and a number of calls that nothing depends on."""
+    """A loss whose weight follows the epoch."""
 
     def __init__(self) -> None:
-        self.weight, self.calls = 1.0, 0
+        self.weight = 1.0
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        self.calls += 1
         return self.weight * cross_entropy(model, x, y)
 
 
@@ -67,7 +66,7 @@ def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
 def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     found, expected = [train(how, 24, **{name: make(0.5) for name, make in clip.items()}) for how in ("graph", "eager")]
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
@@ -77,7 +76,7 @@ def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pyte
 
 
 def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     expected = train("eager", "auto")
     whole, calls = Captured.__call__, []
 
@@ -116,7 +115,7 @@ class Centred(nn.Module):
         return self.layer(x - self.mean)
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.captured_step.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
 def test_a_trace_that_fails_leaves_nothing_in_the_model() -> None:
     inputs, targets = torch.randn(40, 6), torch.randint(0, 4, (40,))
     gradients = []

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import noisette
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.steps import DpSgdRun
 from noisette.errors import PrivacyError
 
@@ -87,7 +86,7 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
 
 @pytest.fixture(autouse=True)
 def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @pytest.mark.parametrize("when", ["before privatize", "called before privatize", "after privatize"])

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 
 SECRET = bytes(range(32))
 WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"
@@ -75,7 +74,7 @@ def test_noise_in_double_precision() -> None:
 
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
 def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(1500, 64, generator=generator)

@@ -25,8 +25,7 @@ from noisette import (
     RdpAccountant,
     privatize,
 )
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from oracle import clipped_sum
 
 SECRET = bytes(range(32))
@@ -37,7 +36,7 @@ DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
 
 
 class Small(nn.Module):
@@ -202,7 +201,7 @@ def test_user_hooks_see_the_noised_gradient_only() -> None:
 
 
 def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", SecretKey)
+    monkeypatch.setattr("noisette.ranks.SecretKey", SecretKey)
     grads = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -310,9 +309,16 @@ def test_length_of_the_data_set_changes_nothing_public() -> None:
     assert public[0] == public[1] == public[2]
 
 
-def test_noise_too_small_for_the_generator_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="tail of the noise generator"):
-        start(Small(), noise_multiplier=0.1, delta=1e-9)
+def test_no_size_of_model_and_no_number_of_steps_is_refused() -> None:
+    """A billion weights, of which none has memory, and a million steps, at noise multiplier 1."""
+    model = nn.Linear(2**15, 2**15, bias=False, device="meta")
+    clip = noisette.PerExampleClip(model, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers: dict[str, Any] = {"expected_batch_size": 100, "public_size": 10**8, "steps": 10**6, "delta": 1e-9}
+    with noisette.privatize(clip, optimizer, (X, Y), noise_multiplier=1.0, **numbers) as run:
+        run.ledger.reserve(run.event, 10**6)
+        exact = PldAccountant().compose({run.event: 10**6}).epsilon(delta=1e-9)
+        assert 0 < run.epsilon(delta=1e-9) == exact < 1
 
 
 # What it costs

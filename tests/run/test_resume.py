@@ -25,7 +25,7 @@ from noisette import (
 )
 from noisette._internal import atomic_files
 from noisette.accounting import Gaussian
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 SIZE = 60
@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(
     optimizer: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     model = Small()
     whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
     with begin(tmp_path / "whole", whole, steps=8) as run:
@@ -141,7 +141,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 0, 5)
         take_steps(run)
     assert all(map(torch.equal, state(whole), state(second)))
-    assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=run.delta_for_noise(1e-5))
+    assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=1e-5)
 
 
 def test_resumed_noise_has_the_size_that_was_declared(tmp_path: Path) -> None:
@@ -334,16 +334,6 @@ def test_a_budget_that_others_have_used_up_since_is_refused(tmp_path: Path) -> N
         assert sum(ledger.events.values()) == 11
 
 
-def test_the_tail_of_everything_in_the_ledger_is_taken_off_delta(tmp_path: Path) -> None:
-    alone = begin(tmp_path / "a", steps=3)
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(Gaussian(0.5))
-        beside = begin(tmp_path / "b", steps=3, ledger=ledger)
-        assert beside.delta_for_noise(1e-5) < alone.delta_for_noise(1e-5) < 1e-5
-        with pytest.raises(ValueError, match="the tail of its noise alone"):
-            begin(tmp_path / "c", ledger=ledger, noise_multiplier=None, epsilon=30.0, delta=1e-11)
-
-
 def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path: Path) -> None:
     """Its noise may stand in some gradients already; on another sum it would show the difference."""
     run = begin(tmp_path, sampling_rate=1e-300)
@@ -486,7 +476,7 @@ def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_secret_and_no_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
     begun(tmp_path)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET not in written

@@ -17,7 +17,6 @@ from torch import nn
 from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
 from noisette.accounting import Event, Events, Gaussian
 from noisette.accounting.accountants.rdp import RdpCurve
-from noisette.accounting.budget import tail_delta_in
 from noisette.accounting.ledger.recorded_run import RecordedRun
 
 NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -89,8 +88,7 @@ def steps_of(run: PrivateRun) -> Iterator[None]:
 def price(ledger: Ledger) -> float:
     """Epsilon of all that is in the ledger, computed from its events and nothing else."""
     events: dict[Event, int] = ledger.events
-    left = DELTA - tail_delta_in(ledger.paid)
-    return ACCOUNTANT.compose(events).epsilon(delta=left) if events else 0.0
+    return ACCOUNTANT.compose(events).epsilon(delta=DELTA) if events else 0.0
 
 
 def is_taken(going: Iterator[None]) -> bool:
@@ -239,7 +237,7 @@ def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> 
             going = steps_of(run)
             while is_taken(going):
                 highest.append(price(ledger))
-            ledger.charge(Gaussian(60.0), run=RecordedRun(dimensions=1))
+            ledger.charge(Gaussian(60.0), run=RecordedRun())
             run.close()
         except (ValueError, PrivacyError) as refusal:
             if "budget" not in str(refusal) and "epsilon" not in str(refusal):
@@ -256,17 +254,6 @@ def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> 
         assert not failures
         assert max(highest) <= BUDGET * (1 + 1e-9)
     assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
-
-
-def test_stated_dimensions_leave_more_of_delta() -> None:
-    stated, silent = Ledger(), Ledger()
-    for ledger, run in ((stated, RecordedRun(dimensions=1000)), (silent, RecordedRun())):
-        ledger.charge(Gaussian(3.0), 100, run=run)
-    assert 0 < tail_delta_in(stated.paid) < tail_delta_in(silent.paid) / 1000
-    with begin(stated, epsilon=None, noise_multiplier=2.0) as run:
-        list(steps_of(run))
-        assert {series.dimensions for series in stated.paid} == {4, 1000}
-        assert run.delta_for_noise(DELTA) > DELTA - 2 * tail_delta_in(stated.paid)
 
 
 @pytest.mark.parametrize(

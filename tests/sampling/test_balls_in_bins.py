@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
 
 KEY = SecretKey(bytes(range(32)))

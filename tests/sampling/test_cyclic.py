@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.cyclic import CyclicPoissonSampler
 
 KEY = SecretKey(bytes(range(32)))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from noisette import Ledger, PerExampleClip, PrivateRun, privatize
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.fetching import Fetch, Processes, Thread, WorkerRecords, fetch_of
 from noisette.sampling.loading import records_of
 

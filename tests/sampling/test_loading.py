@@ -101,7 +101,7 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     program = f"""
 import numpy as np
 from noisette import PoissonGaussian
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.loading import records_of
 from noisette.core.batches import PoissonSampler
 def peak():

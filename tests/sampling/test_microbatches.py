@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette.core import clip as accumulator
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 
@@ -27,7 +27,7 @@ X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.a
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import nn
 
 from noisette import OwnRecords, PerExampleClip, PrivacyError, Users, privatize
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.loading import records_of
 from noisette.sampling.users import UserRecords
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from noisette import PrivacyError
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.truncated import TruncatedPoissonSampler
 
 KEY = SecretKey(bytes(range(32)))

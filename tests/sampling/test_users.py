@@ -13,7 +13,7 @@ from scipy import stats
 from torch.utils.data import TensorDataset
 
 from noisette import PrivacyError, Users
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.sampling.loading import records_of
 from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping, Engine
-from noisette.core.one_by_one import OneByOneWarning
 from noisette.errors import PrivacyError
 from oracle import Clipped, example_gradients
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from noisette.core.backward import ForwardPass, search
-from noisette.core.outside import OutsideTensors
-from noisette.core.registry import rewrites
+from noisette.core.forms import rewrites
+from noisette.core.loss import OutsideTensors
 from noisette.core.trace import Loss, Microbatch, Tape, record_losses
 
 

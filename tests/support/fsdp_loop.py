@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import LocatedRecording
+from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
 from ranks_loop import RECORDS, Course
 
@@ -177,7 +177,7 @@ def run_out_once() -> Course:
     """Memory runs out once, on rank 1 alone, in a microbatch of several examples."""
     whole_sum, ran_out = BookKeeping.clipped_sum, []
 
-    def clipped_sum(self: BookKeeping, forward: LocatedRecording, *args: Any) -> ClippedSum:
+    def clipped_sum(self: BookKeeping, forward: ForwardPass, *args: Any) -> ClippedSum:
         if not ran_out and len(forward.losses) > 1 and dist.is_initialized() and dist.get_rank() == 1:
             ran_out.append(1)
             raise torch.OutOfMemoryError("planted")

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 PLANTED: tuple[Callable[[pytest.MonkeyPatch], None], ...] = ()
@@ -91,7 +91,7 @@ def on_ranks(
 def alone(work: Callable[..., Any], *args: Any) -> Any:
     """What the function returns in this process, without a process group and with the key ``SECRET``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+        patch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
         torch.manual_seed(0)
         return work(*args)
 

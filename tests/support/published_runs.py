@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 import noisette
 from noisette import PrivacyError
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
 SIZE, FEATURES, CLASSES, STEPS = 9, 4, 3, 4
@@ -36,7 +36,7 @@ def known_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 p.grad = torch.full_like(p, 0.01 * (1 + k + step))
 
     with monkeypatch.context() as patch:
-        patch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
+        patch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
         patch.setattr(GaussianRelease, "__call__", release)
         yield
 

@@ -27,7 +27,7 @@ PLACES = {
     "before the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", True),
     "after the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", False),
     "before the sums are joined": ("noisette.ranks.process_group.Ranks.add_up", True),
-    "in the noise": ("noisette.mechanisms.gaussian_noise.GaussianNoise.add_", True),
+    "in the noise": ("noisette.core.noise.GaussianNoise.add_", True),
     "before the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", True),
     "after the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", False),
     "after the release": ("noisette.core.steps.DpSgdRun._after_step", True),

@@ -1,8 +1,8 @@
 """How one step of a private run moves through the files of noisette: ``python tests/support/step_shape.py``.
 
 One step is the whole round of a private training loop: the batch of 128 examples is drawn, ``run.accumulate`` and
-``optimizer.step`` follow, with the default engine, without capture, and with a ledger in memory. The model has two linear
-layers with biases. Two steps before it are not counted.
+``optimizer.step`` follow, with the default engine, without capture, and with a ledger in memory. The model has two
+linear layers with biases. Two steps before it are not counted.
 
 Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
 ``dataclass`` makes, do not. A frame of noisette is one of such a function, of a comprehension, or of a generator, which

@@ -31,7 +31,4 @@ from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPois
 from noisette.accounting.events import UserLevel as UserLevel
 from noisette.accounting.events import ZcdpAmount as ZcdpAmount
 from noisette.accounting.ledger.ledger import Ledger as Ledger
-from noisette.accounting.noise_tail import TAIL_SHARE as TAIL_SHARE
-from noisette.accounting.noise_tail import tail_delta as tail_delta
-from noisette.accounting.noise_tail import tail_delta_of as tail_delta_of
 from noisette.accounting.trade_off import TradeOff as TradeOff

@@ -16,7 +16,7 @@ from noisette._internal.checks import open_fraction
 from noisette.accounting.events import RepeatAndSelect
 
 if TYPE_CHECKING:
-    from noisette.core.keys import SecretKey
+    from noisette.core.noise import SecretKey
 
 # Decimal digits of a 64-bit word, rounded upwards, and those that the error of a sum of probabilities may take.
 _DIGITS_PER_WORD = 20

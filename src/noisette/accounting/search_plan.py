@@ -78,8 +78,7 @@ def least_noise_search(
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.
 
     Guarantee: by this accountant the search costs ``epsilon`` or less; with one part in a thousand less noise and the
-    same shape it would cost more. As in :func:`noise_multiplier_for`, the tail of the noise comes on top
-    (:func:`tail_delta_of`).
+    same shape it would cost more.
 
     Raises:
         TypeError, ValueError: an argument is outside its range, or no noise keeps the budget.

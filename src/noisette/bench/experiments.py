@@ -15,7 +15,7 @@ Rows = dict[str, dict[str, Any]]
 Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Rows]
 
 # The methods of the paper, of which nxBP is the baseline and ReweightGP its proposal, and noisette's default.
-_PAPER = ("plain", "BookKeeping", "ReweightGP", "multiLoss", "nxBP")
+_PAPER = ("plain", "BookKeeping", "ReweightGP", "nxBP")
 _OPACUS = tuple(name for name in METHODS if name.startswith("Opacus"))
 _QUICK = ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "ReweightGP", *_OPACUS)
 _ALL = (*_QUICK, *(name for name in ENGINES if name not in _QUICK), "nxBP")

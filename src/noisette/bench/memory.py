@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _in_this_process(cell: Cell, method: str, settings: Settings) -> dict[str, A
 def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
     request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method}
     request |= {"device": settings.device, "threads": settings.threads, "dtype": settings.dtype}
-    request |= {"fastdp": str(settings.fastdp) if settings.fastdp else None}
+    request |= {"fastdp": str(settings.fastdp) if settings.fastdp else None, "module": METHODS[method].__module__}
     # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", __name__, json.dumps(request)]
@@ -135,6 +136,7 @@ def main() -> None:
     device = request["device"]
     if request["fastdp"]:
         peer_fastdp.look_in(Path(request["fastdp"]))
+    import_module(request["module"])  # which may add the method to those that there are
     torch.set_num_threads(request["threads"])
     try:
         with memory_limit(device), uncaptured_is_an_error():

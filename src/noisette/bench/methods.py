@@ -1,4 +1,4 @@
-"""The measured methods by name: plain training, noisette, the baselines of Lee & Kifer 2020, and peers."""
+"""The measured methods by name: plain training, noisette, one example after another, and peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ METHODS: dict[str, Method] = {
     "captured": private.captured(),
     **{name: private.by_engine(getattr(engines, name)) for name in ENGINES},
     "Clipless": private.clipless,
-    "multiLoss": plain.multi_loss,
     "nxBP": plain.nxbp,
     **peer_opacus.methods(),
     **peer_fastdp.METHODS,

@@ -8,8 +8,7 @@ import time
 import torch
 
 from noisette.capture.schedule import schedule_of
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.mechanisms.compiled_noise import CompiledNoise
 
 _REPEATS = 5

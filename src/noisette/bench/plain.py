@@ -1,8 +1,6 @@
-"""Steps in plain PyTorch: training without privacy, the same compiled, and the baselines of Lee & Kifer 2020."""
+"""Steps in plain PyTorch: training without privacy, the same compiled, and one example after another."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,42 +24,19 @@ def plain_compiled(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Ste
 
 
 def nxbp(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
-    """One example after another, forward and backward (nxBP in Lee & Kifer 2020)."""
+    """One example after another, forward and backward, in plain PyTorch (nxBP in Lee & Kifer 2020)."""
     params = list(model.parameters())
 
     def step() -> None:
         total = [torch.zeros_like(p) for p in params]
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):
-            _add_clipped(total, torch.autograd.grad(F.cross_entropy(model(x), y), params))
-        _descend(params, total, len(targets))
+            gradients = torch.autograd.grad(F.cross_entropy(model(x), y), params)
+            factor = (sgd.MAX_GRAD_NORM / nn.utils.get_total_norm(gradients)).clamp(max=1.0)
+            for t, g in zip(total, gradients, strict=True):
+                t.addcmul_(g, factor)
+        with torch.no_grad():
+            for p, t in zip(params, total, strict=True):
+                noised = t.add_(torch.randn_like(t), alpha=sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER)
+                p.add_(noised, alpha=-sgd.LEARNING_RATE / len(targets))
 
     return step
-
-
-def multi_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
-    """One forward pass of the batch, one backward pass per example; all gradients are kept (multiLoss in the paper)."""
-    params = list(model.parameters())
-
-    def step() -> None:
-        losses = F.cross_entropy(model(inputs), targets, reduction="none")
-        gradients = [torch.autograd.grad(loss, params, retain_graph=True) for loss in losses]
-        total = [torch.zeros_like(p) for p in params]
-        for of_example in gradients:
-            _add_clipped(total, of_example)
-        _descend(params, total, len(targets))
-
-    return step
-
-
-def _add_clipped(total: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    factor = (sgd.MAX_GRAD_NORM / nn.utils.get_total_norm(gradients)).clamp(max=1.0)
-    for t, g in zip(total, gradients, strict=True):
-        t.addcmul_(g, factor)
-
-
-@torch.no_grad()
-def _descend(params: Sequence[Tensor], total: Sequence[Tensor], batch_size: int) -> None:
-    """Add noise to the sums and take a step; the sums are overwritten."""
-    for p, t in zip(params, total, strict=True):
-        noised = t.add_(torch.randn_like(t), alpha=sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER)
-        p.add_(noised, alpha=-sgd.LEARNING_RATE / batch_size)

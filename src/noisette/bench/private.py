@@ -16,8 +16,7 @@ from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.compiled_noise import CompiledNoise

@@ -14,15 +14,15 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from noisette._internal.waiting import wait_for
 from noisette.capture.captured import Captured, CaptureWarning
 from noisette.capture.python_values import python_values
 from noisette.capture.schedule import Schedule
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.outside import OutsideTensors
-from noisette.core.trees import leaves, structure
+from noisette.core.loss import Loss, Microbatch, OutsideTensors
+from noisette.core.trees import children, leaves
 
 
 class Step(Protocol):
@@ -291,7 +291,18 @@ def _containers(microbatch: Microbatch) -> Hashable:
     """The structure of the arguments."""
     if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
         return len(microbatch.args)
-    return structure((microbatch.args, dict(microbatch.kwargs)))
+    return _structure((microbatch.args, dict(microbatch.kwargs)))
+
+
+def _structure(value: object) -> Hashable:
+    """The containers and the names in them, without the values: equal for values that code reads in the same way."""
+    found, containers = tree_flatten(value)
+    inside_of = [children(leaf) for leaf in found]
+    inside = [
+        None if of_leaf is None else (type(leaf), tuple(of_leaf), _structure(list(of_leaf.values())))
+        for leaf, of_leaf in zip(found, inside_of, strict=True)
+    ]
+    return str(containers), tuple(inside)
 
 
 def _settings(device: str) -> Hashable:

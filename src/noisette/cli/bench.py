@@ -60,7 +60,7 @@ def bench(
         _of_experiment(
             "A,B,..",
             "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, ReweightGP, "
-            "PerExampleLoop, Vmap, Clipless, multiLoss, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
+            "PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
         ),
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,9 +20,8 @@ from noisette.accounting import (
     Ledger,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.budget import tail_delta_in
+from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import check_events
-from noisette.accounting.ledger.lines import Series
 from noisette.accounting.serialization import facts_of
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
@@ -115,13 +112,11 @@ def price(
     read = Ledger.read(path)
     events = _for_group(read.events, group_size)
     check_events(events)
-    tail = _tail(read.paid, group_size)
-    epsilons, refusals = _compose(events, delta - tail, accountant)
+    epsilons, refusals = _compose(events, delta - NOISE_TAIL, accountant)
     relation = "; ".join({event.relation for event in events}) or "no releases"
     if as_json:
         facts = {
             "delta": delta,
-            "tail_delta": tail,
             "neighbouring": relation,
             "ledger": str(path),
             "dataset": read.dataset,
@@ -139,9 +134,9 @@ def price(
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(table)
     below = Table.grid(padding=(0, 2))
-    below.add_row("delta", f"{delta:g}, of which {rounded_up(tail)} is reserved for the tail of the noise generator")
-    if tail >= delta:
-        below.add_row("", "that is all of it: no epsilon is finite at so small a delta; give a larger one")
+    below.add_row("delta", f"{delta:g}")
+    if delta <= NOISE_TAIL:
+        below.add_row("", f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one")
     below.add_row("neighbouring", relation)
     below.add_row("data set", read.dataset)
     console.print()
@@ -162,15 +157,6 @@ def repair(place: Place) -> None:
 
 def _for_group(events: Events, records: int) -> Events:
     return events if records == 1 else {GroupPrivacy(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
-
-
-def _tail(paid: Mapping[Series, int], records: int) -> float:
-    """The part of delta that the tail of the noise takes, for one record or a group of them."""
-    grouped: Counter[Series] = Counter()
-    for series, times in paid.items():
-        for event in _for_group({series.event: times}, records):
-            grouped[series._replace(event=event)] += times
-    return tail_delta_in(grouped)
 
 
 def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str, float], dict[str, str]]:

@@ -17,33 +17,21 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from noisette._internal import checks
+from noisette.clipping.one_by_one import clipped_sum_one_by_one
 from noisette.core.backward import ForwardPass, per_example_gradients
+from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import (
     ClippedSum,
     Clipping,
     Weights,
-    clip_and_sum,
     clipped_in_parts,
     group_norms,
     may_wait,
 )
-from noisette.core.forms import ExampleGradients, compact
-from noisette.core.one_by_one import clipped_sum_one_by_one
-from noisette.core.recording import LossCall
-from noisette.core.vmap import as_if_compiled, one_value
+from noisette.core.forms import ExampleGradients
+from noisette.core.loss import as_if_compiled, one_value
+from noisette.core.trace import LossCall
 from noisette.errors import PrivacyError
-
-
-class BookKeeping:
-    """The default: one backward pass over activations, then norms and the clipped sum from the gradients of the rules.
-
-    Source: Bu et al. 2022 (book-keeping); norms as in Lee & Kifer 2020, section 5.
-    """
-
-    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`."""
-        forms = per_example_gradients(forward, parameters, lambda name, form: compact(form))
-        return clip_and_sum(forms, forward.losses, clipping)
 
 
 class ReweightGP:

@@ -18,10 +18,10 @@ from noisette.capture.schedule import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.flat import FlatClipping
+from noisette.clipping.one_by_one import OneByOneWarning, clipped_sum_one_by_one, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.clipping.recorded_rows import RecordedCall, Returned, clipped_sum_of, record_rows
 from noisette.core.backward import ForwardPass, UncoveredError, search
-from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -34,12 +34,10 @@ from noisette.core.clip import (
     check_real,
     clipping_of,
 )
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.one_by_one import OneByOneWarning, clipped_sum_one_by_one, says_one_by_one, shared_numbers_refused
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
+from noisette.core.state import ModelBuffers
 from noisette.core.trace import record_losses
-from noisette.core.vmap import NotVectorizedError
 from noisette.errors import PrivacyError
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.ranks import Alone, AnyRanks, in_step

@@ -14,17 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.core import vmap as internals
+from noisette.clipping.one_by_one import OneByOneWarning, says_one_by_one
+from noisette.core import loss as internals
 from noisette.core.backward import ForwardPass, search, user_hooks_disabled
-from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import ClippedSum, Clipping, Engine, clipped_in_parts
-from noisette.core.loss import Microbatch
-from noisette.core.one_by_one import OneByOneWarning, says_one_by_one
-from noisette.core.outside import OutsideTensors
-from noisette.core.recording import DerivedWeight, Recording, Use
-from noisette.core.trace import WrittenIntoError, new_recorder
+from noisette.core.forms import DerivedWeight
+from noisette.core.loss import Microbatch, NotVectorizedError, OutsideTensors, explained
+from noisette.core.state import ModelBuffers
+from noisette.core.trace import Recording, Use, WrittenIntoError, new_recorder
 from noisette.core.trees import leaves, with_leaves
-from noisette.core.vmap import NotVectorizedError, explained
 from noisette.errors import PrivacyError
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()

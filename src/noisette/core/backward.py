@@ -12,16 +12,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Examples, Outer, add, compact
-from noisette.core.recording import DerivedWeight, Recording, Use
-from noisette.core.registry import AS_COMPUTED, DERIVATIONS, Match, OperandMatch, match, operation_name
+from noisette.core.forms import (
+    AS_COMPUTED,
+    AT_LEAST_SINGLE,
+    DerivedWeight,
+    ExampleGradients,
+    Examples,
+    Match,
+    OperandMatch,
+    add,
+    match,
+    operation_name,
+    to_parameters,
+)
+from noisette.core.trace import Recording, Use
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -333,178 +344,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_cast(item, dtype) for item in value)
     return value
-
-
-_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-_DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
-
-
-@dataclass(frozen=True)
-class Region:
-    """The memory of a view: offset in elements from the start of the storage, size and stride."""
-
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @staticmethod
-    def of(view: Tensor) -> Region:
-        return Region(int(view.storage_offset()), tuple(view.shape), view.stride())
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Gradients of a parameter from those of views of it that do not overlap, zero elsewhere."""
-
-    parameter: Tensor
-    parts: tuple[tuple[Region, ExampleGradients], ...]
-
-    def squared_norms(self) -> Tensor:
-        return torch.stack([part.squared_norms() for _, part in self.parts]).sum(0)
-
-    def explicit(self) -> Tensor:
-        gradients = [part.explicit() for _, part in self.parts]
-        full = gradients[0].new_zeros(gradients[0].shape[0], *self.parameter.shape)
-        for view, gradient in zip(self._views(full), gradients, strict=True):
-            view.add_(gradient)
-        return full
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        sums = [part.weighted_sum(weights) for _, part in self.parts]
-        full = sums[0].new_zeros(1, *self.parameter.shape)
-        for view, total in zip(self._views(full), sums, strict=True):
-            view.add_(total)
-        return full[0]
-
-    def _views(self, full: Tensor) -> list[Tensor]:
-        """Each region of ``full``, (b, *parameter.shape): views (b, *region.size)."""
-        count, start = self.parameter.numel(), self.parameter.storage_offset()
-        return [
-            full.as_strided((full.shape[0], *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts
-        ]
-
-    def select(self, examples: Tensor | slice) -> Slices:
-        return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
-
-
-@compact.register
-def _(form: Slices) -> Slices:
-    return Slices(form.parameter, tuple((at, compact(part)) for at, part in form.parts))
-
-
-@lru_cache(maxsize=256)
-def _disjoint(regions: tuple[Region, ...]) -> bool:
-    """Whether no element of memory belongs to two elements of these regions."""
-    end = max(at.offset + sum((n - 1) * s for n, s in zip(at.size, at.stride, strict=True)) for at in regions) + 1
-    index = torch.arange(end)
-    touched = torch.cat([index.as_strided(at.size, at.stride, at.offset).reshape(-1) for at in regions])
-    return touched.unique().numel() == touched.numel()
-
-
-def _is_view(derived: Tensor, parameter: Tensor) -> bool:
-    """Whether each element of a derived weight is another element of its parameter."""
-    same_memory = derived.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
-    plain = same_memory and derived.dtype == parameter.dtype and parameter.is_contiguous()
-    return plain and not _overlaps_itself(derived)
-
-
-def _overlaps_itself(view: Tensor) -> bool:
-    """Whether two elements of the view may share memory, as after ``expand`` or ``unfold``.
-
-    Axes are added from the smallest stride on; each stride must exceed the extent of the axes before it. Stride 1 and
-    size 3 has extent 2: a next stride of 3 is free of overlap, a next stride of 2 is not.
-    """
-    extent = 0
-    for stride, n in sorted(zip(view.stride(), view.shape, strict=True)):
-        if n > 1 and stride <= extent:
-            return True
-        extent += (n - 1) * stride
-    return False
-
-
-def to_parameters(
-    gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
-) -> list[tuple[Tensor, ExampleGradients]]:
-    """The gradients of each parameter, once, given those of the parameters and derived weights that were used.
-
-    All gradients of one parameter are added before any norm is taken: those of its own uses, of views of it, and of
-    other weights derived from it.
-
-    Args:
-        gradients: each tensor that was used, with its gradients; a tensor may occur several times.
-        derived: how derived weights were computed, by their identity.
-    """
-    direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
-    views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
-    pending = _add_by_tensor(gradients)
-    while pending:
-        tensor, form = pending.pop(0)
-        weight = derived.get(id(tensor))
-        if weight is None:
-            direct.setdefault(id(tensor), (tensor, []))[1].append((Region.of(tensor), form))
-            continue
-        parent = weight.parents[0]
-        if len(weight.parents) > 1 or not _is_view(tensor, parent):
-            pending += _to_parents(weight, form)
-        else:
-            direct.setdefault(id(parent), (parent, []))
-            views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
-    return [(parameter, _merge(parameter, parts + views.get(key, []))) for key, (parameter, parts) in direct.items()]
-
-
-def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list[tuple[Tensor, ExampleGradients]]:
-    grouped: dict[int, tuple[Tensor, list[ExampleGradients]]] = {}
-    for tensor, form in gradients:
-        grouped.setdefault(id(tensor), (tensor, []))[1].append(form)
-    return [(tensor, add(forms)) for tensor, forms in grouped.values()]
-
-
-def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
-    """The region and gradients of W for those of W^T, so that both are one region."""
-    if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
-        return Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
-    return at, form
-
-
-def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:
-    """The sum of gradients of the whole parameter and of regions of it; written out where regions overlap."""
-    by_region: dict[Region, list[ExampleGradients]] = {}
-    for at, form in parts:
-        by_region.setdefault(at, []).append(form)
-    slices = tuple((at, add(added)) for at, added in by_region.items())
-    if len(slices) == 1 and slices[0][0] == Region.of(parameter):
-        return slices[0][1]
-    if _disjoint(tuple(at for at, _ in slices)):
-        return Slices(parameter, slices)
-    return Dense(Slices(parameter, slices).explicit())
-
-
-def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
-    """Gradients of the tensors from which a derived weight was computed, from its own gradients."""
-    if (derive := DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
-        return found
-    if terms := _terms(weight):
-        return [(term, form) for term in terms]
-    gradients = torch.autograd.grad(
-        weight.tensor,
-        weight.parents,
-        form.explicit().to(weight.tensor.dtype),
-        is_grads_batched=True,
-        retain_graph=True,
-        materialize_grads=True,
-    )
-    return [
-        (parent, Dense(gradient.to(AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
-        for parent, gradient in zip(weight.parents, gradients, strict=True)
-    ]
-
-
-def _terms(weight: DerivedWeight) -> list[Tensor]:
-    """The parameters whose gradient is that of this sum or difference; none if any term's gradient differs from it."""
-    if weight.kwargs or weight.operation not in _SUMS + _DIFFERENCES:
-        return []
-    terms = [term for term in weight.args if isinstance(term, Tensor) and term.requires_grad]
-    # A term that is no leaf may have been overwritten since, and then has another derivation.
-    like = all(p.is_leaf and p.shape == weight.tensor.shape and p.dtype == weight.tensor.dtype for p in terms)
-    negated = weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]
-    return terms if like and not negated else []

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from noisette._internal import checks
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 
 DENSEST = 1 / 16

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from noisette.core.backward import ForwardPass
-from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, weighted_sum_in_blocks
+from noisette.core.backward import ForwardPass, per_example_gradients
+from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, compact, weighted_sum_in_blocks
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -247,6 +247,18 @@ def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
 
 
 _PIECE = 2**20  # elements that are converted to double precision at a time, on a processor
+
+
+class BookKeeping:
+    """The default: one backward pass over activations, then norms and the clipped sum from the gradients of the rules.
+
+    Source: Bu et al. 2022 (book-keeping); norms as in Lee & Kifer 2020, section 5.
+    """
+
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
+        """See `noisette.core.clip.Engine`."""
+        forms = per_example_gradients(forward, parameters, lambda name, form: compact(form))
+        return clip_and_sum(forms, forward.losses, clipping)
 
 
 class Accumulator:

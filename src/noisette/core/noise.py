@@ -5,25 +5,27 @@ parameter are the words 192 i, 192 i + 1, ... of the keystream of (key, "noise",
 then 32 bits for each angle. So any part of a parameter can be computed from its own tiles, by whoever has the key.
 
 The pair is R cos(a), R sin(a) with R^2 = -2 ln(u), where u is uniform on (0, 1] and a on [-pi, pi). With k - 1 the low
-53 bits of the radius' word, u = k 2^-53, unless the first 24 of these bits are zero. Then another word, of the keystream
-of (key, "rare radii", name, step), gives k, and u = k 2^-77; and so on, up to ``LEVELS`` times. The angle is pi times an
-odd integer of 32 bits over 2^31, so no sine and no cosine is 0.
+53 bits of the radius' word, u = k 2^-53, unless the first 24 of these bits are zero. Then another word, the one of this
+pair in the keystream of (key, "rare radii", name, step), gives k, and u = k 2^-77; and so on, up to ``LEVELS`` times.
+The angle is pi times an odd integer of 32 bits over 2^31, so no sine and no cosine is 0.
 
-How far this is from a Gaussian. Let U be uniform on (0, 1], and u be U rounded up to the grid that its level has.
+How far this is from a Gaussian. The u of a pair is an exactly uniform U on (0, 1], rounded up: to a multiple of 2^-53,
+and where it is below 2^-24, 2^-48, ..., of 2^-77, 2^-101, ... So the radius has an end, at 46.9, but it is drawn as
+finely there as anywhere else, unless U < 2^-1560 = 1e-470.
 
-- Every u has the probability that U rounds to it, 2^-53 2^-24 level. The last level is reached with probability
-  2^-1536, and the least u is 2^-1589, so R ends at 46.9. A pair whose U is less can be told from an exact one: that
-  happens with probability 2^-1589 = 1e-478. So for N pairs in all steps of all runs, a mechanism with this noise is
-  (epsilon, delta + (1 + e^epsilon) N 2^-1589)-private where the one with noise of the rounded U's is (epsilon, delta)-
-  private. For N < 1e50 and epsilon < 900 the addition is below 1e-30 = ``accounting.noise_tail.NOISE_TAIL``.
-- Rounding moves U by at most 2^-29 of itself where U < 1/2, so it moves R by less than 6e-11 of itself. Where U > 1/2 it
-  moves R^2 by at most 2^-52.  A pass computes R and sines to 2.5e-7 of themselves in single precision, 5e-16 in double.
+- Elsewhere rounding moves U by 2^-29 of itself at most, and R by less than 6e-11 of itself where U < 1/2; where U > 1/2
+  it moves R^2 by less than 2^-51. A pass computes R and the sines to 2.5e-7 of themselves in single precision, to 5e-16
+  in double. So a value is one of an exact Gaussian that is rounded, as any number is.
+- That one of N pairs has such a U happens with probability N 2^-1560 at most, whatever the data. So where the mechanism
+  with all pairs exact but for rounding is (epsilon, delta)-private, this one is (epsilon, delta + (1 + e^epsilon) N
+  2^-1560)-private. For all pairs of all runs together, N < 1e40, and any epsilon < 900, the addition is below 1e-30
+  (``accounting.budget.NOISE_TAIL``).
 
-As everywhere in this library, the bounds hold in real arithmetic: attacks on the digits of released numbers are left out.
+Attacks on the last digits of released numbers are left out, as everywhere in this library.
 
-Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So a processor
-and a GPU give the same values, and so do eager and compiled code. Library functions differ in the last digit; among them
-is ``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
+Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So
+processors and GPUs, eager and compiled code give the same values. Library functions differ in the last digit, also
+``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
 (1/2, 1]:
 
     -2 ln u = e * 2 ln 2 + 4 atanh(s), s = (1 - v) / (1 + v).
@@ -35,16 +37,186 @@ sin(pi/2 - |a|), pi/2 - |a| is an integer multiple of pi/2^31, and sin(a) = cos(
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
-from noisette.core.tiles import ALL_WHOLE, TILE, WHOLE, Part, Piece, Window, groups_of
+KEY_BYTES = 32
+WORDS_PER_BLOCK = 8  # a block of the cipher holds 64 bytes
+_MAX_BLOCK = 2**32  # its counter has 32 bits
+_ZEROS = memoryview(bytes(2**20))  # the keystream is the encryption of zeros
+
+
+class SecretKey:
+    """Thirty-two secret bytes, fresh from the operating system unless given. Never printed, pickled or copied to disk.
+
+    >>> SecretKey()
+    SecretKey(hidden)
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        secret = os.urandom(KEY_BYTES) if secret is None else secret
+        if len(secret) != KEY_BYTES:
+            raise ValueError(f"expected a key of {KEY_BYTES} bytes, got {len(secret)}")
+        self._secret = secret
+        self._process = os.getpid()
+        self._stream_key = lru_cache(maxsize=None)(self._derive)
+
+    def __repr__(self) -> str:
+        return "SecretKey(hidden)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret key is never pickled or copied; each process makes its own")
+
+    def _derive(self, purpose: str, name: str) -> bytes:
+        """A key of its own for each stream, so that no two streams can ever share a counter."""
+        label = f"{len(purpose)}:{purpose}{name}".encode()
+        return hashlib.blake2b(label, key=self._secret, digest_size=KEY_BYTES, person=b"noisette").digest()
+
+    def stream_key(self, *, purpose: str, name: str, end: int) -> bytes:
+        """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce.
+
+        Raises:
+            RuntimeError: as by :meth:`fill`.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("this key belongs to the process that made it: a forked copy would repeat its noise")
+        if -(-end // WORDS_PER_BLOCK) > _MAX_BLOCK:
+            raise RuntimeError(f"stream {purpose!r} of {name!r} is exhausted: over {_MAX_BLOCK} blocks in one step")
+        return self._stream_key(purpose, name)
+
+    def fill_each(self, parts: Iterable[tuple[np.ndarray, str, int]], *, purpose: str, step: int) -> None:
+        """:meth:`fill` for several streams of a purpose: the words, the stream's name and the first word of each."""
+        for words, name, start in parts:
+            self.fill(words, purpose=purpose, name=name, step=step, start=start)
+
+    def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
+        """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array.
+
+        Raises:
+            RuntimeError: the process was forked after the key was made, or the stream's counter is exhausted.
+        """
+        first, skipped = divmod(start, WORDS_PER_BLOCK)
+        secret = self.stream_key(purpose=purpose, name=name, end=start + words.size)
+        counter_and_nonce = first.to_bytes(4, "little") + step.to_bytes(12, "little")
+        encryptor = Cipher(ChaCha20(secret, counter_and_nonce), mode=None).encryptor()
+        if skipped:
+            encryptor.update(bytes(8 * skipped))
+        stream = words.view(np.uint8).data
+        for at in range(0, len(stream), len(_ZEROS)):
+            part = stream[at : at + len(_ZEROS)]
+            encryptor.update_into(_ZEROS[: len(part)], part)
+
+
+TILE = 256  # elements whose noise is computed together
+
+
+@dataclass(frozen=True)
+class Window:
+    """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
+
+    A shard of rows is one run. A shard of columns has a run in each row, and the stride is the length of a whole row.
+
+    Args:
+        start: the parameter's element at which the tensor begins.
+        run: elements of the tensor that follow each other in the parameter too; ``None``: all of them.
+        stride: elements of the parameter from the beginning of one run to that of the next; ``None``: one run.
+
+    Raises:
+        ValueError: the start is negative, only one of ``run`` and ``stride`` is given, or runs are empty or overlap.
+
+    >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
+    [2, 12, 22]
+    """
+
+    start: int = 0
+    run: int | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise ValueError(f"a window starts at 0 or later, got {self.start}")
+        if (self.run is None) != (self.stride is None):
+            raise ValueError(f"run and stride belong together, got {self.run} and {self.stride}")
+        # Runs that overlap would give several elements the same noise.
+        if self.run is not None and self.stride is not None and not 0 < self.run <= self.stride:
+            raise ValueError(f"expected runs of at least 1 element, not longer than the stride, got {self}")
+
+    def segments(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """The runs of a tensor of so many elements: first element in the tensor, in the parameter, and length."""
+        run, stride = (self.run or size), (self.stride or size)
+        for k, at in enumerate(range(0, size, run or 1)):
+            yield at, self.start + k * stride, min(run, size - at)
+
+
+WHOLE = Window()
+ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named tensor, as the noise sees it: its number of elements, and which ones of the parameter they are."""
+
+    name: str
+    size: int
+    window: Window
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that follow each other in a tensor and in its parameter, and which tiles of a group have their noise."""
+
+    name: str
+    at: int  # the first element, in the tensor
+    numel: int
+    tile: int  # the first tile, counted from the start of the parameter
+    tiles: int
+    place: int  # of the first tile in the group
+    skipped: int  # values of the first tile that are not used
+
+    @property
+    def values(self) -> slice:
+        """Their noise among the values of the group."""
+        start = self.place * TILE + self.skipped
+        return slice(start, start + self.numel)
+
+
+@lru_cache(maxsize=64)
+def groups_of(parts: Sequence[Part], most: int) -> list[list[Piece]]:
+    """Divide the elements of all tensors into groups of pieces, each with at most so many tiles.
+
+    A piece that begins or ends inside a tile takes the whole tile. The next one may go on in the same tile.
+    """
+    groups: list[list[Piece]] = [[]]
+    taken = 0
+    for part in parts:
+        for at, first, length in part.window.segments(part.size):
+            done = 0
+            while done < length:
+                tile, skipped = divmod(first + done, TILE)
+                last = groups[-1][-1] if groups[-1] else None
+                goes_on = last is not None and last.name == part.name and last.tile + last.tiles - 1 == tile
+                place = taken - 1 if goes_on else taken
+                if place == most:
+                    groups.append([])
+                    taken = 0
+                    continue
+                numel = min(length - done, (most - place) * TILE - skipped)
+                tiles = -(-(skipped + numel) // TILE)
+                groups[-1].append(Piece(part.name, at + done, numel, tile, tiles, place, skipped))
+                done, taken = done + numel, place + tiles
+    return groups
+
 
 PAIRS = TILE // 2
 WORDS = PAIRS + PAIRS // 2  # 64-bit words of a tile
@@ -57,7 +229,7 @@ RARE_PURPOSE = "rare radii"
 MASK = 2**RADIUS_BITS - 1
 QUARTER_TURN = 2**30
 TWO_LN_2 = 1.3862943611198906
-# Elements to which noise is added in one operation: for more torch starts threads, and waits longer than the work takes.
+# Elements that get noise in one operation: for more, torch starts threads, and waiting for them takes longer.
 _AT_ONCE = 2**15
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.core.keys import SecretKey
 from noisette.core.loss import Loss
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError, first_few
 
 
@@ -57,24 +57,6 @@ class Stateful(Protocol):
         Raises:
             ValueError: a value is outside its domain.
         """
-        ...
-
-
-@runtime_checkable
-class DerivedBound(Protocol):
-    """A bound derived from the network and its weights, which a search for a worst-case example can test."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
-        ...
-
-    def score_gradient_bound(self) -> float:
-        """Bound on one example's gradient with respect to its scores."""
-        ...
-
-    def sensitivities(self) -> Mapping[str, float]:
-        """Bound on one example's gradient of each parameter, by name."""
         ...
 
 
@@ -169,6 +151,65 @@ class Processes(Protocol):
     def close(self) -> None:
         """The others learn that this process takes part no longer."""
         ...
+
+
+class Alone:
+    """A run of this process alone, also where others were started beside it.
+
+    Such processes are separate runs: on the same records each needs a ledger of its own data, or one after another the
+    same one, and their costs add up.
+
+    >>> Alone().share(np.arange(3))
+    array([0, 1, 2])
+    """
+
+    rank = 0
+    size = 1
+
+    def key(self) -> SecretKey:
+        """A fresh secret key."""
+        return SecretKey()
+
+    def share(self, indices: np.ndarray) -> np.ndarray:
+        """All of the batch."""
+        return indices
+
+    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
+        """What the function returns, as it would arrive at other ranks: as JSON."""
+        return json.loads(json.dumps(compute()))
+
+    @contextmanager
+    def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
+        """A context without effect."""
+        yield {}
+
+    def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The numbers themselves."""
+        return dict(numbers)
+
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The numbers of this process."""
+        return [numbers]
+
+    def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
+        """Nothing to compare with."""
+
+    def add_up(self, sums: Sequence[Tensor]) -> None:
+        """The sums are complete."""
+
+    def gather_into(self, whole: Tensor, part: Tensor) -> None:
+        """The part is the whole."""
+
+    def is_known_to_all(self, error: BaseException) -> bool:
+        """Whether all ranks raise this error."""
+        return True
+
+    def all_close(self) -> bool:
+        """Nobody else can still release a step."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class NoisySums(Protocol):

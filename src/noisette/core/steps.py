@@ -24,12 +24,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
-from noisette.core.buffers import advance_spectral_norms, hold_noise
-from noisette.core.keys import SecretKey
 from noisette.core.loss import Loss, Microbatch
-from noisette.core.model_checks import StepsOfScaler, check_coverage, held_by, refuse_scaler
-from noisette.core.randomness import RandomStates, seed_secretly
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
+from noisette.core.state import RandomStates, advance_spectral_norms, seed_secretly
 from noisette.errors import PrivacyError, first_few
 
 
@@ -69,6 +67,8 @@ class Parts(NamedTuple):
     account: StepAccount
     ranks: Processes
     key: SecretKey
+    # Draws noise on weights for a whole batch, from this seed; what is returned ends that.
+    hold_noise: Callable[[nn.Module, Callable[[], int]], Callable[[], None]]
 
 
 class _Opened(NamedTuple):
@@ -106,7 +106,7 @@ class DpSgd:
         self.steps_taken = self._first_step = steps_taken
         self.steps_lost = steps_lost
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
-        self._release, self._account, self._ranks, self._key = parts[4:]
+        self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._batch: Batch | None = None  # drawn and not yet released
         self._opened: _Opened | None = None  # since the first records of this batch were read
@@ -206,7 +206,7 @@ class DpSgd:
         if self._written:
             raise _parameters_written(self._written)
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
-        let_go = hold_noise(self.bound.model, self._seed_of_all_ranks)
+        let_go = self._hold_noise(self.bound.model, self._seed_of_all_ranks)
         self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
@@ -344,8 +344,7 @@ class DpSgd:
         with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)
             batch.check_bounded(len(batch.indices))
-            if held_by(optimizer) != self._names.keys():
-                check_coverage(optimizer, self.bound)
+            self._check_held(optimizer)
             self._end_batch()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._account.commit()
@@ -362,6 +361,20 @@ class DpSgd:
         if isinstance(self.optimizer, TakesDeviations):
             self.optimizer.take_deviations(self._release.deviations)
         self._depth = 1
+
+    def _check_held(self, optimizer: Optimizer) -> None:
+        """Check that the optimizer still has the parameters of the bound, and no other trainable ones."""
+        held = held_by(optimizer)
+        if held == self._names.keys():
+            return
+        missing = [name for name, p in self.bound.parameters.items() if id(p) not in held and p.requires_grad]
+        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._names]
+        if missing or any(p.requires_grad or p.grad is not None for p in others):
+            raise PrivacyError(
+                "the optimizer and the bound have different parameters since the run began: "
+                f"{first_few(missing) or len(others)} {'left the optimizer' if missing else 'came to it'}. Start "
+                "another run with noisette.privatize() for a bound and an optimizer of the same parameters"
+            )
 
     # Line 5
 
@@ -506,4 +519,43 @@ def _parameters_written(names: list[str]) -> PrivacyError:
         f"{first_few(names)}: written between the first record of a batch and its release. Parameters change by "
         "optimizer steps alone, so this run cannot go on: its weights may hold values of records. Write parameters "
         "after optimizer.step(), start from the last checkpoint, and compute what the loss needs without writing"
+    )
+
+
+def held_by(optimizer: Optimizer) -> set[int]:
+    """The ``id`` of every parameter of the optimizer."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+class StepsOfScaler:
+    """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
+
+    With gradients in ``.grad`` that are not there yet, a ``GradScaler`` fails before the optimizer is called.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before: dict[str, object] = {
+            k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"
+        }
+        vars(optimizer)["_step_supports_amp_scaling"] = True
+
+    def remove(self) -> None:
+        """Put the attribute of the optimizer back."""
+        vars(self._optimizer).pop("_step_supports_amp_scaling", None)
+        vars(self._optimizer).update(self._before)
+
+
+def refuse_scaler(optimizer: Optimizer) -> None:
+    """Refuse the step of a ``GradScaler``.
+
+    Raises:
+        PrivacyError: always.
+    """
+    for name in ("found_inf", "grad_scale"):  # what the scaler has left there
+        vars(optimizer).pop(name, None)
+    raise PrivacyError(
+        "a GradScaler scales the losses by a factor that follows the records, and skips steps where one gradient "
+        "overflows: whether a step happens must not depend on the data. Train in bfloat16 or float32, and call "
+        "optimizer.step() without a scaler"
     )

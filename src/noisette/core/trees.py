@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +29,7 @@ def leaves(value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
             return [leaf for part in value.values() for leaf in leaves(part)]
     found: list[Any] = []
     for leaf in tree_flatten(value, is_leaf)[0]:
-        inside = None if is_leaf(leaf) else _children(leaf)
+        inside = None if is_leaf(leaf) else children(leaf)
         found += [leaf] if inside is None else leaves(list(inside.values()), is_leaf)
     return found
 
@@ -38,10 +38,10 @@ def map_leaves(change: Change, value: Any, is_leaf: Callable[[Any], bool] = _no_
     """The same containers with ``change`` applied to every value that :func:`leaves` finds."""
 
     def changed(leaf: Any) -> Any:
-        inside = None if is_leaf(leaf) else _children(leaf)
+        inside = None if is_leaf(leaf) else children(leaf)
         if inside is None:
             return change(leaf)
-        return _with_children(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})
+        return _withchildren(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})
 
     return tree_map(changed, value, is_leaf=is_leaf)
 
@@ -52,23 +52,12 @@ def with_leaves(value: Any, replacements: Sequence[Any]) -> Any:
     return map_leaves(lambda _: next(following), value)
 
 
-def structure(value: object) -> Hashable:
-    """The containers and the names in them, without the values: equal for values that code reads in the same way."""
-    found, containers = tree_flatten(value)
-    children = [_children(leaf) for leaf in found]
-    inside = [
-        None if of_leaf is None else (type(leaf), tuple(of_leaf), structure(list(of_leaf.values())))
-        for leaf, of_leaf in zip(found, children, strict=True)
-    ]
-    return str(containers), tuple(inside)
-
-
 def tensors(value: object) -> list[Tensor]:
     """Every tensor inside."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _children(value: Any) -> dict[Any, Any] | None:
+def children(value: Any) -> dict[Any, Any] | None:
     """What a container holds that pytrees do not open; ``None`` for a value that is no such container."""
     if isinstance(value, PackedSequence):
         return {"data": value.data}
@@ -80,7 +69,7 @@ def _children(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _with_children(value: Any, children: dict[Any, Any]) -> Any:
+def _withchildren(value: Any, children: dict[Any, Any]) -> Any:
     """A copy of the container with other values; a mapping that cannot be written becomes a ``dict``."""
     if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
         return children

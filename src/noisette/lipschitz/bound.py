@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from noisette.core.backward import user_hooks_disabled
-from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import Accumulator, ClippingRule
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.one_by_one import shared_numbers_refused
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import Loss, Microbatch, OutsideTensors, shared_numbers_refused, vectorized_losses
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.vmap import vectorized_losses
+from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.loss_watch import LossWatch

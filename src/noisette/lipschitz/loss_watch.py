@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from noisette.core.outside import OutsideTensors
+from noisette.core.loss import OutsideTensors, is_wrapped
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
-from noisette.core.vmap import is_wrapped
 
 
 class LossWatch(TorchFunctionMode):

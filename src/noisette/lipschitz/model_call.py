@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_leaves
 
-from noisette.core import vmap
+from noisette.core import loss as vmap
 from noisette.errors import PrivacyError
 from noisette.lipschitz.torch_modules import check_measured_shape, is_measured
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from noisette.core.buffers import ModelBuffers
+from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 

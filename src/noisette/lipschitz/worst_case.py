@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from noisette.core.buffers import ModelBuffers
+from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 _STARTS = 2

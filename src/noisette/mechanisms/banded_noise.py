@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import ALL_WHOLE, WHOLE, Window
+from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
 
 
 @dataclass

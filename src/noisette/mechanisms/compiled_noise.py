@@ -15,9 +15,20 @@ from torch import Tensor
 
 from noisette.capture.graph import CaptureError, trace
 from noisette.capture.schedule import Schedule
-from noisette.core.keys import SecretKey
-from noisette.core.noise import LEVELS, MASK, PAIRS, RADIUS_BITS, TILES_AT_ONCE, Noise, PlainNoise, PlainPass, Words
-from noisette.core.tiles import TILE, Piece
+from noisette.core.noise import (
+    LEVELS,
+    MASK,
+    PAIRS,
+    RADIUS_BITS,
+    TILE,
+    TILES_AT_ONCE,
+    Noise,
+    Piece,
+    PlainNoise,
+    PlainPass,
+    SecretKey,
+    Words,
+)
 from noisette.mechanisms.device_noise import device_noise, noise_of_words
 
 # Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.

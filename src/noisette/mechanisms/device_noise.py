@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
 from noisette.core.noise import (
     MASK,
     PAIRS,
@@ -21,13 +20,17 @@ from noisette.core.noise import (
     RADIUS_BITS,
     RARE,
     RARE_BITS,
+    TILE,
     TWO_LN_2,
     WORDS,
     Noise,
+    Part,
+    Piece,
+    SecretKey,
     digits_of,
+    groups_of,
     rare_radius,
 )
-from noisette.core.tiles import TILE, Part, Piece, groups_of
 
 _TILES_AT_ONCE = 2**14  # 4 million values: their operations take longer than it takes to start them
 _BLOCKS = WORDS // 8  # of the cipher in a tile
@@ -124,7 +127,7 @@ class TorchNoise:
         owners, tiles = tiles_of(pieces)
         nonce = bytes(4) + step.to_bytes(12, "little")
         secrets = [self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces]
-        states = np.array([np.frombuffer(_CONSTANTS + secret + nonce, np.int32) for secret in secrets])
+        states = np.frombuffer(b"".join(_CONSTANTS + secret + nonce for secret in secrets), np.int32).reshape(-1, 16)
         # Of each tile the state of its stream, then the counter of its first block; the host sends once for all.
         sent = torch.tensor(np.column_stack([states[owners], tiles * _BLOCKS]), device=self._device)
         each = sent.repeat_interleave(_BLOCKS, 0).t()
@@ -133,7 +136,7 @@ class TorchNoise:
         radii = words[:, : 2 * PAIRS].contiguous().view(torch.int64) & MASK
         for row, pair in (radii < RARE).nonzero().tolist():
             number = int(tiles[row]) * PAIRS + pair
-            radii[row, pair] = rare_radius(self._key, pieces[owners[row]].name, step, number)
+            radii[row, pair] = rare_radius(self._key, pieces[int(owners[row])].name, step, number)
         return radii, words[:, 2 * PAIRS :]
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import WHOLE, Window
+from noisette.core.noise import WHOLE, GaussianNoise, Window
 from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.ranks import AnyRanks

@@ -13,9 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.accounting import TAIL_SHARE, Gaussian, GdpAccountant, Ledger, noise_multiplier_for, tail_delta
-from noisette.accounting.ledger.recorded_run import RecordedRun
-from noisette.core.keys import SecretKey
+from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of
@@ -32,8 +31,6 @@ _ROWS_AT_ONCE = 1024
 _MAX_ROWS = 2**31
 # Rows are scaled to a norm below one by this much, which is more than rounding errors of the norm can add.
 _SLACK = 2.0**-20
-# The delta for which the noise must suffice if the user gave none.
-_DEFAULT_DELTA = 1e-10
 
 # Floating-point warnings would disclose something about a record, also as errors if the user turned them into those.
 _quiet = np.errstate(all="ignore")
@@ -104,7 +101,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 
         Raises:
             ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
-            PrivacyError: the noise is too small for the bounded tail of its generator.
+            PrivacyError: there are 2^31 rows or more.
         """
         ranks = ranks_of(self.ranks)
         try:
@@ -121,14 +118,14 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             rows = _table(X)
             features = rows.shape[1]
             self._check(features)
-            noise_multiplier = self._calibrated_noise(features)
+            noise_multiplier = self._calibrated_noise()
             total = _second_moment(rows, ranks)
         declared = {"features": features, "noise of the components": noise_multiplier}
         ranks.check_equal("the principal components", lambda: declared)
         ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
         with ranks.unanimous("the price of the principal components"):
             event = Gaussian(noise_multiplier, parts=((PART, 1.0),))
-            self.ledger.charge(event, run=RecordedRun(dimensions=features**2))
+            self.ledger.charge(event)
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
         return _noised(total, noise_multiplier, ranks.key())
 
@@ -172,26 +169,15 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             lambda: self.delta is None or checks.open_fraction(delta=self.delta),
         )
 
-    def _calibrated_noise(self, features: int) -> float:
-        """The noise multiplier: as given, or computed from the budget of one fit.
-
-        Raises:
-            PrivacyError: the bounded tail of the noise generator would use more than its share of delta.
-        """
-        noise, delta = self.noise_multiplier, self.delta if self.delta is not None else _DEFAULT_DELTA
-        if noise is None:
-            assert self.epsilon is not None
-            left, accountant = delta * (1 - TAIL_SHARE), GdpAccountant()
-            noise = noise_multiplier_for(
-                epsilon=self.epsilon, delta=left, sampling_rate=1.0, steps=1, accountant=accountant
-            )
-        tail = tail_delta(noise_multiplier=noise, sampling_rate=1.0, steps=1, dimensions=features**2)
-        if tail > TAIL_SHARE * delta:
-            raise PrivacyError(
-                f"noise_multiplier={noise:.4g} is too small: the bounded tail of the noise generator alone costs "
-                f"delta={tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; choose a larger noise multiplier"
-            )
-        return float(noise)
+    def _calibrated_noise(self) -> float:
+        """The noise multiplier: as given, or computed from the budget of one fit."""
+        if self.noise_multiplier is not None:
+            return float(self.noise_multiplier)
+        assert self.epsilon is not None
+        assert self.delta is not None
+        return noise_multiplier_for(
+            epsilon=self.epsilon, delta=self.delta, sampling_rate=1.0, steps=1, accountant=GdpAccountant()
+        )
 
 
 def private_pca(
@@ -210,7 +196,7 @@ def private_pca(
 
     Raises:
         ValueError: an argument is outside its domain, or the data is no table of numbers.
-        PrivacyError: the noise is too small for the bounded tail of its generator.
+        PrivacyError: there are 2^31 rows or more.
 
     >>> digits = torch.rand(100, 64)
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape

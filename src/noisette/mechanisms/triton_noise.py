@@ -21,7 +21,6 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from noisette.core.keys import SecretKey
 from noisette.core.noise import (
     LEVELS,
     MASK,
@@ -32,8 +31,9 @@ from noisette.core.noise import (
     SINGLE,
     TWO_LN_2,
     WORDS,
+    Part,
+    SecretKey,
 )
-from noisette.core.tiles import Part
 from noisette.mechanisms import device_noise
 
 _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of four warps
@@ -133,6 +133,11 @@ def _rare(radii):
 
 
 @triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
 def _values(radii, level, first, angles, std):
     """The cosines and the sines of the eight pairs of a block of radii, from these angles on, in a row of both."""
     values = ()
@@ -220,7 +225,7 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
     # One program in ten thousand has a rare radius. Its words are those of the next level, until none is rare.
     counter_of_rare = (tile * 16 + 2 * column).to(tl.uint32)
     level = 1
-    while tl.max(rare, 0) > 0:
+    while tl.reduce(rare, 0, _either) != 0:
         key_of_rare = _key(keys + 16 * row + 8)
         nonce_of_rare = (step0.to(tl.uint32), step1.to(tl.uint32), (step2 + level).to(tl.uint32))
         next_lower = _block(key_of_rare, counter_of_rare, nonce_of_rare)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from noisette.core.vmap import outside
+from noisette.core.loss import outside
 from noisette.errors import PrivacyError
 
 F = nn.functional

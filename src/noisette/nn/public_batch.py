@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from noisette.core.vmap import is_wrapped, outside
+from noisette.core.loss import is_wrapped, outside
 from noisette.nn.channel_norm import PublicNorm, Weighted
 
 _WEIGHTED = (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from noisette.core.vmap import outside
+from noisette.core.loss import outside
 from noisette.errors import PrivacyError
 from noisette.nn._time_steps import TimeSteps
 

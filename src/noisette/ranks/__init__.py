@@ -1,11 +1,11 @@
 """The processes of one run: what they share, what each one computes, and how they agree.
 
-This is the only folder that imports ``torch.distributed``. All others see a :class:`~noisette.ranks.alone.Alone` or a
+This is the only folder that imports ``torch.distributed``. All others see a :class:`~noisette.core.release.Alone` or a
 :class:`~noisette.ranks.process_group.Ranks` with the same few methods, so there is one way through the code for one
 process and for many.
 """
 
-from noisette.ranks.alone import Alone as Alone
+from noisette.core.release import Alone as Alone
 from noisette.ranks.choice import AnyRanks as AnyRanks
 from noisette.ranks.choice import in_step as in_step
 from noisette.ranks.choice import ranks_of as ranks_of

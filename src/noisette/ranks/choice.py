@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from noisette.core.batches import OtherRankRanOut
+from noisette.core.release import Alone
 from noisette.errors import PrivacyError
-from noisette.ranks.alone import Alone
 from noisette.ranks.process_group import Ranks
 
 AnyRanks: TypeAlias = Alone | Ranks

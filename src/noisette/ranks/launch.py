@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from noisette.ranks.alone import Alone
+from noisette.core.release import Alone
 from noisette.ranks.choice import AnyRanks, were_started_together
 from noisette.ranks.process_group import Ranks
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from noisette._internal import checks
-from noisette.core.keys import KEY_BYTES, SecretKey
+from noisette.core.noise import KEY_BYTES, SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.messages import MESSAGE_BYTES, Message, are_together, raise_if_any_refuses
 

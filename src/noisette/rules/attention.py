@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from noisette.core.registry import rewrite
+from noisette.core.forms import rewrite
 
 F = torch.nn.functional
 

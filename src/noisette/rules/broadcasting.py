@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.registry import rule
+from noisette.core.forms import Dense, ExampleGradients, Examples, rule
 
 
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.registry import rewrite, rule_per_operand
+from noisette.core.forms import Dense, ExampleGradients, Examples, rewrite, rule_per_operand
 from noisette.rules.kernel_factors import Geometry
 from noisette.rules.kernel_gradients import KernelGradients
 

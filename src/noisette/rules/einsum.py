@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import ExampleGradients, Examples
-from noisette.core.registry import rewrite, rule_per_operand
+from noisette.core.forms import ExampleGradients, Examples, rewrite, rule_per_operand
 from noisette.rules.contraction import factor_gradients
 
 

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import ExampleGradients, Examples, Rows
-from noisette.core.recording import DerivedWeight
-from noisette.core.registry import Operation, Rewrite, derivation, rewrite, rule
+from noisette.core.forms import (
+    DerivedWeight,
+    ExampleGradients,
+    Examples,
+    Operation,
+    Rewrite,
+    Rows,
+    derivation,
+    rewrite,
+    rule,
+)
 
 F = torch.nn.functional
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, ExampleGradients, Examples, Outer
-from noisette.core.registry import AS_COMPUTED, rewrite, rule
+from noisette.core.forms import AS_COMPUTED, Dense, ExampleGradients, Examples, Outer, rewrite, rule
 from noisette.rules.brain_floats import BrainOuter
 from noisette.rules.broadcasting import unbroadcast
 

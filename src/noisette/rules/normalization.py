@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.registry import Operation, rule_per_operand
+from noisette.core.forms import Dense, ExampleGradients, Examples, Operation, rule_per_operand
 from noisette.rules.autotune import operations_are_few
 from noisette.rules.broadcasting import unbroadcast, unbroadcast_channels
 

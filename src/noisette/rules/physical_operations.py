@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.recording import Operation
-from noisette.core.registry import Run, leaves, named_arguments
-from noisette.core.vmap import is_wrapped, physical
+from noisette.core.forms import Operation, Run, leaves, named_arguments
+from noisette.core.loss import is_wrapped, physical
 from noisette.errors import PrivacyError
 from noisette.rules.public_statistics import normalise_channels
 

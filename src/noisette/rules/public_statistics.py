@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.recording import DerivedWeight
-from noisette.core.registry import derivation, rule
+from noisette.core.forms import Dense, DerivedWeight, ExampleGradients, Examples, derivation, rule
 from noisette.rules.broadcasting import unbroadcast_channels
 from noisette.rules.normalization import scale_gradients
 from noisette.rules.shared_slope import Channels, SharedSlope

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from noisette.core import vmap as internals
-from noisette.core.recording import Use
-from noisette.core.trace import Recorder
+from noisette.core import loss as internals
+from noisette.core.trace import Recorder, Use
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
 from noisette.rules.repeated_pass import Surroundings

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from noisette.core.registry import Operation, rewrite
+from noisette.core.forms import Operation, rewrite
 from noisette.rules import recurrences
 from noisette.rules.recurrences import KnownStates, connect
 from noisette.rules.unrolled_recurrences import LayerWeights, Step, Unrolled

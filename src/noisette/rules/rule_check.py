@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from noisette.core import registry
-from noisette.core.forms import ExampleGradients, Examples
-from noisette.core.recording import Operation
-from noisette.core.registry import PHYSICAL, Rule, Run, find_rule, leaves, named_arguments, operation_name
-from noisette.core.vmap import is_wrapped, physical
+from noisette.core import forms
+from noisette.core.forms import (
+    PHYSICAL,
+    ExampleGradients,
+    Examples,
+    Operation,
+    Rule,
+    Run,
+    find_rule,
+    leaves,
+    named_arguments,
+    operation_name,
+)
+from noisette.core.loss import is_wrapped, physical
 from noisette.errors import PrivacyError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -47,7 +56,7 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
 
     def register(function: Rule) -> Rule:
         for operation in operations:
-            registry.rule(operation, operand=operand)(function)
+            forms.rule(operation, operand=operand)(function)
             if operation not in PHYSICAL:
                 leaves(operation)(_for_all_examples)
         return function
@@ -137,7 +146,9 @@ def _compare(
             truth += torch.autograd.grad(alone[-1], weight, dy[i], materialize_grads=True)
         tolerance = _TOLERANCE[weight.dtype]
         scale = float(output.detach().abs().max()) if output.numel() else 0.0
-        if not all(torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone)):
+        if not all(
+            torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone, strict=True)
+        ):
             raise PrivacyError(
                 f"{_described(func)} gives another output for all examples together than for each alone: it must keep "
                 "the rows of the first axis apart"

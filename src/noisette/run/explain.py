@@ -21,18 +21,17 @@ from torch.utils._pytree import tree_leaves
 import noisette
 from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping
+from noisette.core.forms import match, operation_name
 from noisette.core.loss import Loss, Microbatch
-from noisette.core.model_checks import batch_mixing_modules, check_optimizer
-from noisette.core.one_by_one import OneByOneWarning
-from noisette.core.recording import Recording
-from noisette.core.registry import match, operation_name
-from noisette.core.trace import own_copies
+from noisette.core.trace import Recording, own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
+from noisette.run.model_checks import batch_mixing_modules, check_optimizer
 from noisette.run.privatize import privatize
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one

@@ -23,9 +23,7 @@ from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch, Fetch
-from noisette.core.keys import SecretKey
-from noisette.core.model_checks import check_no_batch_norm, check_optimizer
-from noisette.core.noise import GaussianNoise
+from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.core.steps import DpSgd, Parts, check_free
 from noisette.mechanisms.banded_factor import correlation_of
@@ -36,6 +34,8 @@ from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.held_noise import hold_noise
+from noisette.run.model_checks import check_no_batch_norm, check_optimizer
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import (
     check_own_records,
@@ -64,7 +64,6 @@ class LedgerAccount:
         terms: the parameters of the run.
         accountant: computes epsilon.
         ledger: records each step before its batch is drawn, and each release before its noise is.
-        dimensions: number of elements that each step adds noise to.
         ranks: the processes of the run; the ledger of rank 0 is the one that counts.
         steps_spent: by an earlier process of this run.
     """
@@ -74,15 +73,14 @@ class LedgerAccount:
         terms: RunParameters,
         accountant: Accountant,
         ledger: Ledger,
-        dimensions: int,
         ranks: AnyRanks,
         steps_spent: int,
     ) -> None:
-        self.spending = PrivacyBudget(terms, accountant, ledger, dimensions)
+        self.spending = PrivacyBudget(terms, accountant, ledger)
         self.ledger = ledger
         self._event = terms.event
         self._ranks = ranks
-        self._recorded = RecordedRun(terms.run, dimensions)
+        self._recorded = RecordedRun(terms.run)
         lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
         self.lease = in_whole_rounds(terms.event, lease)
         self.reserved = 0
@@ -187,8 +185,7 @@ class PrivateRun(DpSgd):
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
-        dimensions = sum(p.numel() for part in bound.pop_sums() for p in part.params)
-        account = LedgerAccount(terms, accountant, ledger, dimensions, ranks, steps_spent)
+        account = LedgerAccount(terms, accountant, ledger, ranks, steps_spent)
         devices = {p.device for p in bound.parameters.values()}
         new_batch = partial(Batch, records=records, measured=MeasuredSize(memory_of(devices)))
         if any(map(is_sharded, bound.parameters.values())):
@@ -219,6 +216,7 @@ class PrivateRun(DpSgd):
                 account=account,
                 ranks=ranks,
                 key=key,
+                hold_noise=hold_noise,
             ),
             sampling_rate=event.sampling_rate,
             expected_batch_size=batch_size,
@@ -325,13 +323,9 @@ class PrivateRun(DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        Guarantee: an upper bound, from the accountant, with the noise generator's tail subtracted from delta.
+        Guarantee: an upper bound, up to 900.
         """
         return self._paid.spending.epsilon(delta=delta)
-
-    def delta_for_noise(self, delta: float) -> float:
-        """What is left of this delta for the Gaussian mechanisms after subtracting the noise generator's tail."""
-        return self._paid.spending.delta_for_noise(delta)
 
     def before_call(self) -> None:
         """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""

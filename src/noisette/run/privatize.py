@@ -12,16 +12,15 @@ from torch.optim.optimizer import Optimizer
 
 from noisette._internal.checks import plain
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.budget_search import with_releases
 from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
-from noisette.core.model_checks import check_no_batch_norm, check_optimizer
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.run.model_checks import check_no_batch_norm, check_optimizer
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.sampling.loading import Collate
@@ -194,7 +193,7 @@ def _terms(
         event = least_noisy(
             possible,
             epsilon=epsilon,
-            delta=delta_left_for_noise(delta, ledger),
+            delta=delta,
             steps=steps,
             accountant=accountant,
             prior_events=ledger.events,

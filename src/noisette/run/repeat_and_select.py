@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.events import Event, Events
-from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.choice import refuse_several_processes
 
@@ -24,7 +23,6 @@ def repeat_and_select(
     score: Callable[[Result], float],
     *,
     fallback: Result,
-    dimensions: int | None = None,
 ) -> Result:
     """Charge a search, repeat its run as often as is drawn in secret, and return the result with the highest score.
 
@@ -43,8 +41,6 @@ def repeat_and_select(
             of its result.
         fallback: what is returned if no run is drawn, which an infinite ``shape`` (Poisson) allows, or if every run
             fails. It must not depend on private records: new weights, or ``None``.
-        dimensions: the most elements that a release of a run adds noise to, if that is declared: the part of delta for
-            the tail of the noise is then less.
 
     Returns:
         The result with the highest score. The other results, their scores, their number and what they raised are
@@ -76,7 +72,7 @@ def repeat_and_select(
     True
     """
     refuse_several_processes("repeat_and_select")
-    ledger.charge(search, run=RecordedRun(dimensions=dimensions))
+    ledger.charge(search)
     best, highest = fallback, -math.inf
     for _ in range(NumberOfRuns.of(search).draw(SecretKey())):
         of_run = Ledger(dataset=ledger.dataset)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisette.core.batches import drawn_records
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 
 _CHUNK = 2**20  # records whose group is drawn at once
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette.core.randomness import generator_apart, seed_worker_secretly
+from noisette.core.state import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.sampling.loading import Gather, Rows
 

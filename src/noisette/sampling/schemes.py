@@ -20,7 +20,7 @@ from noisette.accounting.events import (
     UserLevel,
 )
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
 from noisette.sampling.cyclic import CyclicPoissonSampler

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 
 

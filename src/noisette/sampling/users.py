@@ -16,7 +16,7 @@ from torch import Tensor
 
 from noisette._internal import checks
 from noisette.core.batches import PoissonSampler
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError, first_few
 from noisette.sampling.loading import Records, each_record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
-from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.sampling_plan import schedule
 from noisette.ranks import AnyRanks
@@ -24,7 +23,7 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
         return sampling_rate, steps
     affordable = steps_for(
         epsilon=privacy.epsilon,
-        delta=delta_left_for_noise(privacy.delta, ledger),
+        delta=privacy.delta,
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
         accountant=ACCOUNTANTS[privacy.accountant],
@@ -68,7 +67,7 @@ def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]
     epsilons = epsilon_curve(
         run.event,
         checkpoints=steps,
-        delta=run.delta_for_noise(recipe.privacy.delta),
+        delta=recipe.privacy.delta,
         accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
         prior_events=run.terms.beside(run.ledger),
     )

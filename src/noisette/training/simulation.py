@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noisette._internal import checks
-from noisette.accounting import Ledger, epsilon_for, noise_multiplier_for
-from noisette.accounting.budget import delta_left_for_noise
+from noisette.accounting import epsilon_for, noise_multiplier_for
 from noisette.accounting.sampling_plan import schedule
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.training.recipe import ACCOUNTANTS, Recipe
@@ -42,13 +41,12 @@ def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
     training, privacy = recipe.training, recipe.privacy
     _check(recipe, factor)
     accountant = ACCOUNTANTS[privacy.accountant]
-    delta = delta_left_for_noise(privacy.delta, Ledger())
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     noise = privacy.noise_multiplier or noise_multiplier_for(
-        epsilon=privacy.epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
+        epsilon=privacy.epsilon, delta=privacy.delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
     )
     price = epsilon_for(
-        delta=delta,
+        delta=privacy.delta,
         sampling_rate=sampling_rate / factor,
         noise_multiplier=noise / factor,
         steps=steps,

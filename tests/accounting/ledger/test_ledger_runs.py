@@ -24,8 +24,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def test_each_line_names_its_run_and_its_dimensions_after_its_steps(path: Path) -> None:
-    run = RecordedRun(dimensions=1000)
+def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
+    run = RecordedRun()
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4, run=run)
         ledger.commit(run=run)
@@ -34,10 +34,9 @@ def test_each_line_names_its_run_and_its_dimensions_after_its_steps(path: Path) 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["reserve", "commit", "release", "charge"]
     assert [line["run_id"] == run.id for line in lines] == [True, True, True, False]
-    assert [line.get("dimensions") for line in lines] == [1000, 1000, 1000, None]
     assert all(len(bytes.fromhex(line["run_id"])) == 8 for line in lines)
-    assert list(lines[0])[3:7] == ["steps", "run_id", "dimensions", "mechanism"]
-    assert Ledger.read(path).paid[Series(EVENT, run.id, 1000)] == 1
+    assert list(lines[0])[3:7] == ["steps", "run_id", "mechanism", "neighbouring"]
+    assert Ledger.read(path).paid[Series(EVENT, run.id)] == 1
 
 
 def test_closing_one_run_gives_back_its_own_steps_alone(path: Path) -> None:
@@ -126,7 +125,7 @@ def test_an_old_ledger_is_read_exactly_and_goes_on(path: Path) -> None:
 
 def test_shortening_keeps_the_totals_of_each_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.accounting.ledger.compaction.MOST_LINES", 16)
-    runs = [RecordedRun(dimensions=n) for n in (1, 2, None)]
+    runs = [RecordedRun() for _ in range(3)]
     with Ledger(path) as ledger:
         for _ in range(20):
             for n, run in enumerate(runs, 1):
@@ -137,7 +136,7 @@ def test_shortening_keeps_the_totals_of_each_run(path: Path, monkeypatch: pytest
         paid = ledger.paid
     assert path.read_bytes().count(b"\n") < 60
     read = Ledger.read(path)
-    assert read.paid == paid == {Series(EVENT, run.id, run.dimensions): 20 * n for n, run in enumerate(runs, 1)}
+    assert read.paid == paid == {Series(EVENT, run.id): 20 * n for n, run in enumerate(runs, 1)}
     assert read.committed == 120
 
 
@@ -148,7 +147,7 @@ def test_threads_may_share_a_ledger(path: Path, on_disk: bool, monkeypatch: pyte
     failures: list[BaseException] = []
 
     def work(ledger: Ledger, number: int) -> None:
-        run = RecordedRun(dimensions=number + 1)
+        run = RecordedRun()
         try:
             for _ in range(25):
                 ledger.reserve(EVENT, 3, run=run)

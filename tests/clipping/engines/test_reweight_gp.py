@@ -152,7 +152,7 @@ def test_no_gradient_is_alive_when_the_next_one_comes(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_activations_are_freed_as_the_last_pass_goes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the rule of the first layer is called, the inputs of the layers above it are gone, but for the next one's."""
+    """When the rule of the first layer is called, the inputs of the layers above it are gone, but for one."""
     inputs: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     whole = registry._RULES[F.linear, "weight"]

@@ -207,9 +207,7 @@ def test_unknown_clipping_rules_and_engines_are_told_at_once_with_the_names_ther
     with pytest.raises(ValueError) as error:
         Recipe(privacy=PrivacySection(clipping="global", engine="ghost"))
     assert "expected clipping to be one of flat, per-layer, automatic, adaptive, got 'global'" in str(error.value)
-    assert "one of book-keeping, reweight-gp, per-example-loop, vmap, got 'ghost'" in str(
-        error.value
-    )
+    assert "one of book-keeping, reweight-gp, per-example-loop, vmap, got 'ghost'" in str(error.value)
 
 
 LIPSCHITZ = LipschitzSection(tau=30.0, logit_clip=0.1)

@@ -38,7 +38,6 @@ def facts() -> Facts:
         epsilon=points[-1].epsilon,
         neighbouring="add or remove one record",
         accountant_version="noisette 0.1.0",
-        tail_delta=1.7e-13,
         sampling="Poisson",
         event=facts_of(EVENT),
         released=((facts_of(EVENT), 240),),

@@ -33,7 +33,6 @@ def words(facts: Facts) -> str:
         "the seal of its last line is 0123abcd",
         "divided by 216, a declared constant",
         "Size of the training set: 1,437, a declared and public constant",
-        "Of delta, 1.7e-13 is set aside for the far tail",
         "ChaCha20 keystreams under a key of 256 bits",
         "Arithmetic: floating point",
         "Unsafe switches: none.",

@@ -338,7 +338,7 @@ class Ledger:
         raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
-        if Series(event, run.id, run.dimensions) not in self._tallies:
+        if Series(event, run.id) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
         check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
@@ -354,7 +354,7 @@ class Ledger:
             raise PrivacyError(
                 f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
             )
-        entry, end = Entry(kind, self.dataset, Series(event, run.id, run.dimensions), steps), self._end
+        entry, end = Entry(kind, self.dataset, Series(event, run.id), steps), self._end
         if self._file is not None:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)

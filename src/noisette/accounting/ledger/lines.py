@@ -42,7 +42,7 @@ class Series(NamedTuple):
     Args:
         event: the event.
         run: the random id of the run; empty in lines that were written before lines named their run.
-        dimensions: number of elements with noise in each release, where the line states it.
+        dimensions: number of elements with noise in each release, which older lines state; it counts for nothing.
     """
 
     event: Event

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from noisette._internal.checks import count
-
 
 class RecordedRun:
     """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
 
     Args:
         id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
-        dimensions: number of elements that each step adds noise to, if it is declared.
     """
 
-    def __init__(self, id: str | None = None, dimensions: int | None = None) -> None:
-        if dimensions is not None:
-            count(dimensions=dimensions)
+    def __init__(self, id: str | None = None) -> None:
         self.id = secrets.token_hex(8) if id is None else id
-        self.dimensions = dimensions

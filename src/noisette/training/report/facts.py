@@ -59,7 +59,7 @@ class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
     ``epsilon`` is the cost of the ``steps`` that the ledger has
-    reserved, at the recipe's delta, of which ``tail_delta`` is for the tail of the noise generator.
+    reserved, at the recipe's delta.
     ``word_vectors`` is the shape of the table of public word vectors, () where inputs are not words;
     ``public_weights`` is the SHA-256 of the file of the first weights, "" if they were random;
     ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
@@ -95,7 +95,6 @@ class Facts:
     epsilon: float
     neighbouring: str
     accountant_version: str
-    tail_delta: float
     event: Mapping[str, Any]
     released: tuple[tuple[Mapping[str, Any], int], ...]
     sampling: str
@@ -170,7 +169,6 @@ def facts_of(outcome: Outcome) -> Facts:
         epsilon=outcome.epsilon,
         neighbouring=run.event.neighbouring.value,
         accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
-        tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         event=event_facts(run.event),
         released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
         sampling=run.event.sampling,

@@ -62,7 +62,7 @@ def _course(facts: Facts, accountant: Accountant) -> list[float]:
     return epsilon_curve(
         event_of(facts.event),
         checkpoints=[point.step for point in facts.points],
-        delta=privacy.delta - facts.tail_delta,
+        delta=privacy.delta,
         accountant=accountant,
         prior_events=_other_releases(facts),
     )

@@ -29,7 +29,6 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
     return replace(
         facts_of(outcome),
         epsilon=search.epsilon,
-        tail_delta=search.recipe.privacy.delta - search.delta_for_noise,
         released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
         ledger_head=ledger.head,
         points=(),

@@ -93,9 +93,9 @@ def _error(facts: Facts) -> str:
 
 
 def _attack(facts: Facts) -> TradeOff:
-    """What is left to attacks, from the releases, the accountant and the tail that epsilon is computed with."""
+    """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
     events = {event_of(event): times for event, times in facts.released}
-    return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events), facts.tail_delta)
+    return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events))
 
 
 def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:

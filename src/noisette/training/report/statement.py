@@ -200,8 +200,8 @@ def _by_clipping(facts: Facts) -> list[str]:
     sensitivity = rule.sensitivity.format(**numbers)
     return [
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
-        f"{sensitivity}. As slack for rounding, the scaling aims below that norm: in single precision by "
-        "a millionth, and by 6e-8 for each example that is expected in a batch. "
+        f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
+        "8,192. "
         f"The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the "
         "same sum.",
         *_noise(facts, sensitivity),
@@ -323,8 +323,6 @@ def _cost(facts: Facts) -> Section:
         (
             f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
             "rounded upwards. Epsilon is the larger of the values for adding and for removing a record.",
-            f"Of delta, {power_of_ten(facts.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
-            "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
             "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
             f"number of records{except_held_out(facts)}.",
@@ -340,9 +338,10 @@ def _randomness(facts: Facts) -> Section:
             "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
             f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
             f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values "
-            "are computed by the Box-Muller transform from 53 bits of radius.",
-            "Arithmetic: floating point. Rounding of the norms is covered by the slack above, the tail of the "
-            "generator by the part of delta above. The noise is a rounded number, not an exact sample from a grid.",
+            "are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 "
+            "are zero, so that the end of the tail adds less than 1e-30 to delta.",
+            "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
+            "8,192. The noise is a rounded number, not an exact sample from a grid.",
         ),
     )
 

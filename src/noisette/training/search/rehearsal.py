@@ -25,13 +25,11 @@ class Rehearsed:
     Args:
         step: the release of a step.
         others: what a run releases beside its steps.
-        dimensions: the most elements that a release adds noise to.
         model_bytes: the size of the largest model.
     """
 
     step: Event
     others: dict[Event, int]
-    dimensions: int
     model_bytes: int
 
     def releases(self, steps: int) -> dict[Event, int]:
@@ -81,18 +79,14 @@ def rehearse(
                 f"the settings of --over change what a run releases, from {_in_words(first)} to {_in_words(other)}, "
                 "and a search has one price for all its runs; leave out what changes that, such as privacy.clipping"
             )
-    return replace(
-        first,
-        dimensions=max(each.dimensions for each in found),
-        model_bytes=max(each.model_bytes for each in found),
-    )
+    return replace(first, model_bytes=max(each.model_bytes for each in found))
 
 
 def _released(outcome: Outcome, ledger: Ledger) -> Rehearsed:
     step = outcome.run.event
     others = {event: times for event, times in ledger.events.items() if event != step}
     size = sum(value.nbytes for value in outcome.model.state_dict().values())
-    return Rehearsed(step, others, max(series.dimensions or 1 for series in ledger.paid), size)
+    return Rehearsed(step, others, size)
 
 
 def _in_words(released: Rehearsed) -> str:

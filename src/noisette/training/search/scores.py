@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.accounting import Event, Gaussian, Ledger
 from noisette.accounting.calibrate import noise_multiplier_for
-from noisette.accounting.ledger.recorded_run import RecordedRun
-from noisette.core.keys import SecretKey
+from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
 from noisette.data.holdout import hold_out
@@ -127,7 +126,7 @@ class HeldOutScore:
         assert held is not None, "split held records out"
         total = right_answers(outcome.model, held, classes=outcome.data.target is None)
         for event in self.releases:
-            ledger.charge(event, run=RecordedRun(dimensions=1))
+            ledger.charge(event)
         return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from noisette._internal import checks
-from noisette.accounting import TAIL_SHARE, Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect, tail_delta_of
+from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.events import Sampled
 from noisette.accounting.sampling_plan import check_delta, schedule
 from noisette.accounting.search_plan import SHAPES, SearchComparison, SearchPlan, compare_search, least_noise_search
 from noisette.data import DataSet
-from noisette.errors import PrivacyError
 from noisette.ranks.choice import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
@@ -69,7 +68,6 @@ class Search:
         declared_size: of the records that are trained on.
         event: what the search costs, for the ledger.
         epsilon: by that accountant, at the delta of the recipe.
-        delta_for_noise: the delta that the accountant was given; the rest is set aside for the tail of the noise.
         comparison: what it would cost to release as many runs, all of them.
         model_bytes: the size of the largest model.
 
@@ -112,10 +110,10 @@ class Search:
         self._data, self._held = score.split(data)
         self.declared_size = self._data.declared_size
         plan = _plan(self.recipe, self._data, rehearsed, mean, shape)
-        self.event, self.epsilon, self.delta_for_noise = plan.event, plan.epsilon, plan.delta
+        self.event, self.epsilon = plan.event, plan.epsilon
         self.noise_multiplier = plan.noise_multiplier
         self.comparison = _compared(plan)
-        self.model_bytes, self._dimensions = rehearsed.model_bytes, rehearsed.dimensions
+        self.model_bytes = rehearsed.model_bytes
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
 
@@ -151,7 +149,6 @@ class Search:
                 train_once,
                 score=lambda found: found.score if found else math.nan,
                 fallback=None,
-                dimensions=self._dimensions,
             )
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
@@ -221,22 +218,20 @@ def _check_held_out(recipe: Recipe, *, public: bool) -> None:
 
 
 def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shape: float | None) -> SearchPlan:
-    """The search that keeps the budget with the least noise, at the delta that the tail of the noise leaves.
+    """The search that keeps the budget with the least noise.
 
     Raises:
         ValueError: there is none.
-        PrivacyError: the tail takes too much of delta.
     """
     privacy, training = recipe.privacy, recipe.training
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
-    left = privacy.delta * (1 - TAIL_SHARE)
     plans: list[SearchPlan] = []
     for chosen in _shapes(mean) if shape is None else [shape]:
         try:
             plan = least_noise_search(
                 epsilon=privacy.epsilon,
-                delta=left,
+                delta=privacy.delta,
                 sampling_rate=rate,
                 steps=steps,
                 mean=mean,
@@ -259,13 +254,6 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     assert step.sampling_rate == rate, "a run has the rate of its recipe"
     exact = replace(step, noise_multiplier=plan.noise_multiplier)
     event = replace(plan.event, run=_in_order({exact: steps, **rehearsed.others}))
-    tail = tail_delta_of({event: 1}, dimensions=rehearsed.dimensions)
-    if tail > TAIL_SHARE * privacy.delta:
-        raise PrivacyError(
-            f"noise_multiplier={plan.noise_multiplier:.4g} is so small that the tail of the noise generator alone "
-            f"costs delta={tail:.2g}, more than {TAIL_SHARE:.0%} of delta={privacy.delta:.2g}; use a smaller epsilon "
-            f"or fewer steps: {SEE_PLAN}"
-        )
     return replace(plan, event=event)
 
 

@@ -12,23 +12,34 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass, example_inputs, noised_quotient
-from noisette.mechanisms.eager_noise import EagerPass, is_faithful
-from noisette.mechanisms.noise_tiles import PAIRS, TILE, TILES_AT_ONCE, Bits
+from noisette.capture.compiler import why_not
 from torch import Tensor
 
-from noisette.accounting.noise_tail import RADIUS
-from noisette.capture.compiler import why_not
 from noisette.capture.schedule import schedule_of
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Window
-from noisette.mechanisms import box_muller, gaussian_noise
-from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.core.noise import (
+    PAIRS,
+    TILE,
+    TILES_AT_ONCE,
+    GaussianNoise,
+    Pass,
+    Piece,
+    PlainNoise,
+    PlainPass,
+    SecretKey,
+    Source,
+    Window,
+    Words,
+    never,
+)
+from noisette.mechanisms import device_noise
+from noisette.mechanisms.compiled_noise import Compiled, CompiledNoise, CompiledPass, example_inputs, is_faithful
+from noisette.mechanisms.device_noise import noise_of_words
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 KEY = SecretKey(bytes(32))
 WHOLE = TILES_AT_ONCE * TILE
+RADIUS = math.sqrt(2 * 53 * math.log(2))
+MASK = 2**53 - 1
 SIZES = {"a": 3, "b": 1, "c": 255, "d": 256, "e": 257, "f": 0, "g": WHOLE + 5, "h": 70 * TILE, "i": 3 * WHOLE + 77}
 
 
@@ -39,8 +50,8 @@ def compiled() -> dict[torch.dtype, Compiled]:
         pytest.skip(reason)
     source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(box_muller, "square_root", Tensor.sqrt)
-        found = {dtype: source(dtype, WHOLE) for dtype in (torch.float32, torch.float64)}
+        patch.setattr(device_noise, "square_root", Tensor.sqrt)
+        found = {dtype: source.compiled(dtype, WHOLE) for dtype in (torch.float32, torch.float64)}
     return {dtype: function for dtype, function in found.items() if function is not None}
 
 
@@ -52,71 +63,76 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(params=["eager", "graph", "compiled"])
 def one_pass(request: pytest.FixtureRequest, dtype: torch.dtype) -> Pass:
     if request.param == "eager":
-        return EagerPass(dtype)
-    return CompiledPass(noised_quotient if request.param == "graph" else request.getfixturevalue("compiled")[dtype])
+        return PlainPass(dtype)
+    function = noise_of_words if request.param == "graph" else request.getfixturevalue("compiled")[dtype]
+    return CompiledPass(function, dtype)
 
 
 @pytest.fixture(params=["graph", "compiled"])
 def function(request: pytest.FixtureRequest, dtype: torch.dtype) -> Compiled:
-    return noised_quotient if request.param == "graph" else request.getfixturevalue("compiled")[dtype]
+    return noise_of_words if request.param == "graph" else request.getfixturevalue("compiled")[dtype]
 
 
 @pytest.fixture(autouse=True)
 def _right_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph, run on a processor without a compiler, is right but for its roots."""
-    monkeypatch.setattr(box_muller, "square_root", lambda squared: torch.from_numpy(np.sqrt(squared.numpy())))
+    monkeypatch.setattr(device_noise, "square_root", lambda squared: torch.from_numpy(np.sqrt(squared.numpy())))
 
 
-def known_bits(step: int = 0) -> Bits:
-    bits = Bits()
-    KEY.fill(bits.words, purpose="test", name="", step=step)
-    return bits
+def known_words() -> Words:
+    words = Words()
+    words.fill(KEY, [Piece("a", 0, WHOLE, 0, TILES_AT_ONCE, 0, 0)], step=0)
+    return words
 
 
-def definition(words: np.ndarray) -> np.ndarray:
+def with_levels(words: Words) -> Words:
+    """The words with a level for each pair of some tiles, up to the last level."""
+    words.radii[::7] |= (torch.arange(PAIRS) % 65)[None, :] << 53
+    words.has_rare = True
+    return words
+
+
+def definition(words: Words) -> np.ndarray:
     """The noise of these words in double precision, shape (tiles, 256)."""
-    words = words.reshape(-1, 192)
+    radii = words.radii.numpy().copy()
     # The complement is exact, so u near one keeps all its digits.
-    k = words[:, :128] & np.uint64(2**53 - 1)
-    from_one = (np.uint64(2**53 - 1) - k).astype(np.float64) * 2.0**-53
-    radius = np.sqrt(-2 * np.log1p(-from_one))
-    angle = (np.ascontiguousarray(words[:, 128:]).view(np.int32) | 1) * (math.pi / 2**31)
+    from_one = (MASK - (radii & MASK)).astype(np.float64) * 2.0**-53
+    radius = np.sqrt(-2 * np.log1p(-from_one) + 48 * math.log(2) * (radii >> 53))
+    angle = (words.angles.numpy() | 1) * (math.pi / 2**31)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
-def run(one_pass: Pass, bits: Bits, sums: Tensor, **numbers: float) -> np.ndarray:
-    result = sums.clone().view(TILES_AT_ONCE, 2, PAIRS)
-    one_pass(bits, result, TILES_AT_ONCE, **numbers)
-    return result.view(TILES_AT_ONCE, TILE).double().numpy()
+def run(one_pass: Pass, words: Words, std: float = 1.0) -> np.ndarray:
+    return one_pass(words, TILES_AT_ONCE, std).reshape(TILES_AT_ONCE, TILE).double().numpy()
 
 
-@pytest.mark.parametrize(("std", "divisor"), [(1.0, 1.0), (0.37, 128.0), (2.5, 0.5), (1e-20, 1e3)])
-def test_a_pass_gives_the_definition(one_pass: Pass, dtype: torch.dtype, std: float, divisor: float) -> None:
-    bits = known_bits()
-    noise = definition(bits.words.copy())
-    sums = torch.linspace(-5, 5, WHOLE, dtype=dtype) * std * divisor
-    found = run(one_pass, bits, sums, std=std, divisor=divisor)
-    expected = sums.double().numpy().reshape(noise.shape) / divisor + std * noise
-    np.testing.assert_allclose(found / std, expected / std, rtol=0, atol=25 * torch.finfo(dtype).eps)
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize("std", [1.0, 0.37, 2.5, 1e-20])
+def test_a_pass_gives_the_definition(one_pass: Pass, dtype: torch.dtype, std: float, levels: bool) -> None:
+    words = with_levels(known_words()) if levels else known_words()
+    noise = definition(words)
+    found = run(one_pass, words, std)
+    np.testing.assert_allclose(found / std, noise, rtol=0, atol=(140 if levels else 25) * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize(
     ("word", "radius"),
     [
         (0, RADIUS),
-        (2**64 - 1, 0.0),
-        (2**53 - 1, 0.0),
-        (2**53, RADIUS),
+        (MASK, 0.0),
         (2**52 - 1, math.sqrt(2 * math.log(2))),
         (2**53 - 2**20, math.sqrt(-2 * math.log1p(-(2**20 - 1) * 2.0**-53))),
+        (1 << 53, math.sqrt(2 * 77 * math.log(2))),
+        (64 << 53, math.sqrt(2 * 1589 * math.log(2))),
     ],
 )
 @pytest.mark.parametrize("angle", [0, 2**32 - 1, 2**31, 2**30])
 def test_words_at_the_ends(one_pass: Pass, dtype: torch.dtype, word: int, radius: float, angle: int) -> None:
-    bits = Bits()
-    words = bits.words.reshape(-1, 192)
-    words[:, :128], words[:, 128:] = np.uint64(word), np.uint64(angle << 32 | angle)
-    found = run(one_pass, bits, torch.zeros(WHOLE, dtype=dtype), std=1.0, divisor=1.0)
+    words = Words()
+    words.has_rare = True
+    words.radii[:] = word
+    words.angles[:] = angle - (angle >> 31 << 32)
+    found = run(one_pass, words)
     turn, close = (angle | 1) / 2**31 * math.pi, 25 * torch.finfo(dtype).eps
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found[:, :128], radius * math.cos(turn), rtol=close, atol=close * radius)
@@ -124,18 +140,10 @@ def test_words_at_the_ends(one_pass: Pass, dtype: torch.dtype, word: int, radius
     assert found.any() == (radius > 0)
 
 
-def long_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """u and 1 - u of these words, in extended precision."""
-    k = words & np.uint64(2**53 - 1)
-    return tuple(
-        n.astype(np.longdouble) * np.longdouble(2) ** -53 for n in (k + np.uint64(1), np.uint64(2**53 - 1) - k)
-    )
-
-
 @pytest.mark.parametrize("shifted", ["nothing", "u", "1 - u"])
 def test_radii_are_right_to_the_last_digits(shifted: str, dtype: torch.dtype) -> None:
     """Relative to themselves: for u near one and near zero too, where they are small and large."""
-    words = known_bits().words.reshape(-1, 192)[:, :128] & np.uint64(2**53 - 1)
+    words = known_words().radii.numpy().view(np.uint64).copy()
     shifts = (np.arange(words.size).reshape(words.shape) % 53).astype(np.uint64)
     if shifted != "nothing":
         words = words >> shifts
@@ -145,7 +153,7 @@ def test_radii_are_right_to_the_last_digits(shifted: str, dtype: torch.dtype) ->
     u = (words + np.uint64(1)).astype(np.longdouble) / 2**53
     from_one = (np.uint64(2**53 - 1) - words).astype(np.longdouble) / 2**53
     expected = np.sqrt(np.where(u < 0.5, -2 * np.log(u), -2 * np.log1p(-from_one)))
-    found = EagerPass(dtype)._radius(torch.from_numpy(words.view(np.int64).copy())).numpy()
+    found = PlainPass(dtype).radius(torch.from_numpy(words.view(np.int64).copy()), False).numpy()
     assert ((found == 0) == (from_one == 0)).all()
     is_there = from_one > 0
     error = abs(found.astype(np.longdouble)[is_there] / expected[is_there] - 1)
@@ -156,7 +164,7 @@ def test_radii_are_right_to_the_last_digits(shifted: str, dtype: torch.dtype) ->
 def test_sines_are_right_to_the_last_digits(around: int, dtype: torch.dtype) -> None:
     """Relative to themselves, and never zero."""
     angles = (torch.arange(-(2**15), 2**15) + around).to(torch.int32).view(-1, PAIRS)
-    found = EagerPass(dtype)._sines(angles).numpy()
+    found = PlainPass(dtype).sines(angles).numpy()
     odd = angles.numpy() | 1
     for half, turned in zip(found, (odd, odd - np.int32(2**30)), strict=True):
         from_quarter = (2**30 - abs(turned.astype(np.int64))).astype(np.longdouble) / 2**30
@@ -176,54 +184,59 @@ def test_any_split_gives_the_same_bits(function: Compiled, dtype: torch.dtype) -
             part = noised({"a": torch.ones(end - start, dtype=dtype)}, kind, start=start)["a"]
             assert torch.equal(part, whole[start:end])
         shard = {"a": torch.ones(250, 300, dtype=dtype)}
-        GaussianNoise(KEY, lambda *_, kind=kind: kind).add_(
+        GaussianNoise(KEY, source_of(kind)).add_(
             shard, step=3, std=0.8, divisor=40.0, windows={"a": Window(200, 300, 1000)}
         )
         assert torch.equal(shard["a"], whole[: 250 * 1000].view(250, 1000)[:, 200:500])
 
 
+def source_of(function: Compiled | None, fewest: int = 64) -> Source:
+    if function is None:
+        return never
+    return lambda key, dtype, *_: PlainNoise(key, dtype, CompiledPass(function, dtype), fewest)
+
+
 def noised(
-    tensors: dict[str, Tensor], function: Compiled | None, *, start: int = 0, std: float = 0.8, divisor: float = 40.0
+    tensors: dict[str, Tensor], function: Compiled | None, *, start: int = 0, fewest: int = 64
 ) -> dict[str, Tensor]:
     result = {name: tensor.clone() for name, tensor in tensors.items()}
     windows = {name: Window(start) for name in tensors}
-    GaussianNoise(KEY, lambda *_: function).add_(result, step=3, std=std, divisor=divisor, windows=windows)
+    GaussianNoise(KEY, source_of(function, fewest)).add_(result, step=3, std=0.8, divisor=40.0, windows=windows)
     return result
 
 
-def check_equal_to_eager(tensors: dict[str, Tensor], function: Compiled, *, start: int = 0) -> None:
-    eager, other = (noised(tensors, kind, start=start) for kind in (None, function))
+def check_equal_to_plain(tensors: dict[str, Tensor], function: Compiled, **numbers: int) -> None:
+    eager, other = (noised(tensors, kind, **numbers) for kind in (None, function))
     for name, tensor in tensors.items():
         assert torch.equal(other[name], eager[name])
         assert not tensor.numel() or not torch.equal(tensor, other[name])
 
 
 @pytest.mark.parametrize("start", [0, 1, TILE, 1000])
-def test_tensors_of_many_sizes_get_the_noise_of_the_eager_pass(
+def test_tensors_of_many_sizes_get_the_noise_of_the_plain_pass(
     function: Compiled, dtype: torch.dtype, start: int
 ) -> None:
     tensors = {name: torch.linspace(-9, 9, n, dtype=dtype) for name, n in SIZES.items()}
-    check_equal_to_eager(tensors, function, start=start)
+    check_equal_to_plain(tensors, function, start=start)
 
 
 @pytest.mark.parametrize("numel", [1, 255, 256, 257])
-def test_small_tensors(function: Compiled, dtype: torch.dtype, numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaussian_noise, "_FEWEST_COMPILED_TILES", 0)
-    check_equal_to_eager({"a": torch.linspace(-9, 9, numel, dtype=dtype)}, function)
+def test_small_tensors(function: Compiled, dtype: torch.dtype, numel: int) -> None:
+    check_equal_to_plain({"a": torch.linspace(-9, 9, numel, dtype=dtype)}, function, fewest=0)
 
 
 def test_what_follows_a_tensor_in_memory_stays(function: Compiled, dtype: torch.dtype) -> None:
     """The compiled pass computes whole tiles; what it computes beyond the end of a tensor is not written there."""
     numel = 70 * TILE + 9
     memory = torch.full((numel + 4000,), 7.0, dtype=dtype)
-    GaussianNoise(KEY, lambda *_: function).add_({"a": memory[2000 : 2000 + numel]}, step=0)
+    GaussianNoise(KEY, source_of(function)).add_({"a": memory[2000 : 2000 + numel]}, step=0)
     assert bool((memory[:2000] == 7).all())
     assert bool((memory[2000 + numel :] == 7).all())
     assert not bool((memory[2000 : 2000 + numel] == 7).any())
 
 
 def test_compiled_noise_of_every_step_is_new(function: Compiled, dtype: torch.dtype) -> None:
-    source = GaussianNoise(KEY, lambda *_: function)
+    source = GaussianNoise(KEY, source_of(function))
     one, two = torch.zeros(2, 2 * WHOLE, dtype=dtype)
     source.add_({"a": one}, step=0)
     source.add_({"a": two}, step=1)
@@ -233,13 +246,13 @@ def test_compiled_noise_of_every_step_is_new(function: Compiled, dtype: torch.dt
 
 def faulty(change: Callable[[list[Tensor]], Sequence[Tensor]]) -> Compiled:
     def function(*inputs: Tensor) -> None:
-        noised_quotient(*change([*inputs]))
+        noise_of_words(*change([*inputs]))
 
     return function
 
 
 def without_noise(inputs: list[Tensor]) -> list[Tensor]:
-    return [*inputs[:4], 0 * inputs[4], inputs[5]]
+    return [*inputs[:2], 0 * inputs[2], *inputs[3:]]
 
 
 def one_noise_for_all_tiles(inputs: list[Tensor]) -> list[Tensor]:
@@ -250,30 +263,35 @@ def half_the_angles(inputs: list[Tensor]) -> list[Tensor]:
     return [inputs[0], inputs[1] & -(2**16) & 0x7FFFFFFF, *inputs[2:]]
 
 
-def undivided(inputs: list[Tensor]) -> list[Tensor]:
-    return [*inputs[:5], torch.ones_like(inputs[5])]
-
-
 def cut_radius(inputs: list[Tensor]) -> list[Tensor]:
     return [inputs[0] | 2**24, *inputs[1:]]
 
 
+def without_levels(inputs: list[Tensor]) -> list[Tensor]:
+    return [inputs[0] & MASK, *inputs[1:]]
+
+
 def coarse_near_one(inputs: list[Tensor]) -> list[Tensor]:
     """As by a logarithm in single precision: whatever is closer to one than 2^-24 counts as one."""
-    k = inputs[0] & (2**53 - 1)
-    return [torch.where(k >= 2**53 - 2**28, 2**53 - 1, k), *inputs[1:]]
+    k = inputs[0]
+    return [torch.where(k & MASK >= 2**53 - 2**28, k | MASK, k), *inputs[1:]]
 
 
-FAULTS = [without_noise, one_noise_for_all_tiles, half_the_angles, undivided, cut_radius, coarse_near_one]
+FAULTS = [without_noise, one_noise_for_all_tiles, half_the_angles, cut_radius, without_levels, coarse_near_one]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_noise_is_not_used(fault: Callable[[list[Tensor]], Sequence[Tensor]], dtype: torch.dtype) -> None:
+def test_faulty_noise_is_not_used(
+    fault: Callable[[list[Tensor]], Sequence[Tensor]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not is_faithful(faulty(fault), dtype)
-    tensors = {"a": torch.zeros(100 * TILE, dtype=dtype)}
+    source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
+    monkeypatch.setattr(source, "compiled", lambda *_: faulty(fault))
+    tensor = torch.zeros(100 * TILE, dtype=dtype)
     with pytest.warns(UserWarning, match="compiled noise differs"):
-        found = noised(tensors, faulty(fault))
-    assert torch.equal(found["a"], noised(tensors, None)["a"])
+        GaussianNoise(KEY, source).add_({"a": tensor}, step=3, std=0.8)
+    assert torch.equal(tensor, noised({"a": torch.zeros(100 * TILE, dtype=dtype)}, None)["a"])
+    assert source(KEY, dtype, torch.device("cpu"), 10**9) is None
 
 
 def test_right_noise_is_faithful(function: Compiled, dtype: torch.dtype) -> None:
@@ -286,7 +304,7 @@ def test_the_inputs_of_every_model_have_the_same_shapes() -> None:
 
     def function(*inputs: Tensor) -> None:
         seen.append([(tuple(t.shape), t.stride(), t.dtype) for t in inputs])
-        noised_quotient(*inputs)
+        noise_of_words(*inputs)
 
     noised({name: torch.zeros(n) for name, n in SIZES.items()}, function)
     assert all(found == shapes for found in seen)

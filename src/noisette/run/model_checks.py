@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from noisette.core.release import GradientBound
+from noisette.core.steps import held_by
 from noisette.errors import PrivacyError
 
 
@@ -85,42 +86,3 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
             "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
             "the optimizer all others."
         )
-
-
-def held_by(optimizer: Optimizer) -> set[int]:
-    """The ``id`` of every parameter of the optimizer."""
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-class StepsOfScaler:
-    """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
-
-    With gradients in ``.grad`` that are not there yet, a ``GradScaler`` fails before the optimizer is called.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._before: dict[str, object] = {
-            k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"
-        }
-        vars(optimizer)["_step_supports_amp_scaling"] = True
-
-    def remove(self) -> None:
-        """Put the attribute of the optimizer back."""
-        vars(self._optimizer).pop("_step_supports_amp_scaling", None)
-        vars(self._optimizer).update(self._before)
-
-
-def refuse_scaler(optimizer: Optimizer) -> None:
-    """Refuse the step of a ``GradScaler``.
-
-    Raises:
-        PrivacyError: always.
-    """
-    for name in ("found_inf", "grad_scale"):  # what the scaler has left there
-        vars(optimizer).pop(name, None)
-    raise PrivacyError(
-        "a GradScaler scales the losses by a factor that follows the records, and skips steps where one gradient "
-        "overflows: whether a step happens must not depend on the data. Train in bfloat16 or float32, and call "
-        "optimizer.step() without a scaler"
-    )

@@ -5,23 +5,19 @@ Each example is in a call of the loss alone, so code may branch on its values.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from noisette.core.backward import user_hooks_disabled
-from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
-from noisette.core.loss import Loss, Microbatch
-from noisette.core.recording import Operation
+from noisette.core.forms import Operation
+from noisette.core.loss import Loss, Microbatch, as_if_compiled, one_value
+from noisette.core.state import ModelBuffers
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
-from noisette.core.vmap import NotVectorizedError, as_if_compiled, one_value
 
 
 class OneByOneWarning(UserWarning):
@@ -102,28 +98,3 @@ class _OneExample(TorchFunctionMode):
             if call is not None and call is not self._call:
                 raise kept_from_another_call(tensor)
             yield call is not None
-
-
-@contextmanager
-def shared_numbers_refused() -> Iterator[None]:
-    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
-
-    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
-    which ones share it would depend on the others.
-
-    Raises:
-        NotVectorizedError: numbers were drawn.
-    """
-    before = _states_of_python_and_numpy()
-    yield
-    if _states_of_python_and_numpy() != before:
-        raise NotVectorizedError(
-            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
-            "examples would share the numbers; draw them by torch."
-        )
-
-
-def _states_of_python_and_numpy() -> tuple[object, ...]:
-    numpy: Any = np.random.get_state(legacy=False)
-    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
-    return random.getstate(), *words

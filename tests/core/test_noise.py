@@ -6,20 +6,23 @@ Statistical limits are two-sided and met by a right generator in all but one run
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import mpmath
 import numpy as np
 import pytest
 import torch
-from noisette.mechanisms.noise_tiles import TILE
 from scipy import stats
 from torch import Tensor
 
-from noisette.accounting.noise_tail import RADIUS
-from noisette.core.keys import SecretKey
-from noisette.core.noise import GaussianNoise
-from noisette.core.tiles import Window
+from noisette.accounting.budget import NOISE_TAIL
+from noisette.core import noise as noise_module
+from noisette.core.noise import TILE, GaussianNoise, SecretKey, Window
 
 KEY = SecretKey(bytes(32))
+RADIUS = math.sqrt(2 * 53 * math.log(2))
+MASK = 2**53 - 1
+LONGEST = math.sqrt(2 * 1589 * math.log(2))
 Z = 6.1
 
 
@@ -71,28 +74,99 @@ def test_the_distribution_check_detects_small_faults(mutant) -> None:
 
 
 class Words:
-    """A source of bits that returns the same word for every radius, and zero for every angle."""
+    """A source of bits that returns the same word for every radius, zero for every angle, and these for rare radii."""
 
-    def __init__(self, word: int) -> None:
+    def __init__(self, word: int, rare: Sequence[int] = ()) -> None:
         self._word = np.uint64(word)
-
-    fill_each = SecretKey.fill_each
+        self._rare = rare
 
     def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
+        if purpose != "noise":
+            level = step >> 64
+            words[:] = np.uint64(self._rare[level - 1] if level <= len(self._rare) else 0)
+            return
         place = (start + np.arange(words.size)) % 192  # a tile: 128 radii of 64 bits, then 128 angles of 32 bits
         words[:] = np.where(place < 128, self._word, np.uint64(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_tail_and_edge(dtype: torch.dtype) -> None:
-    farthest = noise(2 * TILE, dtype=dtype, key=Words(0)).abs().max()
-    assert float(farthest) == pytest.approx(RADIUS, rel=1e-6)
-    assert RADIUS > 8.57
+    """A first word that begins with 24 zeros is followed by others, 64 at most; the longest radius is 46.9."""
+    first_rare = float(noise(TILE, dtype=dtype, key=Words(2**29 - 1, [MASK])).abs().max())
+    last_common = float(noise(TILE, dtype=dtype, key=Words(2**29)).abs().max())
+    assert last_common == pytest.approx(math.sqrt(-2 * math.log((2**29 + 1) * 2.0**-53)), rel=1e-6)
+    assert first_rare == pytest.approx(math.sqrt(48 * math.log(2)), rel=1e-6)
+    longest = noise(2 * TILE, dtype=dtype, key=Words(0)).abs().max()
+    assert float(longest) == pytest.approx(LONGEST, rel=1e-6)
+    assert LONGEST > 46.9
     nearest = noise(2 * TILE, dtype=dtype, key=Words(2**64 - 1))
     assert not nearest.isnan().any()
     assert float(nearest.abs().max()) <= 2e-8
     between = noise(TILE, dtype=torch.float64, key=Words(2**52 - 1))
     assert float(between.abs().max()) == pytest.approx(math.sqrt(2 * math.log(2)), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rare", [[], [2**40], [5, 0, 2**50 + 1], [0] * 40 + [2**29], [0] * 63 + [0], [0] * 63 + [77]])
+def test_radii_of_all_levels_are_the_definition(dtype: torch.dtype, rare: list[int]) -> None:
+    """With 60 digits: each level has the share 2^-24 of the one before, and all are rounded up to a grid of 53 bits."""
+    found = float(noise(1, dtype=dtype, key=Words(2**29 - 1 if rare else 2**29, rare)))
+    with mpmath.workdps(60):
+        words = [2**29 - 1 if rare else 2**29, *rare]
+        u = mpmath.mpf(words[-1] + 1) * mpmath.mpf(2) ** (-53 - 24 * len(rare))
+        expected = mpmath.sqrt(-2 * mpmath.log(u)) * mpmath.cos(mpmath.pi * mpmath.mpf(2) ** -31)
+        assert abs(found / expected - 1) < (2.5e-7 if dtype == torch.float32 else 5e-16)
+
+
+def test_how_far_the_noise_is_from_a_gaussian() -> None:
+    """The numbers of the argument at the top of the file, with 500 digits."""
+    levels, rare = noise_module.LEVELS, noise_module.RARE
+    with mpmath.workdps(500):
+        two, total = mpmath.mpf(2), mpmath.mpf(0)
+        for level in range(levels + 1):
+            grid = two ** (-53 - 24 * level)
+            low = 0 if level == levels else rare  # below it another level is drawn
+            total += (2**53 - low) * grid
+            for k in (rare + 1, rare + 2, 2**40, 2**52):  # u is k units, U is between k - 1 and k
+                exact, rounded = (mpmath.sqrt(-2 * mpmath.log(n * grid)) for n in (k - 1, k))
+                assert (exact - rounded) / exact < 6e-11
+        assert total == 1  # each U has one u, as likely as the U that are rounded to it
+        for k in (2**52 + 1, 2**52 + 2**51, 2**53 - 1):
+            assert -2 * mpmath.log((k - 1) * two**-53) + 2 * mpmath.log(k * two**-53) < two**-51
+        assert float(mpmath.sqrt(-2 * mpmath.log(grid))) == pytest.approx(LONGEST)
+        coarse, pairs, epsilon = rare * grid, mpmath.mpf(10) ** 40, 900
+        assert coarse == two**-1560
+        assert (1 + mpmath.exp(epsilon)) * pairs * coarse < NOISE_TAIL / 1e6
+
+
+def test_the_longest_noise_is_as_rare_as_the_gaussian_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a level after two zeros in place of 24, many radii take several words; they are Gaussian as before."""
+    monkeypatch.setattr(noise_module, "RARE_BITS", 2)
+    monkeypatch.setattr(noise_module, "RARE", 2**51)
+    levels = noise(300_000, key=SecretKey())
+    check_gaussian(levels.numpy())
+    assert not torch.equal(noise(300_000), levels)
+
+
+def test_a_rare_radius_of_a_known_key() -> None:
+    """Of the first 17 million pairs of this stream two begin with 24 zeros: number 5,399,463 is one of them."""
+    secret, pair = bytes(range(32)), 5_399_463
+    tile, place = divmod(pair, 128)
+    words = np.empty(128 + 64, dtype=np.uint64)
+    SecretKey(secret).fill(words, purpose="noise", name="a", step=3, start=192 * tile)
+    assert int(words[place]) & MASK < 2**29
+    found = noise(TILE, name="a", step=3, start=tile * TILE, key=SecretKey(secret))
+    further = np.empty(1, dtype=np.uint64)
+    SecretKey(secret).fill(further, purpose="rare radii", name="a", step=3 + 2**64, start=pair)
+    radius = math.hypot(float(found[place]), float(found[128 + place]))
+    u = ((int(further[0]) & MASK) + 1) * 2.0**-77
+    assert radius == pytest.approx(math.sqrt(-2 * math.log(u)), rel=1e-14)
+    assert radius > math.sqrt(48 * math.log(2))
+
+
+def test_a_step_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="step from 0"):
+        noise(1, step=2**64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -104,17 +178,15 @@ def test_noise_is_never_exactly_zero_for_large_uniforms(dtype: torch.dtype) -> N
 
 @pytest.mark.slow
 def test_no_value_of_a_billion_is_zero() -> None:
-    """Nor is any beyond the radius."""
     source, values = GaussianNoise(SecretKey()), torch.empty(10**7)
     for step in range(100):
         source.add_({"weight": values.zero_()}, step=step)
         assert bool(values.all())
-        assert float(values.abs().max()) <= 8.572
 
 
 def test_radius_uses_53_bits() -> None:
     """The lowest and the 53rd bit of a word change the radius; higher bits do not."""
-    at, lowest, highest, above = (float(noise(1, key=Words(2**20 + more))) for more in (0, 1, 2**52, 2**53))
+    at, lowest, highest, above = (float(noise(1, key=Words(2**30 + more))) for more in (0, 1, 2**52, 2**53))
     assert at != lowest
     assert at != highest
     assert at == above

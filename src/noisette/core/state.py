@@ -1,0 +1,155 @@
+"""The model's buffers and torch's random numbers within a batch: what a batch may neither tell nor leave behind."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
+
+_SECRET_BITS = 256
+_WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of the generator on a processor, in words of 64 bits
+
+
+class RandomStates(NamedTuple):
+    """The states of torch's global generators on the processor and on the GPUs."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        """Their states at this moment."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    def restore(self) -> None:
+        """Give the generators these states."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+def seed_secretly() -> int:
+    """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
+
+    It has 256 bits, and 63 on accelerators. Of 32 bits, which is all that ``torch.manual_seed`` uses on a processor,
+    others could try each one: by a known seed, one record more would give those behind it other masks that others could
+    compute.
+    """
+    seed_torch(secrets.randbits(_SECRET_BITS))
+    return torch.initial_seed()
+
+
+def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
+    """Seed a generator of torch; through the global one, those of accelerators too.
+
+    On the processor torch uses the lower 32 bits of a seed alone. Where a seed is longer than torch takes it, all of it
+    is brought into the state. Where there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with
+    their tracebacks for accelerators that may come, which takes up to a millisecond each.
+    """
+    short = seed % 2**63
+    if generator is torch.default_generator and torch.accelerator.is_available():
+        torch.manual_seed(short)
+    if generator.device.type == "cpu":
+        generator.set_state(_state_of_torch(seed, short))
+    else:
+        generator.manual_seed(short)
+
+
+def _state_of_torch(seed: int, short: int) -> Tensor:
+    """The state of a generator on the processor with this seed."""
+    state = torch.Generator().manual_seed(short).get_state()
+    if seed != short:
+        words = state.view(torch.int64)[_WORDS_OF_TORCH]
+        if int(words[0]) != short % 2**32:
+            raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
+        longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
+        words.copy_(torch.from_numpy(np.frombuffer(longer, np.uint32).astype(np.int64)))
+    return state
+
+
+def generator_apart() -> torch.Generator:
+    """A generator with a secret seed, which leaves torch's global one alone."""
+    generator = torch.Generator()
+    seed_torch(secrets.randbits(_SECRET_BITS), generator)
+    return generator
+
+
+def seed_worker_secretly(worker: int) -> None:
+    """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
+    seed_secretly()
+
+
+class ModelBuffers:
+    """The buffers that a model had when the first records of a batch were read.
+
+    Guarantee: what the loss of one example writes into buffers reaches no other example and is not released.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._kept: dict[str, tuple[Tensor, int, Tensor]] | None = None  # the buffer, its version, and its values
+
+    def begin_batch(self) -> None:
+        """Remember the buffers and their values: the first records of a batch are about to be read."""
+        self._kept = {name: (b, version_of(b), b.detach().clone()) for name, b in self._model.named_buffers()}
+
+    def end_batch(self) -> list[str]:
+        """Put back what was written since the batch began; give the names of the buffers that were."""
+        kept, self._kept = self._kept or {}, None
+        now = dict(self._model.named_buffers())
+        written = [
+            name for name, (b, version, _) in kept.items() if now.get(name) is not b or version_of(b) != version
+        ] + sorted(now.keys() - kept.keys())
+        for name in written:
+            path, _, own = name.rpartition(".")
+            module = self._model.get_submodule(path)
+            if name in kept:
+                module._buffers[own] = kept[name][2]
+            else:
+                del module._buffers[own]
+        return written
+
+    def values(self) -> dict[str, Tensor]:
+        """The values that the batch computes with, by name; the model's own buffers outside of a batch."""
+        if self._kept is None:
+            return dict(self._model.named_buffers())
+        return {name: values for name, (_, _, values) in self._kept.items()}
+
+    @contextmanager
+    def lent(self, change: Callable[[str, Tensor], Tensor] = lambda name, copy: copy) -> Iterator[None]:
+        """Within it the model has copies of its buffers, each of them changed by this function of its name and copy."""
+        copies = {name: change(name, values.detach().clone()) for name, values in self.values().items()}
+        if not copies:
+            yield
+            return
+        with _reparametrize_module(self._model, copies):
+            yield
+
+
+def version_of(tensor: Tensor) -> int:
+    """The number of writes; tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@torch.no_grad()
+def advance_spectral_norms(model: nn.Module) -> None:
+    """One power iteration of each spectral norm in training mode; other parametrizations with buffers likewise.
+
+    They read the weights alone, so this tells nothing about the batch. In the forward pass each microbatch starts from
+    the same vectors, so that the weights of a step are the same in all of them.
+    """
+    for module in model.modules():
+        if isinstance(module, ParametrizationList) and module.training and next(module.buffers(), None) is not None:
+            module()
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                hook.compute_weight(module, do_power_iteration=module.training)

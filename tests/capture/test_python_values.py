@@ -1,0 +1,181 @@
+"""Values that a graph depends on: equal while nothing changes, others after a change, and nothing of objects runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette.capture.python_values import python_values
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 4))
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList([nn.GroupNorm(2, channels), nn.GroupNorm(2, channels)])
+        self.relu = nn.ReLU()
+
+
+class Fails:
+    """Raises whatever is asked of it, as lazy proxies do whose target is not there yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("nobody may look")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("nobody may compare")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("nobody may hash")
+
+    def __len__(self) -> int:
+        raise RuntimeError("nobody may count")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("nobody may print")
+
+
+class HidesItsAttributes(Fails):
+    @property
+    def __dict__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise RuntimeError("nobody may look")
+
+
+class Mode(Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+@pytest.mark.parametrize("kind", [Fails, HidesItsAttributes])
+def test_objects_that_raise_when_looked_at_are_left_alone(kind: type) -> None:
+    model = mlp()
+    vars(model)["odd"] = kind()
+    odd = kind()
+
+    def reads(model: nn.Module, x: Tensor, scale: object = odd) -> Tensor:
+        return model(x) * odd.scale
+
+    before = python_values(model, [reads, odd, partial(reads, odd), [odd], {"odd": odd}])
+    assert before == python_values(model, [reads, odd, partial(reads, odd), [odd], {"odd": odd}])
+    hash(before)
+
+
+def test_what_settings_of_pydantic_are_is_read_without_their_code() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Settings(pydantic.BaseModel):
+        beta: float = 1.0
+
+        @property
+        def broken(self) -> float:
+            raise RuntimeError("not configured")
+
+    settings = Settings()
+
+    def reads(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x) * settings.beta
+
+    before = python_values(mlp(), [reads])
+    hash(before)
+    model = mlp()
+    before = python_values(model, [reads])
+    settings.beta = 2.0
+    assert before != python_values(model, [reads])
+
+
+def of(change: Callable[[nn.Sequential], object]) -> Callable[[nn.Sequential], object]:
+    return change
+
+
+CHANGES = {
+    "a number": of(lambda model: setattr(model[2], "p", 0.2)),
+    "a text": of(lambda model: setattr(model, "how", "otherwise")),
+    "a mode": of(lambda model: model[2].eval()),
+    "an enum": of(lambda model: setattr(model, "mode", Mode.SECOND)),
+    "a tuple": of(lambda model: setattr(model, "pair", (1, 3))),
+    "a type": of(lambda model: setattr(model, "dtype", torch.float64)),
+    "a function": of(lambda model: setattr(model, "activation", nn.functional.relu)),
+    "what trains": of(lambda model: model[0].requires_grad_(False)),
+    "another precision": of(lambda model: model.double()),
+    "a part": of(lambda model: model.append(nn.ReLU())),
+    "a hook": of(lambda model: model[1].register_forward_hook(lambda module, args, output: None)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_model_is_seen(name: str) -> None:
+    model = mlp()
+    vars(model).update(how="so", mode=Mode.FIRST, pair=(1, 2), dtype=torch.float32, activation=nn.functional.gelu)
+    before = python_values(model, [loss])
+    assert before == python_values(model, [loss])
+    CHANGES[name](model)
+    assert before != python_values(model, [loss])
+
+
+def test_weights_and_functions_made_anew_are_no_change() -> None:
+    model = mlp()
+
+    def made(scale: float) -> Any:
+        return lambda model, x, y: scale * loss(model, x, y)
+
+    before = python_values(model, [made(1.0)])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    assert before == python_values(model, [made(1.0)])
+    assert before != python_values(model, [made(2.0)])
+
+
+def test_an_optimizer_inside_of_another_one_is_read() -> None:
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer = inner
+
+    inner = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    outer = Wrapping(inner)
+
+    def reads(model: nn.Module, x: Tensor) -> Tensor:
+        return outer.param_groups[0]["lr"] * model(x)
+
+    model = mlp()
+    before = python_values(model, [reads])
+    inner.param_groups[0]["lr"] = 0.5
+    assert before != python_values(model, [reads])
+
+
+def test_modules_in_circles_end() -> None:
+    model = mlp()
+    model[1].owner = (model,)  # pyright: ignore[reportArgumentType]
+    circle: list[Any] = [model]
+    circle.append(circle)
+    assert python_values(model, [circle]) == python_values(model, [circle])
+
+
+@pytest.mark.parametrize(
+    ("make", "microseconds"), [(mlp, 30), (lambda: nn.Sequential(*[Block(4) for _ in range(9)]), 200)]
+)
+def test_it_costs_little(make: Callable[[], nn.Module], microseconds: float) -> None:
+    """The least of many times, on a machine that may do other work: no more than thrice what is promised."""
+    model = make()
+    best = float("inf")
+    for _ in range(100):
+        start = time.thread_time()
+        for _ in range(10):
+            python_values(model, [loss])
+        best = min(best, (time.thread_time() - start) / 10)
+    assert best * 1e6 <= 3 * microseconds
