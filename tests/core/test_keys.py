@@ -122,7 +122,7 @@ def test_key_is_never_shown_or_copied() -> None:
 
 
 def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     run = noisette.privatize(

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from noisette.sampling.fetching import Fetch, Thread
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -18,7 +17,7 @@ from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
 from noisette.core.noise import SecretKey
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Fetch, Thread, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 Z = 6.1

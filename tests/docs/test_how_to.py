@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.core import registry
+from noisette.core import forms as registry
 from noisette.core.forms import Dense
 from noisette.rules import rule_check
 from oracle import clipped_sum

@@ -21,8 +21,8 @@ from lstm_by_hand import lstm_by_hand
 from model_cases import Forward, cnn, cross_entropy, mlp, squares
 from noisette import PerExampleClip, PrivacyError, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
-from noisette.core.state import hold_noise
 from noisette.nn import WeightNoise, convert_batch_norm
+from noisette.run.held_noise import held_noise
 from oracle import clipped_sum
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
@@ -100,7 +100,7 @@ def test_clipped_sums_are_those_of_each_example_alone_at_the_noisy_weights(make,
     model, x = make().double(), torch.randn(5, *shape, dtype=torch.float64)
     plain = copy.deepcopy(model)
     WeightNoise(model, 0.5)
-    hold_noise(model, lambda: 7)  # as a run does for each batch
+    held_noise(model)(lambda: 7)  # as a run does for each batch
     norms, sums = measured(model, squares, (x,), 0.8, engine)
     truth = clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.8)
     torch.testing.assert_close(norms, truth.norms, rtol=1e-9, atol=0)
@@ -112,7 +112,7 @@ def test_vmap_computes_its_chunks_at_the_noise_of_the_batch() -> None:
     model, x = cnn().double(), torch.randn(5, 3, 9, 7, dtype=torch.float64)
     plain = copy.deepcopy(model)
     WeightNoise(model, 0.5)
-    hold_noise(model, lambda: 7)
+    held_noise(model)(lambda: 7)
     norms, _ = measured(model, squares, (x,), 0.8, Vmap(2))
     torch.testing.assert_close(norms, clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.8).norms)
 
@@ -349,7 +349,7 @@ def test_noise_may_come_before_or_after_the_bound(noise_first: bool) -> None:
     with closing(PerExampleClip(model, 0.5)) as clip:
         if not noise_first:
             WeightNoise(model, 0.3)
-        hold_noise(model, lambda: 7)
+        held_noise(model)(lambda: 7)
         clip.accumulate(squares, x)
         [total] = clip.pop_sums()
     truth = clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.5)
@@ -473,7 +473,7 @@ def test_public_statistics_and_their_gradients_are_those_at_the_same_noise(noise
         return (by_hand(fixed, x) - 0.3).square().sum(1)
 
     for k in range(2):
-        let_go = hold_noise(model, lambda k=k: k)
+        let_go = held_noise(model)(lambda k=k: k)
         norms, sums = measured(model, squares, (x,), 0.5, BookKeeping())
         let_go()
         truth = clipped_sum(with_noise_as_weights(nn.Sequential(linear), model), loss, (x,), 0.5)

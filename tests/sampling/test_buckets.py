@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from noisette.sampling.fetching import Fetch, Thread
 from torch import Tensor
 from torch.utils.data import Subset
 
 from noisette import PaddedBuckets
 from noisette.core.batches import Batch
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Fetch, Thread, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]

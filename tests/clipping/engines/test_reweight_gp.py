@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from noisette.clipping import engines
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
-from noisette.core import registry
+from noisette.core import forms as registry
 from noisette.core.clip import Engine
 from noisette.core.forms import Dense, ExampleGradients, Examples, Outer
 from noisette.core.release import ROUNDING
