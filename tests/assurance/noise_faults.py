@@ -21,7 +21,7 @@ from noisette.mechanisms import device_noise
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
-_SIZE = "core/test_release.py::test_deviation_is_noise_times_bound_over_the_constant"
+_SIZE = "core/test_gaussian_release.py::test_deviation_is_noise_times_bound_over_the_constant"
 _AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
 
 
@@ -206,7 +206,7 @@ MUTANTS = [
         "same noise for each tensor",
         "the difference of two tensors has none",
         added(by_one_name),
-        ("core/test_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
+        ("core/test_gaussian_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
     ),
     Mutant(
         "tiled noise",
@@ -345,6 +345,6 @@ MUTANTS = [
         "whole budget for each of several sums",
         f"noise of k sums too small by the root of k (for two by {math.sqrt(2):.1f})",
         whole_budget_for_each_sum,
-        ("core/test_release.py::test_several_sums_share_one_mechanism",),
+        ("core/test_gaussian_release.py::test_several_sums_share_one_mechanism",),
     ),
 ]
