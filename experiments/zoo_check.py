@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
 from noisette.core.trees import tensors
-from noisette.core.one_by_one import OneByOneWarning
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.core.noise import SecretKey
 from noisette.run.seal import Seal
 

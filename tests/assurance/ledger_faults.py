@@ -14,8 +14,7 @@ from noisette.accounting import Event, Ledger
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.ledger import lines
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.recorded_run import RecordedRun
-from noisette.accounting.ledger.tally import Tally
+from noisette.accounting.ledger.ledger import RecordedRun, Tally
 from noisette.accounting.run_parameters import RunParameters
 from noisette.run.private import LedgerAccount
 from planted import Mutant
@@ -130,7 +129,7 @@ def more_steps_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def long_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.private._FEWEST_LEASES", 1)
+    patch.setattr("noisette.accounting.ledger.ledger._FEWEST_LEASES", 1)
 
 
 def unlocked_threads(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from noisette.clipping import per_example
-from noisette.core import state, steps
+from noisette.core import state
 from noisette.core.steps import DpSgd
 from noisette.nn import weight_noise
 from noisette.run import held_noise
-from noisette.sampling import fetching
+from noisette.sampling import loading as fetching
 from planted import Mutant
 from ranks_faults import on_each_rank
 
@@ -25,7 +25,7 @@ def known_seeds(patch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(torch.randint(2**31, ()).item())
         return torch.initial_seed()
 
-    patch.setattr(steps, "seed_secretly", seed)
+    patch.setattr(state, "seed_secretly", seed)
 
 
 def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "weight noise is drawn for each microbatch",
         "which records share a draw depends on how many come before them",
-        lambda patch: patch.setattr("noisette.run.private.hold_noise", lambda model, seed: lambda: None),
+        lambda patch: patch.setattr("noisette.run.private.held_noise", lambda model: None),
         ("nn/test_weight_noise.py::test_all_microbatches_of_a_private_batch_have_one_draw",),
     ),
     Mutant(

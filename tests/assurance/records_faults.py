@@ -10,7 +10,8 @@ import pytest
 
 from noisette.core import batches as gaps
 from noisette.run.private import LedgerAccount
-from noisette.sampling import collation, fetching, loading
+from noisette.sampling import collation, loading
+from noisette.sampling import loading as fetching
 from planted import Mutant
 
 _GAPS = "core/test_gaps.py"

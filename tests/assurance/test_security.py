@@ -73,8 +73,6 @@ BY_NAME = {
     "integrations/lightning.py",
 }  # the library itself, a user's model, peers to measure, models of transformers, Lightning under either of its names
 
-COMPILES = "capture/compiler.py"  # in a process of its own
-
 
 def test_nothing_that_is_read_is_run_or_unpacked() -> None:
     """In addition to the architecture tests: no shell, no archive unpacked on the disk, and no import by name where the
@@ -83,9 +81,6 @@ def test_nothing_that_is_read_is_run_or_unpacked() -> None:
         place = path.relative_to(SOURCE).as_posix()
         called = set(calls(ast.parse(path.read_text(encoding="utf-8"))))
         ends = {name.rpartition(".")[2] for name in called}
-        if place == COMPILES:
-            ends -= {"Popen"}  # this interpreter, with a module of this library
-            called -= {"subprocess.Popen"}
         assert not ends & FORBIDDEN, place
         assert "import_module" not in ends or place in BY_NAME, place
         assert place.startswith("bench/") or not any(name.startswith("subprocess.") for name in called), place

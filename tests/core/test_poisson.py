@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noisette.sampling.fetching import Fetch, Thread
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -154,7 +155,8 @@ PAIRS = {
 
 
 def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
-    return Batch(indices, records_of(dataset), MeasuredSize(UnmeasuredMemory()), **state)
+    records = records_of(dataset)
+    return Batch(indices, records, MeasuredSize(UnmeasuredMemory()), Fetch(Thread(records.gather)), **state)
 
 
 def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noisette.sampling.fetching import Fetch, Thread
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -25,7 +26,9 @@ SHORTEST = np.array([0, 2, 3, 6, 10, 11])  # in the bucket of 4
 
 def microbatches(dataset: PaddedBuckets, indices: Any, size: int | str, memory: Any = None) -> list[Any]:
     """All microbatches of one batch, each of them processed."""
-    batch, parts = Batch(np.asarray(indices), records_of(dataset), MeasuredSize(memory or UnmeasuredMemory())), []
+    records, parts = records_of(dataset), []
+    fetch = Fetch(Thread(records.gather))
+    batch = Batch(np.asarray(indices), records, MeasuredSize(memory or UnmeasuredMemory()), fetch)
     for part in batch.microbatches(size):
         parts.append(part)
         batch.bounded += batch.current

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import noisette
-from noisette.core.noise import SecretKey
 from noisette.core.loss import Loss
+from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
 SIZE, FEATURES, CLASSES, STEPS = 9, 4, 3, 4
