@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from noisette.bench.methods import by_engine
+from noisette.bench.private import by_engine
 from noisette.bench.report import hardware
-from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines import BookKeeping
 from noisette.models import build
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.core.trees import tensors
 from noisette.clipping.one_by_one import OneByOneWarning
-from noisette.core.noise import SecretKey
-from noisette.run.seal import Seal
+from noisette.core.trees import tensors
 
 F = nn.functional
 Batch = Mapping[str, Tensor]
@@ -163,17 +161,13 @@ def clipped(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> list[Te
 def clipped_and_way(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> tuple[list[Tensor], str]:
     """The clipped sum by noisette, and whether it took the examples one by one."""
     clip = PerExampleClip(model, bound, capture="eager")
-    seal = Seal(clip, SecretKey())  # as in a run, the model is put back after each example
-    clip.put_back = seal.before_microbatch
     try:
-        seal.before_microbatch()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             clip.accumulate(loss, dict(batch))
         alone = any(issubclass(warning.category, OneByOneWarning) for warning in said)
         return list(clip.pop_sums()[0].grads), "one by one" if alone else "vectorised"
     finally:
-        seal.open_again()
         clip.close()
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, models
+from noisette import BoundedSum, models
 from noisette.accounting.sampling_plan import schedule
-from noisette.clipping.engines import PerExampleLoop
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
@@ -46,9 +45,13 @@ def train(setting: Private, seed: int, data: DataSet, public: DataSet, tell: Tel
     sampling_rate, steps = schedule(setting.lot, None, None, data.declared_size, setting.epochs)
     noise_multiplier = setting.noise_multiplier(data.declared_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr, momentum=setting.momentum)
-    clip = PerExampleClip(model, max_grad_norm=setting.clip, engine=PerExampleLoop())
     released = noised_gradients(
-        clip, *examples, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, lot=setting.lot
+        model,
+        *examples,
+        max_grad_norm=setting.clip,
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        lot=setting.lot,
     )
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -57,7 +60,6 @@ def train(setting: Private, seed: int, data: DataSet, public: DataSet, tell: Tel
         optimizer.step()
         optimizer.zero_grad()
         tell((step + 1) / steps, None)
-    clip.close()
     assert data.test is not None, "the data sets of the paper have test examples"
     test = [torch.as_tensor(part, device=device) for part in (data.test.inputs, data.test.targets)]
     accuracy = evaluate(model, *test, at_once=max(1, _TESTED_AT_ONCE // (1 + setting.public_examples)))
@@ -72,10 +74,11 @@ def train(setting: Private, seed: int, data: DataSet, public: DataSet, tell: Tel
 
 
 def noised_gradients(
-    clip: PerExampleClip,
+    model: nn.Module,
     inputs: Tensor,
     targets: Tensor,
     *,
+    max_grad_norm: float,
     sampling_rate: float,
     noise_multiplier: float,
     lot: float,
@@ -83,15 +86,15 @@ def noised_gradients(
 ) -> Iterator[None]:
     """Write the noised gradient of the cross-entropy of one Poisson batch to ``.grad`` at every iteration.
 
-    The whole batch goes through the model in one call, and ``clip`` needs an engine that differentiates the loss of
-    each example through everything that the examples share: ``PerExampleLoop()`` or ``MultiLoss()``. One step costs as
-    many backward passes of a batch as it has examples.
+    The whole batch goes through the model in one call, and each example's loss is differentiated through everything that
+    the examples share. One step costs as many backward passes of a batch as it has examples.
 
     Args:
-        clip: clips the gradient of each example.
+        model: whose parameters are all trained.
         inputs: of the records, shape (records, ...).
         targets: their classes, shape (records,).
         sampling_rate: probability that a record is in a batch.
+        max_grad_norm: the clipping norm.
         noise_multiplier: standard deviation of the noise in units of the clipping norm.
         lot: what the noised sum is divided by.
         key: secret source of batches and noise; a new one unless given.
@@ -101,13 +104,29 @@ def noised_gradients(
     key = key or SecretKey()
     sampler = PoissonSampler(size=len(inputs), sampling_rate=sampling_rate, key=key)
     release = GaussianRelease(key, noise_multiplier, lot)
-    names = {id(p): name for name, p in clip.parameters.items()}
+    parameters = dict(model.named_parameters())
+    names = {id(p): name for name, p in parameters.items()}
     step = 0
     while True:
         drawn = torch.as_tensor(sampler.indices(step=step), device=inputs.device)
-        if len(drawn):
-            scores = clip.model(inputs[drawn])
-            clip.backward(nn.functional.cross_entropy(scores, targets[drawn], reduction="none"))
-        release(clip.pop_sums(), names, step=step)
+        total = clipped_sum(model, inputs[drawn], targets[drawn], max_grad_norm)
+        release([BoundedSum(tuple(parameters.values()), tuple(total), max_grad_norm)], names, step=step)
         yield
         step += 1
+
+
+def clipped_sum(model: nn.Module, inputs: Tensor, targets: Tensor, max_grad_norm: float) -> list[Tensor]:
+    """The clipped gradients of the losses of a batch, added up for each parameter.
+
+    Each gradient is that of one loss, through the statistics of the whole batch.
+    """
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(p) for p in parameters]
+    if len(inputs) == 0:
+        return total
+    for loss in nn.functional.cross_entropy(model(inputs), targets, reduction="none"):
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=True)
+        factor = (max_grad_norm / nn.utils.get_total_norm(gradients)).clamp(max=1.0)
+        for of_parameter, gradient in zip(total, gradients, strict=True):
+            of_parameter.addcmul_(gradient, factor)
+    return total

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
+from noisette.core.noise import GaussianNoise
 from noisette.integrations import lightning_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from noisette.validation import check_no_batch_norm
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, privatize
-from noisette.clipping.engines import MultiLoss, PerExampleLoop
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.nn import convert_batch_norm
+from noisette.run.model_checks import check_no_batch_norm
 from norm_models import network
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 from papers.davody_2020.non_private import noised_gradients
@@ -23,6 +22,7 @@ SECRET = bytes(range(32))
 X = torch.randn(40, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(40) % 3
 DECLARED: dict[str, Any] = {"sampling_rate": 0.5, "noise_multiplier": 0.8}
+ROUNDING = 1 + 2**-13  # by which noise is larger
 
 
 def coupled() -> nn.Module:
@@ -48,17 +48,15 @@ def clipped_sum_through_the_batch(model: nn.Module, x: Tensor, y: Tensor) -> lis
     return total
 
 
-@pytest.mark.parametrize("engine", [PerExampleLoop(), MultiLoss()], ids=lambda engine: type(engine).__name__)
-def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_statistics(engine: Any) -> None:
+def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_statistics() -> None:
     model = coupled()
-    clip = PerExampleClip(model, max_grad_norm=0.3, engine=engine)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    released = noised_gradients(clip, X, Y, lot=20, key=SecretKey(SECRET), **DECLARED)
+    released = noised_gradients(model, X, Y, max_grad_norm=0.3, lot=20, key=SecretKey(SECRET), **DECLARED)
     for step in range(3):
         drawn = PoissonSampler(size=40, sampling_rate=0.5, key=SecretKey(SECRET)).indices(step=step)
         truth = clipped_sum_through_the_batch(model, X[drawn], Y[drawn])
         noise = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.8 * 0.3 / 20)
+        GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.8 * 0.3 / 20 * ROUNDING)
         next(released)
         for p, expected, z in zip(model.parameters(), truth, noise.values(), strict=True):
             torch.testing.assert_close(p.grad, expected / 20 + z, rtol=1e-5, atol=1e-9)
@@ -68,17 +66,17 @@ def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_stat
 
 def test_an_empty_batch_is_a_step_of_noise() -> None:
     model = coupled()
-    clip = PerExampleClip(model, max_grad_norm=0.3, engine=PerExampleLoop())
-    for _ in islice(noised_gradients(clip, X, Y, lot=20, sampling_rate=1e-300, noise_multiplier=0.8), 2):
+    facts = {"max_grad_norm": 0.3, "lot": 20, "sampling_rate": 1e-300, "noise_multiplier": 0.8}
+    for _ in islice(noised_gradients(model, X, Y, **facts), 2):
         assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
 
 
 def test_privatize_refuses_what_is_trained_here() -> None:
     model = coupled()
-    clip = PerExampleClip(model, max_grad_norm=0.3, engine=PerExampleLoop())
+    clip = PerExampleClip(model, max_grad_norm=0.3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(PrivacyError, match="BatchNorm2d mixes examples"):
-        privatize(clip, sgd, (X, Y), steps=3, expected_batch_size=20, **DECLARED, separability="asserted")
+        privatize(clip, sgd, (X, Y), steps=3, expected_batch_size=20, **DECLARED)
 
 
 def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in_evaluation() -> None:

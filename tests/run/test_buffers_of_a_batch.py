@@ -338,5 +338,5 @@ def test_frozen_parameters_that_the_loss_writes_end_the_run() -> None:
                 run.optimizer.step()
                 torch.testing.assert_close(released(run), expected, rtol=1e-7, atol=1e-7)
             else:
-                with pytest.raises(PrivacyError, match="^kept: written between"):
+                with pytest.raises(PrivacyError, match=r"^kept: written between"):
                     run.optimizer.step()

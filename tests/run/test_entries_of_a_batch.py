@@ -99,11 +99,11 @@ READS: dict[str, Callable[[Any], Any]] = {
     "length": len,
     "an item": lambda entries: entries[-1],
     "a part": lambda entries: entries[:1],
-    "a loop": lambda entries: [text for text in entries],
+    "a loop": lambda entries: [text.upper() for text in entries],
     "membership": lambda entries: "text 0" in entries,
     "truth": bool,
     "comparison": lambda entries: entries == ["text 0"],
-    "a sum": lambda entries: entries + ["more"],
+    "a sum": lambda entries: entries + entries,
     "its text": str,
     "in a text": lambda entries: f"{entries}",
     "an array": np.asarray,
@@ -142,7 +142,7 @@ def test_every_engine_refuses_also_where_examples_are_computed_one_by_one(engine
 
     with start(net(), engine=engine) as run:
         for x, y in next(run.batches()).microbatches(RECORDS):
-            with pytest.raises(PrivacyError, match="entries of several examples|torch.func"):
+            with pytest.raises(PrivacyError, match="entries of several examples"):
                 run.accumulate(loss, x, y, TEXTS)
             break
 
@@ -182,7 +182,7 @@ def test_a_dictionary_of_a_data_set_with_texts() -> None:
     expected = truth(net(), [float(len(text)) for text in TEXTS])
     with start(net(), Rows()) as run:
         for batch in next(run.batches()).microbatches(4):
-            with pytest.raises(PrivacyError, match="the loss reads a list .* such as str 'text 0"):
+            with pytest.raises(PrivacyError, match=r"the loss reads a list .* such as str 'text 0"):
                 run.accumulate(weighted, batch)
             run.accumulate(lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]), batch)
             break

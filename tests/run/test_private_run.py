@@ -623,7 +623,7 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
         first_batch(run)
         run._batch.bounded = len(run._batch.indices)
         run.optimizer.add_param_group({"params": other.parameters()})
-        with pytest.raises(PrivacyError, match="2 trainable parameters"):
+        with pytest.raises(PrivacyError, match="since the run began: 2 came to it"):
             run.optimizer.step()
     model = Small()
     model.hidden.requires_grad_(False)
@@ -631,7 +631,7 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
         first_batch(run)
         run._batch.bounded = len(run._batch.indices)
         model.hidden.requires_grad_(True)
-        with pytest.raises(PrivacyError, match="2 trainable parameters"):
+        with pytest.raises(PrivacyError, match="since the run began: 2 came to it"):
             run.optimizer.step()
 
 

@@ -188,7 +188,7 @@ class AuditedRun:
         return audit_neighbours(
             lambda: self.setup().bound,
             draw,
-            lambda model, records: setup.losses(model, *records),
+            setup.losses,
             noise_multiplier=self.event.noise_multiplier,
             pairs=pairs,
             steps=20,

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
-from noisette.core.release import BoundedSum, GradientBound, shares_of
+from noisette.core.loss import Loss
+from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
 Draw = Callable[[int], Records]
-Losses = Callable[[nn.Module, Records], Tensor]
 
-ROUNDING = 1e-3  # tolerance for sums in single precision, in units of the bound
 _SCALES = (1.0, 10.0, 1000.0)
 _ROUNDS, _STRIDE = 10, 0.3
 
@@ -52,7 +51,7 @@ class NeighbourAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if a record moved a sum by more than the bound, with noise or without."""
+        """Violation if a record moved a sum by more than the bound and its allowance for rounding, or with noise."""
         return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
 
     def facts(self, *, delta: float) -> dict[str, Any]:
@@ -68,7 +67,7 @@ class NeighbourAudit:
 def audit_neighbours(
     make: Callable[[], GradientBound],
     draw: Draw,
-    losses: Losses,
+    loss: Loss,
     *,
     noise_multiplier: float,
     pairs: int = 50,
@@ -85,7 +84,7 @@ def audit_neighbours(
     Args:
         make: makes a bound and its model, with the same weights each time.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
-        losses: returns one loss for each of the records; it is called with one record at a time.
+        loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
         noise_multiplier: of the run.
         pairs: number of pairs of neighbours that are compared without noise.
         others: number of records in both batches of a pair.
@@ -94,26 +93,26 @@ def audit_neighbours(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyError: the bound refuses the model or the losses.
+        PrivacyError: the bound refuses the model or the loss.
     """
     checks.all_of(
         lambda: checks.positive(noise_multiplier=noise_multiplier),
         lambda: checks.count(pairs=pairs, others=others, steps=steps),
     )
     bound = _without_dropout(make())
-    free = deepcopy(bound.model)  # the tape does not record a copy
+    free = deepcopy(bound.model)
     differences = []
     for k in range(pairs):
         shared, extra = draw(others), draw(1)
         extra = _scaled(extra, _SCALES[k % len(_SCALES)])
         if k % 2:
-            extra = _ascended(free, extra, losses)
-        moved = _sum(bound, _joined(shared, extra), losses) - _sum(bound, shared, losses)
+            extra = _ascended(free, extra, loss)
+        moved = _sum(bound, _joined(shared, extra), loss) - _sum(bound, shared, loss)
         differences.append((float(moved.norm()), shared, extra, moved))
     bound.close()
     reached = np.array([size for size, *_ in differences])
     size, shared, extra, moved = differences[int(reached.argmax())]
-    noised = _noised(make, shared, extra, moved / max(size, 1e-30), size, losses, noise_multiplier, steps)
+    noised = _noised(make, shared, extra, moved / max(size, 1e-30), size, loss, noise_multiplier, steps)
     return NeighbourAudit(reached, StepAudit(noised, false_alarm=false_alarm))
 
 
@@ -126,7 +125,7 @@ def _scaled(records: Records, factor: float) -> Records:
     return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
 
 
-def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
+def _ascended(model: nn.Module, record: Records, loss: Loss) -> Records:
     """The record after some steps of sign ascent on the norm of its gradient, or as it was where that has no slope."""
     inputs, *rest = record
     if not inputs.is_floating_point():
@@ -137,8 +136,7 @@ def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
     for _ in range(_ROUNDS):
         at.requires_grad_()
         try:
-            [loss] = losses(model, (at, *rest))
-            grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+            grads = torch.autograd.grad(loss(model, at, *rest).sum(), parameters, create_graph=True, allow_unused=True)
             size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
             [up] = torch.autograd.grad(size, [at])
         except RuntimeError:  # an operation has no second derivative, or the gradient does not depend on the input
@@ -147,9 +145,9 @@ def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
     return (at, *rest)
 
 
-def _sum(bound: GradientBound, records: Records, losses: Losses) -> Tensor:
+def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:
     """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    bound.accumulate(lambda model, *record: losses(model, record), *records, public=())
+    bound.accumulate(loss, *records)
     sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
 
@@ -171,7 +169,7 @@ def _noised(
     extra: Records,
     direction: Tensor,
     size: float,
-    losses: Losses,
+    loss: Loss,
     noise_multiplier: float,
     steps: int,
 ) -> Scores:
@@ -182,7 +180,7 @@ def _noised(
         released_sums = released_steps(
             bound,
             records,
-            lambda run, batch: run.accumulate(lambda model, *record: losses(model, record), *batch),
+            lambda run, batch: run.accumulate(loss, *batch),
             noise_multiplier=noise_multiplier,
             sampling_rate=1.0,
             steps=steps,
@@ -196,7 +194,7 @@ def _noised(
     values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
     inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
     bound = _without_dropout(make())
-    middle = float(_sum(bound, shared, losses) @ direction) / noise_multiplier
+    middle = float(_sum(bound, shared, loss) @ direction) / noise_multiplier
     bound.close()
     return Scores(values - middle, inside, noise_multiplier, size / noise_multiplier)
 

@@ -17,7 +17,7 @@ from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
 from noisette.core.forms import Operation
 from noisette.core.loss import Loss, Microbatch, as_if_compiled, one_value
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.trace import CALL, OF_A_CONSTANT, kept_from_another_call, outputs_of, tensors_among
 
 
 class OneByOneWarning(UserWarning):
@@ -86,7 +86,7 @@ class _OneExample(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
-        for tensor in tensors_among(args, kwargs):
+        for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
                     raise kept_from_another_call(tensor)

@@ -36,7 +36,7 @@ from noisette.core.clip import (
 )
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers
+from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.gradients.lazy_parameters import check_initialized
@@ -200,6 +200,8 @@ class PerExampleClip:
         if microbatch.count == 0:
             return
         groups = self._trained_groups()
+        if self.model._forward_pre_hooks:
+            refresh_public_statistics(self.model)
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)

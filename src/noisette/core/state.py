@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -143,6 +143,25 @@ class ModelBuffers:
 def version_of(tensor: Tensor) -> int:
     """The number of writes; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+        ...
+
+
+def refresh_public_statistics(model: nn.Module) -> None:
+    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
+
+    Copies of the buffers are dropped after a call, and a graph has no hooks.
+    """
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, RefreshesFromPublicData):
+            hook.refresh(model)
 
 
 @torch.no_grad()

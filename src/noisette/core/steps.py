@@ -208,7 +208,7 @@ class DpSgd:
         self._depth = 0  # also where an error ended the last step
         if self._written:
             raise _parameters_written(self._written)
-        # Before the buffers are remembered, because noise may be held in some.
+        # First: it is drawn into buffers.
         let_go = None if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
         before, self._seed = RandomStates.hidden()

@@ -50,7 +50,7 @@ _RANDOM_IN_PLACE = {
 
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
-_OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
+OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
@@ -398,7 +398,7 @@ class Recorder(TorchFunctionMode):
         """
         for tensor in outputs_of(output):
             if not internals.is_wrapped(tensor):
-                if func not in _OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
+                if func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
                     raise NotVectorizedError(
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
                     )
