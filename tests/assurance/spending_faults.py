@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noisette.accounting.ledger.tally import Tally
 
 from noisette.accounting import Ledger, RdpAccountant
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.calibrate import least_noisy
 from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger.file import LedgerFile
+from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
 from noisette.core.steps import DpSgd
 from noisette.run.checkpoint import SavedRun
