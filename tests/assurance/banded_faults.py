@@ -150,7 +150,7 @@ def parts_of_rounds(patch: pytest.MonkeyPatch) -> None:
 def leases_of_steps(patch: pytest.MonkeyPatch) -> None:
     """A run reserves as few steps as it takes."""
     parts_of_rounds(patch)
-    patch.setattr("noisette.run.private.in_whole_rounds", lambda event, steps: steps)
+    patch.setattr("noisette.accounting.ledger.ledger.in_whole_rounds", lambda event, steps: steps)
 
 
 def saved_noise(patch: pytest.MonkeyPatch) -> None:

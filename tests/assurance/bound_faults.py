@@ -19,7 +19,7 @@ from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
-from noisette.core.loss import Loss, one_value
+from noisette.core.loss import Loss, Microbatch, one_value
 from noisette.core.release import GaussianRelease
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
@@ -208,13 +208,13 @@ def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:
-    whole = PerExampleClip.accumulate
+    whole = PerExampleClip.add
 
-    def accumulate(self: PerExampleClip, loss: Loss, *batch: Any, **keywords: Any) -> None:
-        loss(self.model, *batch).sum().backward()
-        whole(self, loss, *batch, **keywords)
+    def add(self: PerExampleClip, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
+        loss(self.model, *microbatch.args).sum().backward()
+        whole(self, loss, microbatch, public)
 
-    patch.setattr(PerExampleClip, "accumulate", accumulate)
+    patch.setattr(PerExampleClip, "add", add)
 
 
 MUTANTS = [

@@ -129,7 +129,7 @@ def more_steps_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def long_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.private._FEWEST_LEASES", 1)
+    patch.setattr("noisette.accounting.ledger.ledger._FEWEST_LEASES", 1)
 
 
 def unlocked_threads(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from noisette.clipping import per_example
-from noisette.core import state, steps
+from noisette.core import state
 from noisette.core.steps import DpSgd
 from noisette.nn import weight_noise
 from noisette.run import held_noise
@@ -25,7 +25,7 @@ def known_seeds(patch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(torch.randint(2**31, ()).item())
         return torch.initial_seed()
 
-    patch.setattr(steps, "seed_secretly", seed)
+    patch.setattr(state, "seed_secretly", seed)
 
 
 def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:

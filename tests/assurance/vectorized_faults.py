@@ -100,7 +100,7 @@ MUTANTS = [
         "any tensor from outside is taken",
         "class weights of the batch couple its examples",
         lambda patch: patch.setattr(OutsideTensors, "check", lambda *_: None),
-        (f"{_ACCUMULATE}::test_class_weights_of_the_batch_are_refused",),
+        ("core/test_outside.py::test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step",),
     ),
     Mutant(
         "tensors from outside are not looked at in the first step",

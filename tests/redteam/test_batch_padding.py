@@ -70,7 +70,7 @@ def released_sum(dataset: Any, pool: str, size: int | str = 100, holds: int = 10
             for ids, y in batch.microbatches(size):
                 with pytest.MonkeyPatch.context() as patch:
                     if len(ids) > holds:
-                        patch.setattr(clip, "accumulate", _out_of_memory)
+                        patch.setattr(clip, "add", _out_of_memory)
                     run.accumulate(loss, ids, y)
             optimizer.step()
     return torch.cat([p.grad.flatten() for p in model.parameters()])

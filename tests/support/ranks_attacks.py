@@ -87,6 +87,7 @@ def a_bound_moved() -> None:
     run = start(clip)
     if other():
         clip.clipping = PerExampleClip(network(), 0.001).clipping
+        clip._groups = None
     take(run)
 
 
