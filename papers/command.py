@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, plain_errors
 

@@ -1,8 +1,13 @@
-"""The errors that noisette raises where a privacy guarantee would not hold, and names in their messages."""
+"""What is refused: the errors that noisette raises where a guarantee would not hold, and the checks of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import TypeVar, cast
+
+import numpy as np
 
 _FEW = 5
 
@@ -26,3 +31,101 @@ def first_few(names: Sequence[str]) -> str:
     'a, b, c, d, e and 2 more'
     """
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+# Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``.
+
+Value = TypeVar("Value")
+
+
+def plain(value: Value) -> Value:
+    """A number of NumPy as one of Python, which JSON can hold; everything else as it is.
+
+    >>> plain(np.int64(2)), plain("2")
+    (2, '2')
+    """
+    return cast(Value, value.item()) if isinstance(value, np.generic) else value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"expected {name} to be a number, got {name}={value!r}")
+    if math.isnan(value):
+        raise ValueError(f"expected {name} to be a number, got {name}=nan")
+    return float(value)
+
+
+def positive(**arguments: object) -> None:
+    """Each argument is a finite number above zero, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) < math.inf:
+            raise ValueError(f"expected a finite {name} > 0, got {name}={value}")
+
+
+def not_negative(**arguments: object) -> None:
+    """Each argument is a finite number of at least zero, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 <= _number(name, value) < math.inf:
+            raise ValueError(f"expected a finite {name} >= 0, got {name}={value}")
+
+
+def probability(**arguments: object) -> None:
+    """Each argument lies in (0, 1], or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) <= 1:
+            raise ValueError(f"expected 0 < {name} <= 1, got {name}={value}")
+
+
+def open_fraction(**arguments: object) -> None:
+    """Each argument lies in (0, 1), both ends excluded, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) < 1:
+            raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
+
+
+def below_one(**arguments: object) -> None:
+    """Each argument lies in [0, 1), or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 <= _number(name, value) < 1:
+            raise ValueError(f"expected 0 <= {name} < 1, got {name}={value}")
+
+
+def count(**arguments: object) -> None:
+    """Each argument is a whole number of at least one, or an error names it."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
+        if value < 1:
+            raise ValueError(f"expected {name} >= 1, got {name}={value}")
+
+
+def whole(**arguments: object) -> None:
+    """Each argument is a whole number of at least zero, or an error names it."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
+        if value < 0:
+            raise ValueError(f"expected {name} >= 0, got {name}={value}")
+
+
+def all_of(*checks: Callable[[], object]) -> None:
+    """Run every check, then report all problems at once.
+
+    Raises:
+        ValueError: the messages of all checks that failed, in one line.
+    """
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except (ValueError, TypeError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def exactly_one(**arguments: object) -> None:
+    """One of the arguments is given and the others are ``None``, or a ``ValueError`` names them."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of {' and '.join(arguments)}, got {' and '.join(given) or 'neither'}")

@@ -25,9 +25,9 @@ from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
 from planted import Mutant, Patch
 
-_ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"
+_ORACLE = "clipping/test_engines.py::test_clipped_sum_is_the_oracles"
 _AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
-_ALONE = "clipping/engines/test_engines.py::test_one_example_never_exceeds_the_bound"
+_ALONE = "clipping/test_engines.py::test_one_example_never_exceeds_the_bound"
 
 
 def oracle(case: str) -> str:
@@ -238,7 +238,7 @@ MUTANTS = [
         "second forward pass with fresh dropout",
         "norms belong to other masks than the sum",
         engine(with_fresh_dropout),
-        ("gradients/test_model_features.py::test_one_example_under_random_draws_stays_within_the_bound",),
+        ("rules/test_model_features.py::test_one_example_under_random_draws_stays_within_the_bound",),
     ),
     Mutant("norm without biases", "norms are too small", without_biases, (oracle("mlp with in-place relu"), _ALONE)),
     Mutant("norms in half precision", "one record exceeds the bound by 0.4 %", rounded_norms, (_ALONE,)),
@@ -289,14 +289,14 @@ MUTANTS = [
         "what is not a number times zero",
         "one bad record makes all weights NaN",
         multiplied_by_zero,
-        ("clipping/engines/test_engines.py::test_bad_example_contributes_exactly_nothing",),
+        ("clipping/test_engines.py::test_bad_example_contributes_exactly_nothing",),
     ),
     Mutant(
         "last piece alone",
         "a batch counts in part",
         last_piece_alone,
         (
-            "clipping/engines/test_engines.py::test_pieces_add_up_to_the_whole",
+            "clipping/test_engines.py::test_pieces_add_up_to_the_whole",
             "run/test_private_run.py::test_pieces_change_nothing",
         ),
     ),
@@ -304,7 +304,7 @@ MUTANTS = [
         "sum kept for the next step",
         "a record takes part in steps that did not draw it",
         kept_for_the_next_step,
-        ("clipping/engines/test_engines.py::test_pieces_add_up_to_the_whole", _AUDIT),
+        ("clipping/test_engines.py::test_pieces_add_up_to_the_whole", _AUDIT),
     ),
     Mutant(
         "stop at a partial batch",

@@ -16,7 +16,7 @@ from noisette.rules import recomputed_blocks, rule_check
 from noisette.rules.repeated_pass import Surroundings
 from planted import Mutant
 
-_TWO_PASSES = "clipping/engines/test_reweight_gp.py"
+_TWO_PASSES = "clipping/test_reweight_gp.py"
 _BLOCKS = "rules/test_recomputed_blocks.py"
 
 

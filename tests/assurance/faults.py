@@ -119,7 +119,7 @@ FAULTS = [
             "assurance/test_neighbour_replay.py::test_a_record_that_is_no_good_changes_nothing_at_all",
             "assurance/test_run_faults.py::test_no_record_stops_a_run_or_spoils_its_weights",
             "run/test_private_run.py::test_record_that_is_not_a_number_changes_nothing_at_all",
-            "clipping/engines/test_engines.py::test_huge_example_stays_within_the_bound",
+            "clipping/test_engines.py::test_huge_example_stays_within_the_bound",
         ),
     ),
     Fault(

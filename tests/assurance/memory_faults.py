@@ -89,7 +89,7 @@ MUTANTS = [
         "the bounds on the device are those of another clip",
         "gradients are clipped to another bound than the noise is made for",
         any_limits,
-        ("clipping/engines/test_engines.py::test_batches_of_one_and_two",),
+        ("clipping/test_engines.py::test_batches_of_one_and_two",),
     ),
     Mutant(
         "weighted factors are split into two terms",

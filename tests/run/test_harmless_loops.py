@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import noisette
 from noisette import PerExampleClip, PrivacyError
-from noisette.gradients.lazy_parameters import check_initialized
+from noisette.clipping.per_example import _check_initialized as check_initialized
 from oracle import clipped_sum
 from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Accountant, Event, Ledger, PrivacyCurve
 from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.run_parameters import RunParameters

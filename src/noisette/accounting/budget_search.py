@@ -9,9 +9,9 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
-from noisette._internal.checks import open_fraction, positive
 from noisette.accounting.accountants.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.events import Event, Events, StepRelease
+from noisette.errors import open_fraction, positive
 
 # The relative tolerance of noise multipliers and sampling rates, against the least and the largest within the budget.
 TOLERANCE = 1e-3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from noisette._internal.checks import count, positive
 from noisette.accounting.accountants.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.budget_search import (
@@ -19,6 +18,7 @@ from noisette.accounting.budget_search import (
     with_releases,
 )
 from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
+from noisette.errors import count, positive
 
 
 def noise_multiplier_for(

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from noisette._internal.checks import open_fraction
 from noisette.accounting.events import RepeatAndSelect
+from noisette.errors import open_fraction
 
-if TYPE_CHECKING:
-    from noisette.core.noise import SecretKey
+
+class Keystream(Protocol):
+    """Secret random words."""
+
+    def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
+        """Write the words from ``start`` on of this stream's step into an array of 64-bit words."""
+        ...
+
 
 # Decimal digits of a 64-bit word, rounded upwards, and those that the error of a sum of probabilities may take.
 _DIGITS_PER_WORD = 20
@@ -78,7 +84,7 @@ class NumberOfRuns:
                     return number
         raise AssertionError("the numbers of runs have no end")
 
-    def draw(self, key: SecretKey) -> int:
+    def draw(self, key: Keystream) -> int:
         """A number drawn from the secret key. The same key gives the same number, so it is used for one search only.
 
         The keystream is a uniform number of unlimited binary digits. Digits are added until the number, with all

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Event, Ledger
 from noisette.accounting.events import StepRelease
 from noisette.accounting.serialization import event_of, facts_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 def check_numbers(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from noisette._internal.checks import all_of, count, open_fraction, positive
 from noisette.accounting.accountants.interface import Accountant, PrivacyCurve
 from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.accountants.rdp import RdpAccountant
@@ -16,6 +15,7 @@ from noisette.accounting.budget_search import NO_EVENTS
 from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect, Sampled
 from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.errors import all_of, count, open_fraction, positive
 
 # The shapes that are tried where none is chosen. A larger shape has a steadier number of runs and costs more, but for
 # the Poisson distribution, which is the steadiest of all and often the cheapest for few runs.

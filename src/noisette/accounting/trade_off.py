@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from noisette._internal.checks import below_one, not_negative, open_fraction
 from noisette.accounting.accountants.interface import PrivacyCurve
+from noisette.errors import below_one, not_negative, open_fraction
 
 _PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter
 _LARGEST_EPSILON = 10.0  # a larger one tightens no error rate above e^-10, 0.005 %

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.data import DataSet, Split
 from noisette.nn.evaluation import in_evaluation
 from noisette.training.outcome import Watch

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
 from noisette.core.loss import Loss, Microbatch

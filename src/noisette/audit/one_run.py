@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.audit.certificate import epsilon_of
 from noisette.audit.membership import Trainer, confidences_of
 from noisette.data import DataSet, Split

@@ -13,7 +13,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.audit.canary_models import Canaries, CanaryModel
 from noisette.audit.certificate import certified_mu, epsilon_of
 from noisette.audit.step_game import BoundFactory, Scores, run_step_game

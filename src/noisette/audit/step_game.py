@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Accountant
 from noisette.audit.canary_models import Axes, CanaryModel
 from noisette.core.batches import Batch

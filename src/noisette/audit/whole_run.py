@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Accountant
 from noisette.audit.canary_models import CanaryModel, Rows
 from noisette.audit.certificate import certified_epsilon

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import BandedGaussian, FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.cli import options

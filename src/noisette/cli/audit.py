@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.audit_results import AuditResults
 from noisette.cli.errors import INTERRUPTED, plain_errors

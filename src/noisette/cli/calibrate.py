@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import (
     PldAccountant,
     PoissonGaussian,

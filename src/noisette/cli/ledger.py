@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import (
     Events,
     GroupPrivacy,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import DiscreteGaussian, DpAmount, Gaussian, Laplace, Ledger, ZcdpAmount
 from noisette.accounting.events import Event
 from noisette.cli.errors import plain_errors

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.plan import LEAST_STEPS, NEARLY, Setting, recommended, with_noise, within_budget
 from noisette.cli import options

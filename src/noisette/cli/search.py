@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import DataDir, option

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
 # C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:

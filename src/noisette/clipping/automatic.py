@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.clip import Group
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.clip import Factor, Group
 
 # Norms that a factor is tried on: zero, and 1e-12 to 1e12.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.clipping.one_by_one import clipped_sum_one_by_one
 from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.core.clip import BookKeeping as BookKeeping

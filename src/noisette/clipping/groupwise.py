@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.clip import Group
 
 

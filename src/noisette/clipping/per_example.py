@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import noisette.rules  # noqa: F401 - registers them
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.engines import BookKeeping
@@ -39,7 +40,6 @@ from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.lazy_parameters import check_initialized
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped, canonical_parameters
@@ -97,7 +97,7 @@ class PerExampleClip:
             clipping = FlatClipping(max_grad_norm)
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
-        check_initialized(model)
+        _check_initialized(model)
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
@@ -384,6 +384,20 @@ class PerExampleClip:
                 f"{type(self.clipping).__name__} does not put every trainable parameter in exactly one group"
             )
         return groups
+
+
+def _check_initialized(model: nn.Module) -> None:
+    """Check that each parameter and buffer has its shape.
+
+    Raises:
+        ValueError: naming those of lazy modules that have had no input yet.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := [name for name, tensor in named if is_lazy(tensor)]:
+        raise ValueError(
+            f"{', '.join(lazy)}: a lazy module has no parameters before its first input. Call the model once with a "
+            "public input, and give its parameters to the optimizer after that"
+        )
 
 
 def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:

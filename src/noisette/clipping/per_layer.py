@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.clip import Group
 
 

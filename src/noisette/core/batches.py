@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 

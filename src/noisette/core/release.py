@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError, first_few

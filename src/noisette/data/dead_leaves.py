@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette._internal.dead_leaves import KINDS, SIZES, drawn
 from noisette.data.dataset import DataSet, Split
 

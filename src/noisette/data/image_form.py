@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette._internal.shaded_leaves import drawn
 from noisette.data.dataset import DataSet, Split
 

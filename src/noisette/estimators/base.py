@@ -14,10 +14,10 @@ from sklearn.utils import assert_all_finite, check_consistent_length, check_rand
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from noisette._internal import checks
-from noisette._internal.checks import plain
+from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.data.columns import Columns
+from noisette.errors import plain
 from noisette.estimators.declared import (
     Declarations,
     Pair,

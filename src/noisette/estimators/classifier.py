@@ -13,9 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette._internal.checks import plain
 from noisette.accounting import Ledger
 from noisette.data.columns import Columns
+from noisette.errors import plain
 from noisette.estimators.base import PrivateEstimator
 from noisette.estimators.declared import Declarations, Pair
 

@@ -19,9 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisette._internal.checks import plain
 from noisette.accounting.sampling_plan import check_numbers
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, plain
 from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps
 from noisette.integrations.lightning_settings import module_of_lightning, problems_of_module
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from noisette._internal.checks import all_of, count
 from noisette.accounting.events import BandedGaussian, StepRelease
+from noisette.errors import all_of, count
 
 # The norm of a column is below 1 by this, more than rounding the coefficients to single precision can add.
 SLACK = 2.0**-20

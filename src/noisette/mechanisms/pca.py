@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease

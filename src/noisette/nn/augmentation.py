@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 class MirrorAndShift:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 Loss = Callable[..., Tensor]
 

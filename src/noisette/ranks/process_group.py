@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.noise import KEY_BYTES, SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.messages import MESSAGE_BYTES, Message, are_together, raise_if_any_refuses

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from torch.optim import Optimizer
 
-from noisette._internal import atomic_files, checks
+from noisette import errors as checks
+from noisette._internal import atomic_files
 from noisette.accounting import Ledger
 from noisette.accounting.events import in_whole_rounds
 from noisette.accounting.run_parameters import RunParameters

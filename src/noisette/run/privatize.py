@@ -10,7 +10,6 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-from noisette._internal.checks import plain
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget_search import with_releases
 from noisette.accounting.calibrate import cheapest, least_noisy
@@ -19,6 +18,7 @@ from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
+from noisette.errors import plain
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.model_checks import check_no_batch_norm, check_optimizer
 from noisette.run.private import PrivateRun

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError, first_few

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 class AdamBC(Optimizer):

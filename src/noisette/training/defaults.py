@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 # Gradients are clipped to norm one; the learning rate is in the same unit, so no other value needs to be tried.
 MAX_GRAD_NORM = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import epsilon_for, noise_multiplier_for
 from noisette.accounting.sampling_plan import schedule
 from noisette.clipping.registry import CLIPPING_RULES

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.gdp import GdpCurve
 from noisette.accounting.accountants.interface import require_sampled, resolved_noise
 from noisette.accounting.events import Events, Sampled
+from noisette.errors import not_negative, open_fraction
 
 LEAST_DELTA, MOST_DELTA = 1e-300, 1 - 2**-53
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
-from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.interface import composed_events, resolved_noise, unsupported
 from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, UserLevel
+from noisette.errors import not_negative, open_fraction
 
 # The relative error that rounding can cause in a value of erfcx or ndtr: sixteen units in the last place.
 ROUNDING = 2.0**-48

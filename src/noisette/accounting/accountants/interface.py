@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from noisette._internal.checks import positive
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,
@@ -26,7 +25,7 @@ from noisette.accounting.events import (
     check_events,
     in_whole_rounds,
 )
-from noisette.errors import UnsupportedEventError
+from noisette.errors import UnsupportedEventError, positive
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6

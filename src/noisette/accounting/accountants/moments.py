@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
-from noisette._internal.checks import not_negative, open_fraction, positive
 from noisette.accounting.accountants.interface import require_sampled, resolved_noise, valid_orders
 from noisette.accounting.events import Events, Sampled
+from noisette.errors import not_negative, open_fraction, positive
 
 ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.gdp import GdpAccountant, GdpCurve
 from noisette.accounting.accountants.interface import composed_events, unsupported
 from noisette.accounting.accountants.privacy_loss.contour import Composition
@@ -30,6 +29,7 @@ from noisette.accounting.events import (
     UserLevel,
     ZcdpAmount,
 )
+from noisette.errors import not_negative, open_fraction
 
 Supported: TypeAlias = (
     Sampled

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
 from noisette.accounting.accountants.interface import composed_events, resolved_noise, unsupported, valid_orders
 from noisette.accounting.accountants.truncation import full_batch_probability
@@ -32,6 +31,7 @@ from noisette.accounting.events import (
     UserLevel,
     ZcdpAmount,
 )
+from noisette.errors import not_negative, open_fraction
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

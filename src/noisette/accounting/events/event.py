@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import ClassVar, TypeAlias
 
-from noisette._internal.checks import count
+from noisette.errors import count
 
 
 class Neighbouring(enum.Enum):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias
 
-from noisette._internal.checks import all_of, count, positive, probability
 from noisette.accounting.events.event import Event, Neighbouring
+from noisette.errors import all_of, count, positive, probability
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
 """The parts of one release, each with its share of the budget. Shares add up to 1; without parts: a gradient."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from noisette._internal.checks import count
 from noisette.accounting.events.event import Event, Neighbouring
 from noisette.accounting.events.gaussian import (
     BallsInBinsGaussian,
@@ -15,6 +14,7 @@ from noisette.accounting.events.gaussian import (
     Sampled,
     TruncatedPoissonGaussian,
 )
+from noisette.errors import count
 
 
 @dataclass(frozen=True, slots=True)

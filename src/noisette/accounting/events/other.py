@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from noisette._internal.checks import all_of, below_one, not_negative, positive
 from noisette.accounting.events.event import Event
+from noisette.errors import all_of, below_one, not_negative, positive
 
 
 @dataclass(frozen=True, slots=True)

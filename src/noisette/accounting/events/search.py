@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from noisette._internal.checks import count, positive
 from noisette.accounting.events.event import Event
 from noisette.accounting.events.gaussian import Sampled
+from noisette.errors import count, positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 from weakref import WeakSet
 
-from noisette._internal.checks import count
 from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting.events import Event, StepRelease, check_events, in_whole_rounds
 from noisette.accounting.ledger.compaction import Tail
@@ -29,7 +28,7 @@ from noisette.accounting.ledger.lines import (
 )
 from noisette.accounting.ledger.reading import contents
 from noisette.accounting.ledger.repair import repair
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, count
 
 LEDGER_FILE = "ledger.jsonl"
 """The name of the ledger in a run folder."""

@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from noisette._internal.checks import count
 from noisette.accounting.events import Event, in_whole_rounds
 from noisette.accounting.serialization import event_of, facts_of
+from noisette.errors import count
 
 _LONGEST_LINE = 4096  # bytes; a line has some 500
 

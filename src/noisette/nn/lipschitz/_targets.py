@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 class Loss(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.nn.lipschitz._targets import Loss, one_or_nan, residuals, score_norm_bound
 
 F = nn.functional

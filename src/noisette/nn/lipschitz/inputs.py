@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.axes import per_example_norms
 

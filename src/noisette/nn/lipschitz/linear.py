@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.lipschitz.project import project
 from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule

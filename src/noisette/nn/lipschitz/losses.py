@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.nn.lipschitz._targets import (
     Loss,
     check_at_least_two,

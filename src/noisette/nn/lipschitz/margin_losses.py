@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.nn.lipschitz._targets import Loss, check_at_least_two, class_signs, single_score, true_and_other_scores
 
 F = nn.functional

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.lipschitz import propagation
 from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.activations import GroupSort2

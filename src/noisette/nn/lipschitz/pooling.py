@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.nn.lipschitz.one_lipschitz import OneLipschitz
 
 F = nn.functional

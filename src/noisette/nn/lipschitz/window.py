@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from noisette._internal import checks
+from noisette import errors as checks
 
 Pair = tuple[int, int]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.training.recipe import constraints
 from noisette.training.recipe.reading import read_fields
 from noisette.training.recipe.sections import (

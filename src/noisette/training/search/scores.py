@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Event, Gaussian, Ledger
 from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.core.noise import SecretKey

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from noisette._internal import checks
+from noisette import errors as checks
 from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.events import Sampled

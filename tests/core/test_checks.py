@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import noisette
-from noisette._internal import checks
+from noisette import errors as checks
 
 
 @pytest.mark.parametrize("two", [2, np.int64(2), np.uint8(2)])
