@@ -13,7 +13,7 @@ from torch import Tensor
 from noisette.clipping import engines
 from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.rules import recomputed_blocks, rule_check
-from noisette.rules.repeated_pass import Surroundings
+from noisette.rules.recomputed_blocks import Surroundings
 from planted import Mutant
 
 _TWO_PASSES = "clipping/test_reweight_gp.py"

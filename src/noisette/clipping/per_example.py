@@ -44,8 +44,7 @@ from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped, canonical_parameters
 from noisette.rules.autotune import few_operations
-from noisette.rules.recomputed_blocks import Blocks
-from noisette.rules.repeated_pass import repeatable
+from noisette.rules.recomputed_blocks import Blocks, repeatable
 
 
 class PerExampleClip:

@@ -1,14 +1,15 @@
-"""Activation checkpoints inside of ``vmap``: what a block of the model keeps for the backward pass is recomputed.
+"""Computing the same once more: a forward pass, or the checkpointed parts of one, with the random numbers of the first.
 
-``torch.utils.checkpoint`` would run the block after ``vmap`` has ended. Here it runs again within ``vmap``, for the
-same examples and in the same surroundings, and what the tape recorded of it gets its arguments back.
+``torch.utils.checkpoint`` would run a block after ``vmap`` has ended. Here it runs again within ``vmap``, for the same
+examples and in the same surroundings, and what was recorded of it gets its arguments back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,10 +18,61 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from noisette.core import loss as internals
+from noisette.core.backward import ForwardPass
 from noisette.core.trace import Recorder, Use
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
-from noisette.rules.repeated_pass import Surroundings
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What code computes under, apart from its arguments: torch's random state, and lower precision."""
+
+    cpu: Tensor
+    cuda: dict[int, Tensor]  # random states by number of the device
+    autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
+
+    @classmethod
+    def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
+        """Those at this moment, on the processor and on the devices of these tensors."""
+        devices = {tensor.device for tensor in tensors}
+        cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+        kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
+        return cls(
+            torch.get_rng_state(),
+            {number: torch.cuda.get_rng_state(number) for number in cuda},
+            {kind: torch.get_autocast_dtype(kind) for kind in kinds},
+        )
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(list(self.cuda)))
+            stack.enter_context(torch.enable_grad())
+            for kind, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype))
+            torch.set_rng_state(self.cpu)
+            for number, state in self.cuda.items():
+                torch.cuda.set_rng_state(state, number)
+            yield
+
+
+def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> ForwardPass:
+    """The forward pass that ``record`` makes, with what makes the same once more.
+
+    Args:
+        record: runs the forward pass; it leaves the buffers of the model as they are.
+        tensors: those on whose devices the pass computes.
+    """
+    surroundings = Surroundings.now(tensors)
+
+    def again() -> ForwardPass:
+        with surroundings.restored():
+            return record()
+
+    return replace(record(), repeat=again)
+
 
 _Function = Callable[..., Any]
 
