@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant as LibraryAccountant
 from noisette import BandedGaussian, Ledger, PoissonGaussian
 from noisette.accounting import PldAccountant
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.cli.event_words import in_words
 from noisette.sampling.schemes import CyclicPoisson
 

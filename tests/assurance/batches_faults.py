@@ -104,7 +104,7 @@ def another_cap(patch: pytest.MonkeyPatch) -> None:
     def user_records(event: Any, users: Any, dataset: Any, size: int, key: Any) -> UserRecords | None:
         return None if users is None else UserRecords(users.numbers(dataset, size), users.most_records, key)
 
-    patch.setattr("noisette.core.steps.user_records", user_records)
+    patch.setattr("noisette.run.private.user_records", user_records)
 
 
 MUTANTS = [

@@ -14,12 +14,13 @@ from torch import Tensor
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as clipping_norms
-from noisette.core import registry
+from noisette.core import forms
 from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
-from noisette.core.trace import Loss
+from noisette.core.loss import Loss, one_value
+from noisette.core.release import GaussianRelease
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
 from planted import Mutant, Patch
@@ -36,8 +37,8 @@ def oracle(case: str) -> str:
 def bounds(change: Callable[[float], float]) -> Patch:
     """Clipping goes by another bound than the noise."""
 
-    def factors(groups: Iterable[Group], norms: Tensor, examples: float) -> Tensor:
-        return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms, examples)
+    def factors(groups: Iterable[Group], norms: Tensor) -> Tensor:
+        return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms)
 
     return lambda patch: patch.setattr("noisette.core.clip.clipping_factors", factors)
 
@@ -86,7 +87,8 @@ def with_fresh_dropout(
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for k, factor in enumerate(clipping.factors(norms)[0]):
         with torch.enable_grad():
-            again = call.loss_of([tensor[k : k + 1] for tensor in call.tensors])
+            one = call.batch.of_row(k)
+            again = one_value(call.loss(call.model, *one.args, **one.kwargs))
         for name, g in zip(sums, torch.autograd.grad(again, list(parameters.values())), strict=True):
             sums[name] += factor * g
     return ClippedSum(sums, norms)
@@ -117,13 +119,13 @@ class PositionsApart(Dense):
 
 
 def bias_by_the_rule_of_weights(patch: pytest.MonkeyPatch) -> None:
-    whole = registry._RULES[F.linear, "bias"]
+    whole = forms._RULES[F.linear, "bias"]
 
     def rule(examples: Any, dy: Tensor, *args: Any, **kwargs: Any) -> PositionsApart:
         explicit = whole(examples, dy, *args, **kwargs).explicit()
         return PositionsApart(explicit, examples.sequences(dy).square().sum((1, 2)))
 
-    patch.setitem(registry._RULES, (F.linear, "bias"), rule)
+    patch.setitem(forms._RULES, (F.linear, "bias"), rule)
 
 
 def product_of_norms(patch: pytest.MonkeyPatch) -> None:
@@ -202,7 +204,7 @@ def partial_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.released_gradients.ReleasedGradients.check_no_others", lambda self: None)
+    patch.setattr(GaussianRelease, "check_no_others", lambda self, parameters: None)
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:

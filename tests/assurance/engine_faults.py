@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -47,10 +47,6 @@ def checks_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rule_check, "_compare", lambda *arguments: None)
 
 
-def loops_over_one_buffer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engines, "_buffers_kept", lambda model: nullcontext())
-
-
 MUTANTS = [
     Mutant(
         "a rule of the user is not compared with autograd",
@@ -67,12 +63,6 @@ MUTANTS = [
         "the memory of all layers' inputs and gradients at once",
         keeps_every_activation,
         (f"{_TWO_PASSES}::test_activations_are_freed_as_the_last_pass_goes",),
-    ),
-    Mutant(
-        "one buffer for the calls of all examples",
-        "an example is computed with what the one before it has left",
-        loops_over_one_buffer,
-        ("clipping/engines/test_references.py::test_no_call_changes_a_buffer[PerExampleLoop]",),
     ),
     Mutant(
         "the second pass is not held to the norms of the first",

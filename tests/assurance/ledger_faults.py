@@ -14,10 +14,9 @@ from noisette.accounting import Event, Ledger
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.ledger import lines
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.recorded_run import RecordedRun
-from noisette.accounting.ledger.tally import Tally
+from noisette.accounting.ledger.ledger import RecordedRun, Tally
 from noisette.accounting.run_parameters import RunParameters
-from noisette.run.private import PrivateRun
+from noisette.run.private import LedgerAccount
 from planted import Mutant
 
 
@@ -68,10 +67,10 @@ def one_run_for_all(patch: pytest.MonkeyPatch) -> None:
 def equal_steps_are_ones_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunParameters, "spent", lambda self, ledger: ledger.events.get(self.event, 0))
 
-    def others(self: PrivateRun) -> Mapping[Event, int]:
-        return {event: times for event, times in self.ledger.events.items() if event != self.terms.event}
+    def others(self: LedgerAccount) -> Mapping[Event, int]:
+        return {event: times for event, times in self.ledger.events.items() if event != self._event}
 
-    patch.setattr(PrivateRun, "_other_releases", others)
+    patch.setattr(LedgerAccount, "_other_releases", others)
 
 
 def returns_checked_by_event(patch: pytest.MonkeyPatch) -> None:
@@ -90,13 +89,13 @@ def returns_checked_by_event(patch: pytest.MonkeyPatch) -> None:
 
 def checked_before_the_first_step_alone(patch: pytest.MonkeyPatch) -> None:
     """What others spend while the run goes on is not looked at."""
-    whole = PrivateRun._reserve_step
+    whole = LedgerAccount.reserve
 
-    def reserve(self: PrivateRun) -> None:
-        self._other_entries = self.ledger.entries - self._own_entries
-        whole(self)
+    def reserve(self: LedgerAccount, step: int, steps_left: int) -> None:
+        self._other_lines = self.ledger.entries - self._own_lines
+        whole(self, step, steps_left)
 
-    patch.setattr(PrivateRun, "_reserve_step", reserve)
+    patch.setattr(LedgerAccount, "reserve", reserve)
 
 
 def cuts_hidden(patch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def part_around_the_boundary(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(boundary.Boundary, "call", call)
     patch.setattr("noisette.core.batches.Batch.check_bounded", nothing_missing)
-    patch.setattr("noisette.run.released_gradients.ReleasedGradients.check_no_others", lambda self: None)
+    patch.setattr("noisette.core.release.GaussianRelease.check_no_others", lambda self, parameters: None)
 
 
 def weighted(patch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from noisette.clipping import recorded_rows
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
-from noisette.core.steps import DpSgdRun
+from noisette.core.state import ModelBuffers
+from noisette.core.steps import DpSgd
 from noisette.integrations import boundary
 from noisette.nn import conversion
-from noisette.run import released_gradients
+from noisette.run.private import PrivateRun
 from noisette.sampling import loading
 from noisette.sampling.buckets import PaddedBuckets
 from planted import Mutant
@@ -54,41 +53,47 @@ def last_of_a_bucket_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def released_for_each_class(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DpSgdRun, "_is_stepping", lambda self: False)
+    whole = DpSgd._before_step
+
+    def before_step(self: DpSgd, *args: Any) -> None:
+        self._depth = 0
+        whole(self, *args)
+
+    patch.setattr(DpSgd, "_before_step", before_step)
 
 
 def a_step_that_never_ends(patch: pytest.MonkeyPatch) -> None:
     """After a first release every step counts as one within it."""
-    patch.setattr(DpSgdRun, "_is_stepping", lambda self: self.steps_taken > 0)
+    whole = DpSgd._after_step
+
+    def after_step(self: DpSgd) -> None:
+        whole(self)
+        self._depth = 1
+
+    patch.setattr(DpSgd, "_after_step", after_step)
 
 
 def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DpSgdRun, "_after_step", lambda self, *_: self.bound.after_step())
+    whole = DpSgd._after_step
+
+    def after_step(self: DpSgd) -> None:
+        self.bound.after_step()
+        whole(self)
+
+    patch.setattr(DpSgd, "_after_step", after_step)
 
 
 def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.model_checks.StepsOfScaler.refuse", lambda optimizer: None)
+    patch.setattr("noisette.core.steps.refuse_scaler", lambda optimizer: None)
 
 
 def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(released_gradients, "_is_zero", lambda grad: bool((grad.abs() < 1e-12).all()))
+    patch.setattr("noisette.core.release._is_zero", lambda grad: bool((grad.abs() < 1e-12).all()))
 
 
 def moved_by_noise(patch: pytest.MonkeyPatch) -> None:
     """A frozen parameter gets its released noise."""
-
-    def hand_over(p: Tensor) -> Tensor | None:
-        return p.grad
-
-    patch.setattr(released_gradients, "_hand_over", hand_over)
-
-
-def checked_upon_what_is_pending(patch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def set_aside(self: PerExampleClip) -> Iterator[None]:
-        yield
-
-    patch.setattr(PerExampleClip, "set_aside", set_aside)
+    patch.setattr("noisette.core.release._seen_by_hooks", lambda p, gradient: gradient)
 
 
 def activations_lost(patch: pytest.MonkeyPatch) -> None:
@@ -96,16 +101,7 @@ def activations_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def lists_are_columns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loading, "_refuse_columns", lambda tensors: None)
-
-
-def form_of_the_first_record(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loading, "check_one_form", lambda records, pad: None)
-
-
-def order_found_for_one_position(patch: pytest.MonkeyPatch) -> None:
-    """What was found with one position to an example holds for several."""
-    patch.setattr("noisette.gradients.batch_axis._rows", lambda use, b: (len(use.shape),))
+    patch.setattr(loading, "_check_records", lambda dataset: None)
 
 
 def calls_clipped_apart(patch: pytest.MonkeyPatch) -> None:
@@ -130,6 +126,22 @@ def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(boundary.Boundary, "arrived", any_number)
 
 
+def pieces_not_counted_off(patch: pytest.MonkeyPatch) -> None:
+    """The rows of a piece may come again in the next one."""
+    whole = boundary.Boundary._end_piece
+
+    def end_piece(self: boundary.Boundary, run: PrivateRun) -> None:
+        left = self._left
+        whole(self, run)
+        self._left = left if self._left else 0
+
+    patch.setattr(boundary.Boundary, "_end_piece", end_piece)
+
+
+def hooks_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.core.steps._remove", lambda handles: None)
+
+
 def earlier_batches_taken(patch: pytest.MonkeyPatch) -> None:
     arrived = boundary.Boundary.arrived
 
@@ -147,12 +159,12 @@ def mean_taken_for_a_sum(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_share_buffers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recorded_rows, "_copies_of_buffers", lambda model: contextlib.nullcontext())
+    patch.setattr(ModelBuffers, "lent", lambda self, *change: contextlib.nullcontext())
 
 
 def known_masks(patch: pytest.MonkeyPatch) -> None:
     """A loop that seeds the generator decides which masks its records get."""
-    patch.setattr(DpSgdRun, "before_call", lambda self: None)
+    patch.setattr(PrivateRun, "before_call", lambda self: None)
 
 
 _BOUNDARY = "integrations/test_boundary.py"
@@ -171,6 +183,12 @@ MUTANTS = [
             f"{_BOUNDARY}::test_views_of_a_record_are_several_calls",
             f"{_BOUNDARY}::test_each_record_belongs_to_its_step_once",
         ),
+    ),
+    Mutant(
+        "rows of a piece are not counted off",
+        "records come twice, and others not at all",
+        pieces_not_counted_off,
+        (f"{_BOUNDARY}::test_a_batch_in_pieces",),
     ),
     Mutant(
         "gradients of records of an earlier batch are taken",
@@ -195,18 +213,6 @@ MUTANTS = [
         "a record more gives those behind it other masks, which others can compute",
         known_masks,
         ("integrations/test_opacus_loops.py::test_masks_are_secret",),
-    ),
-    Mutant(
-        "a microbatch has the fields of its first record",
-        "one record decides what all others are computed with",
-        form_of_the_first_record,
-        ("sampling/test_record_forms.py::test_a_record_of_another_form_does_not_change_what_others_are_computed_with",),
-    ),
-    Mutant(
-        "order of rows by their number of axes",
-        "an example is clipped by the norm of others",
-        order_found_for_one_position,
-        ("redteam/test_row_order.py::test_inputs_of_another_length_in_a_later_batch",),
     ),
     Mutant(
         "padded to the longest of the microbatch",
@@ -242,6 +248,12 @@ MUTANTS = [
         (f"{_STEPS}::test_the_bound_adapts_once_for_a_step",),
     ),
     Mutant(
+        "hooks stay on the optimizer",
+        "a model that was trained privately cannot be trained plainly, or by another run",
+        hooks_stay,
+        (f"{_STEPS}::test_the_optimizer_is_plain_again",),
+    ),
+    Mutant(
         "gradient scalers unseen",
         "whether a step happens follows the records",
         scalers_unseen,
@@ -258,12 +270,6 @@ MUTANTS = [
         "what the user has frozen decays",
         moved_by_noise,
         (f"{_LOOPS}::test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it",),
-    ),
-    Mutant(
-        "checks use up what is pending",
-        "records of a batch are lost when the mode changes",
-        checked_upon_what_is_pending,
-        (f"{_LOOPS}::test_a_mode_that_changes_between_microbatches_loses_nothing",),
     ),
     Mutant(
         "activations of batch norms lost",

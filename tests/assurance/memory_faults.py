@@ -41,8 +41,8 @@ def weights_of_zero(patch: pytest.MonkeyPatch) -> None:
 def any_limits(patch: pytest.MonkeyPatch) -> None:
     """Bounds are kept by their number alone, so that those of the first clip stay for good."""
     first: dict[int, Tensor] = {}
-    whole = norms.limits_of
-    patch.setattr(norms, "limits_of", lambda groups, *rest: first.setdefault(len(groups), whole(groups, *rest)))
+    whole = norms.bounds_of
+    patch.setattr(norms, "bounds_of", lambda bounds, device: first.setdefault(len(bounds), whole(bounds, device)))
 
 
 def two_terms(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "microbatches are added in single precision",
-        "the sum depends on the order of the records by more than the slack",
+        "the sum depends on the order of the records by more than the allowance",
         adds_in_single_precision,
         (f"{_SUMS}::test_sums_are_in_double_precision",),
     ),

@@ -9,7 +9,6 @@ import bound_faults
 import capture_faults
 import clipless_call_faults
 import clipless_faults
-import coupling_faults
 import engine_faults
 import ingredients_faults
 import ledger_faults
@@ -21,11 +20,11 @@ import numbers_faults
 import one_by_one_faults
 import oracle_faults
 import price_faults
+import published_faults
 import ranks_faults
 import records_faults
 import rounding_faults
 import sampling_faults
-import seal_faults
 import search_faults
 import spending_faults
 import vectorized_faults
@@ -36,13 +35,13 @@ GROUPS = {
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Trainers of other libraries": lightning_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
-    "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
+    "Rounding": rounding_faults.MUTANTS,
     "Captured steps": capture_faults.MUTANTS,
     "Passes that are repeated": engine_faults.MUTANTS,
     "Memory": memory_faults.MUTANTS,
-    "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS + one_by_one_faults.MUTANTS,
+    "Examples kept apart": vectorized_faults.MUTANTS + one_by_one_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
-    "State that is published with the weights": seal_faults.MUTANTS,
+    "State that is published with the weights": published_faults.MUTANTS,
     "Random numbers within a batch": numbers_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Noise that is correlated over steps": banded_faults.MUTANTS,

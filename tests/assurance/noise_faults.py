@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from noisette.mechanisms import device_noise
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
-_SIZE = "core/test_release.py::test_deviation_is_noise_times_bound_over_the_constant"
+_SIZE = "core/test_gaussian_release.py::test_deviation_is_noise_times_bound_over_the_constant"
 _AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
 
 
@@ -44,12 +44,12 @@ def times(factor: float) -> Patch:
 
 def of_an_average(patch: pytest.MonkeyPatch) -> None:
     """The sum's noise is divided by the batch size a second time."""
-    whole = GaussianRelease._release
-
-    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
-        whole(self, bounded, grads, names, std / self.expected_batch_size, step)
-
-    patch.setattr(GaussianRelease, "_release", release)
+    whole = GaussianRelease._deviations_of
+    patch.setattr(
+        GaussianRelease,
+        "_deviations_of",
+        lambda self, sums: [std / self.expected_batch_size for std in whole(self, sums)],
+    )
 
 
 def for_each_piece(patch: pytest.MonkeyPatch) -> None:
@@ -78,16 +78,16 @@ def tiled(add: Add, tensors: Any, **numbers: Any) -> None:
 
 
 def where_something_is(patch: pytest.MonkeyPatch) -> None:
-    whole = GaussianRelease._release
+    whole = GaussianRelease.__call__
 
-    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
-        reached = [bool(total.any()) for total in bounded.grads]
-        whole(self, bounded, grads, names, std, step)
-        for p, there in zip(bounded.params, reached, strict=True):
+    def release(self: GaussianRelease, sums: Sequence[BoundedSum], names: Any, *, step: int) -> None:
+        reached = [(p, bool(g.any())) for part in sums for p, g in zip(part.params, part.grads, strict=True)]
+        whole(self, sums, names, step=step)
+        for p, there in reached:
             if p.grad is not None and not there:
                 p.grad.zero_()
 
-    patch.setattr(GaussianRelease, "_release", release)
+    patch.setattr(GaussianRelease, "__call__", release)
 
 
 def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: float = 1.0, **place: int) -> None:
@@ -206,7 +206,7 @@ MUTANTS = [
         "same noise for each tensor",
         "the difference of two tensors has none",
         added(by_one_name),
-        ("core/test_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
+        ("core/test_gaussian_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
     ),
     Mutant(
         "tiled noise",
@@ -345,6 +345,6 @@ MUTANTS = [
         "whole budget for each of several sums",
         f"noise of k sums too small by the root of k (for two by {math.sqrt(2):.1f})",
         whole_budget_for_each_sum,
-        ("core/test_release.py::test_several_sums_share_one_mechanism",),
+        ("core/test_gaussian_release.py::test_several_sums_share_one_mechanism",),
     ),
 ]

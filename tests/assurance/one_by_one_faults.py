@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from torch import Tensor
 
 from noisette.clipping import one_by_one
-from noisette.gradients import single_examples
+from noisette.core.loss import Microbatch
 from planted import Mutant
 
-_TESTS = "clipping/test_one_by_one.py"
-_LEFT = f"{_TESTS}::test_what_an_example_leaves_for_the_next_is_refused"
+_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py"
 
 
-def forgets_calls(patch: pytest.MonkeyPatch) -> None:
-    """Each tensor counts as one of the present call, or of the model."""
-    patch.setattr(single_examples._SingleRecorder, "_is_of_example", lambda self, tensor: False)
+def keeps_marks(patch: pytest.MonkeyPatch) -> None:
+    """Each example has the mark of the one before."""
+    begin = one_by_one._OneExample.__init__
+
+    def init(self: one_by_one._OneExample, tensors: Sequence[Tensor]) -> None:
+        begin(self, tensors)
+        self._call = "any call"
+        for tensor in tensors:
+            setattr(tensor, one_by_one.CALL, self._call)
+
+    patch.setattr(one_by_one._OneExample, "__init__", init)
 
 
-def looks_at_nothing(patch: pytest.MonkeyPatch) -> None:
-    """What Python keeps is not compared."""
-    patch.setattr(one_by_one._Left, "_now", lambda self: None)
+def marks_lost(patch: pytest.MonkeyPatch) -> None:
+    """What is computed from an example is no value of it."""
+    patch.setattr(one_by_one, "outputs_of", lambda output: [])
 
 
-def keeps_the_model(patch: pytest.MonkeyPatch) -> None:
-    """A run does not put the model back after each example."""
-    patch.setattr(one_by_one._Left, "check", lambda self: None)
+def rows_of_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """A row is a view of the microbatch, and what is written into it is there for the next call."""
+
+    def of_row(self: Microbatch, k: int) -> Microbatch:
+        return self.with_tensors([tensor[k : k + 1] for tensor in self.tensors])
+
+    patch.setattr(Microbatch, "of_row", of_row)
 
 
 MUTANTS = [
     Mutant(
+        "an example keeps the marks of the one before",
+        "the gradient of an example depends on the example before it",
+        keeps_marks,
+        (f"{_MEET}::test_no_value_reaches_the_example_that_is_computed_next",),
+    ),
+    Mutant(
         "tensors of an earlier call are taken by the next",
         "the gradient of an example depends on the example before it",
-        forgets_calls,
-        (_LEFT,),
+        marks_lost,
+        (f"{_MEET}::test_no_value_reaches_the_example_that_is_computed_next",),
     ),
     Mutant(
-        "what Python keeps from one example to the next is not compared",
-        "a number of one record, kept in a closure, scales the gradients of the next",
-        looks_at_nothing,
-        (_LEFT,),
-    ),
-    Mutant(
-        "the model is not put back after each example",
-        "an attribute of the model carries values from one record to the next",
-        keeps_the_model,
-        (f"{_TESTS}::test_a_run_puts_the_model_back_after_each_example",),
+        "a loss writes into the microbatch itself",
+        "a microbatch that comes again, as where memory ran out, has other values",
+        rows_of_the_batch,
+        (f"{_MEET}::test_a_loss_that_writes_into_its_arguments_leaves_the_microbatch",),
     ),
 ]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from noisette.core import batches as gaps
-from noisette.run.private import PrivateRun
-from noisette.sampling import collation, fetching, loading
+from noisette.run.private import LedgerAccount
+from noisette.sampling import collation, loading
+from noisette.sampling import loading as fetching
 from planted import Mutant
 
 _GAPS = "core/test_gaps.py"
@@ -68,7 +69,13 @@ def key_for_processes(patch: pytest.MonkeyPatch) -> None:
 
 
 def beyond_the_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrivateRun, "_steps_reserved", lambda self: self.steps_left)
+    whole = LedgerAccount.reserve
+
+    def reserve(self: LedgerAccount, step: int, steps_left: int) -> None:
+        whole(self, step, steps_left)
+        self.reserved = steps_left
+
+    patch.setattr(LedgerAccount, "reserve", reserve)
 
 
 def all_held(patch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,15 @@
-"""Faults of rounding: norms and sums in too little precision, and backward passes taken for linear."""
+"""Faults of rounding: norms and sums in too little precision, and noise without an allowance for it."""
 
 from __future__ import annotations
 
 import pytest
 from torch import Tensor
 
-from noisette.clipping.engines import two_pass
-from noisette.core import clip as norms
 from noisette.core import forms
 from noisette.rules.kernel_gradients import KernelGradients
 from planted import Mutant
 
 _ROUNDING = "redteam/test_rounding.py::"
-_NONLINEAR = "redteam/test_nonlinear_backward.py::"
 
 
 def _one_long_sum(patch: pytest.MonkeyPatch) -> None:
@@ -31,8 +28,8 @@ def _half_precision(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forms.Dense, "weighted_sum", weighted_sum)
 
 
-def _no_slack(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(norms, "slack_of", lambda dtype, examples=0.0: 0.0)
+def _no_allowance(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.core.release.ROUNDING", 0.0)
 
 
 def _no_smallest_deviation(patch: pytest.MonkeyPatch) -> None:
@@ -41,15 +38,6 @@ def _no_smallest_deviation(patch: pytest.MonkeyPatch) -> None:
 
 def _lost_squares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forms, "_lost", lambda dtype: 0.0)
-
-
-def _always_linear(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(two_pass, "may_be_nonlinear", lambda forward: False)
-
-
-def _zero_stays_zero(patch: pytest.MonkeyPatch) -> None:
-    for engine in ("multi_loss", "per_example_loop"):
-        patch.setattr(f"noisette.clipping.engines.{engine}.adds_to_zero", lambda forward, parameters: False)
 
 
 def _any_plan(patch: pytest.MonkeyPatch) -> None:
@@ -75,10 +63,10 @@ MUTANTS = [
         (_ROUNDING + "test_sums_of_half_precision_weights_are_in_single_precision",),
     ),
     Mutant(
-        "No slack for the rounding of sums",
-        "neighbouring sums differ by more than the bound",
-        _no_slack,
-        (_ROUNDING + "test_one_example_moves_a_large_sum_by_at_most_the_bound",),
+        "No allowance for the rounding of sums in the noise",
+        "neighbouring sums differ by more than the noise is made for",
+        _no_allowance,
+        (_ROUNDING + "test_the_noise_is_that_of_the_bound_and_the_allowance",),
     ),
     Mutant(
         "Noise below the range of single precision",
@@ -97,18 +85,6 @@ MUTANTS = [
         "norms and noise leave the range of single precision",
         _no_floor,
         (_ROUNDING + "test_adaptive_clip_stays_above_a_floor",),
-    ),
-    Mutant(
-        "Every backward pass taken for linear",
-        "a hook undoes the weights of the second pass",
-        _always_linear,
-        (_NONLINEAR + "test_one_example_is_within_the_bound", _NONLINEAR + "test_sum_is_that_of_single_examples"),
-    ),
-    Mutant(
-        "Hooks that add to zero overlooked",
-        "the gradient of one example contains that of others",
-        _zero_stays_zero,
-        (_NONLINEAR + "test_sum_is_that_of_single_examples",),
     ),
     Mutant(
         "Plans of convolutions tried whatever their memory",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from noisette.core.batches import Batch, PoissonSampler
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
+from noisette.run.private import PrivateRun
 from planted import Mutant, Patch
 
 _LAW = "core/test_poisson.py::test_law"
@@ -79,46 +80,46 @@ def cut_by_pieces(patch: pytest.MonkeyPatch) -> None:
 
 
 def empty_skipped(patch: pytest.MonkeyPatch) -> None:
-    whole = DpSgdRun.batches
+    whole = DpSgd._batches
 
-    def batches(self: DpSgdRun) -> Iterator[Batch]:
-        for batch in whole(self):
+    def batches(self: DpSgd, *loading: Any) -> Iterator[Batch]:
+        for batch in whole(self, *loading):
             if len(batch.indices):
                 yield batch
             else:
                 self._batch = None
                 self.steps_taken += 1
 
-    patch.setattr(DpSgdRun, "batches", batches)
+    patch.setattr(DpSgd, "_batches", batches)
 
 
 def divisor_of_the_batch(patch: pytest.MonkeyPatch) -> None:
-    whole = DpSgdRun._release_before_step
+    whole = DpSgd._before_step
 
-    def before_step(self: DpSgdRun, *args: Any) -> None:
+    def before_step(self: DpSgd, *args: Any) -> None:
         if self._batch is not None:
             self._release.expected_batch_size = float(max(1, len(self._batch.indices)))
         whole(self, *args)
 
-    patch.setattr(DpSgdRun, "_release_before_step", before_step)
+    patch.setattr(DpSgd, "_before_step", before_step)
 
 
 def from_the_number_of_records(which: str) -> Patch:
     """The divisor, or the sampling rate, follows from the length of the data set."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        whole = DpSgdRun.__init__
+        whole = PrivateRun.__init__
 
-        def init(self: DpSgdRun, bound: Any, optimizer: Any, dataset: Any, **declared: Any) -> None:
+        def init(self: PrivateRun, bound: Any, optimizer: Any, dataset: Any, *, terms: Any, **declared: Any) -> None:
             records = len(dataset[0])
             if which == "divisor":
-                declared["expected_batch_size"] = max(1.0, declared["event"].sampling_rate * records)
+                terms = replace(terms, expected_batch_size=max(1.0, terms.event.sampling_rate * records))
             else:
-                rate = min(1.0, declared["expected_batch_size"] / max(1, records))
-                declared["event"] = replace(declared["event"], sampling_rate=rate)
-            whole(self, bound, optimizer, dataset, **declared)
+                rate = min(1.0, terms.expected_batch_size / max(1, records))
+                terms = replace(terms, event=replace(terms.event, sampling_rate=rate))
+            whole(self, bound, optimizer, dataset, terms=terms, **declared)
 
-        patch.setattr(DpSgdRun, "__init__", init)
+        patch.setattr(PrivateRun, "__init__", init)
 
     return plant
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.accountants.gdp import GdpCurve
-from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.accounting.search_plan import SearchPlan
 from noisette.core.noise import SecretKey

@@ -37,19 +37,21 @@ def parts() -> tuple[PerExampleClip, torch.optim.Optimizer]:
     return PerExampleClip(model, 1.0), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
 def begin(folder: Path, dataset: Tensor = NUMBERS) -> PrivateRun:
     ledger = Ledger(folder / "ledger.jsonl", dataset="mine")
     try:
-        return privatize(
-            *parts(), dataset, ledger=ledger, accountant=RdpAccountant(), **DECLARED, separability="asserted"
-        )
+        return privatize(*parts(), dataset, ledger=ledger, accountant=RdpAccountant(), **DECLARED)
     except BaseException:
         ledger.close()
         raise
 
 
 def go_on(folder: Path, dataset: Tensor = NUMBERS) -> PrivateRun:
-    return PrivateRun.resume(folder / "saved", *parts(), dataset, accountant=RdpAccountant(), separability="asserted")
+    return PrivateRun.resume(folder / "saved", *parts(), dataset, accountant=RdpAccountant())
 
 
 def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = None, every: int = 7) -> None:
@@ -58,7 +60,7 @@ def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = No
         run.save(save_to)
     for taken, batch in enumerate(run.batches(), 1):
         for x in batch.microbatches(50):
-            run.backward(run.bound.model(x).square().sum(1))
+            run.accumulate(squares, x)
         run.optimizer.step()
         run.optimizer.zero_grad()
         if save_to is not None and taken % every == 0:

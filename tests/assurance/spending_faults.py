@@ -13,24 +13,25 @@ from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.calibrate import least_noisy
 from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger.file import LedgerFile
+from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
-from noisette.accounting.ledger.tally import Tally
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.private import PrivateRun
+from noisette.run.private import LedgerAccount, PrivateRun
 from planted import Mutant
 
 
 def ledger_afterwards(patch: pytest.MonkeyPatch) -> None:
     """A step is written down when it is released, not before its batch is drawn."""
-    patch.setattr(PrivateRun, "_reserve_step", lambda self: None)
+    reserve, commit = LedgerAccount.reserve, LedgerAccount.commit
+    patch.setattr(LedgerAccount, "reserve", lambda self, step, steps_left: None)
 
-    def before_release(self: PrivateRun) -> None:
-        self.ledger.reserve(self.event, 1)
-        self.ledger.commit(self.event)
+    def before_release(self: LedgerAccount) -> None:
+        reserve(self, 0, 1)
+        commit(self)
 
-    patch.setattr(PrivateRun, "_commit_step", before_release)
+    patch.setattr(LedgerAccount, "commit", before_release)
 
 
 def not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -39,16 +40,16 @@ def not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def committed_afterwards(patch: pytest.MonkeyPatch) -> None:
     """A release that breaks off half-way is given back."""
-    whole = DpSgdRun._release_before_step
+    whole = DpSgd._before_step
 
     def before_step(self: PrivateRun, *args: Any) -> None:
-        commit = PrivateRun._commit_step
+        commit = LedgerAccount.commit
         with pytest.MonkeyPatch.context() as later:
-            later.setattr(PrivateRun, "_commit_step", lambda self: None)
+            later.setattr(LedgerAccount, "commit", lambda self: None)
             whole(self, *args)
-        commit(self)
+        commit(self._paid)
 
-    patch.setattr(DpSgdRun, "_release_before_step", before_step)
+    patch.setattr(DpSgd, "_before_step", before_step)
 
 
 def commits_alone(patch: pytest.MonkeyPatch) -> None:

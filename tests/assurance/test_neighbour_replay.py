@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from noisette.cli.watch import Watch
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
 from noisette.training.outcome import Point
 from replay import Course, course, moved
 
@@ -105,7 +105,7 @@ def test_a_record_that_is_no_good_changes_nothing_at_all(numbers: np.ndarray, tm
 def test_a_run_that_is_put_off_and_resumed_shows_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Watch.on_step
 
-    def on_step(watch: Watch, run: DpSgdRun, point: Point) -> None:
+    def on_step(watch: Watch, run: DpSgd, point: Point) -> None:
         shown(watch, run, point)
         if point.step == 5:
             signal.raise_signal(signal.SIGTERM)

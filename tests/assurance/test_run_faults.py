@@ -40,7 +40,7 @@ def paid(folder: Path) -> int:
 def abandon(run: PrivateRun) -> None:
     """What the end of a process does: nothing is given back, and the lock is gone."""
     run.ledger.close()
-    run._remove_hooks()
+    run._detach()
     run.bound.close()
 
 
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_stops_a_run_before_its_first_step(calls
 
 def begin_in_memory(dataset: Any = NUMBERS, **changes: Any) -> PrivateRun:
     declared = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": 5, "noise_multiplier": 1.0, **changes}
-    return privatize(*parts(), dataset, **declared, separability="asserted")
+    return privatize(*parts(), dataset, **declared)
 
 
 # Damaged files
@@ -201,11 +201,9 @@ def test_a_copied_folder_cannot_spend_the_same_steps_again_in_one_ledger(tmp_pat
     begun(tmp_path / "one")
     shutil.copytree(tmp_path / "one" / "saved", tmp_path / "two")
     with Ledger(tmp_path / "one" / "ledger.jsonl", dataset="mine") as ledger:
-        with PrivateRun.resume(
-            tmp_path / "one" / "saved", *parts(), NUMBERS, ledger=ledger, separability="asserted"
-        ) as run:
+        with PrivateRun.resume(tmp_path / "one" / "saved", *parts(), NUMBERS, ledger=ledger) as run:
             take_steps(run, 20)
-        with PrivateRun.resume(tmp_path / "two", *parts(), NUMBERS, ledger=ledger, separability="asserted") as run:
+        with PrivateRun.resume(tmp_path / "two", *parts(), NUMBERS, ledger=ledger) as run:
             assert run.steps_lost == 25
             take_steps(run)
         assert sum(ledger.events.values()) == STEPS

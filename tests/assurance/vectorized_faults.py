@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from noisette.clipping.one_by_one import OneByOneWarning
-from noisette.core import trace as vectorized
-from noisette.core import trace as vectorized_recorder
+from noisette.core import loss as losses
+from noisette.core import trace
 from noisette.core.forms import PHYSICAL, Dense
 from noisette.core.loss import OutsideTensors
-from noisette.core.trace import VectorizedRecorder
+from noisette.core.trace import Recorder
 from noisette.rules import physical_operations
 from planted import Mutant
 
 _MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
 _SEPARATE = "rules/test_physical_operations.py::test_equal_to_single_examples_and_separate"
 _ACCUMULATE = "clipping/test_accumulate.py"
+_SEPARATE_LOSSES = "redteam/test_separate_by_construction.py"
 
 
 def shared_mask(patch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ def shared_mask(patch: pytest.MonkeyPatch) -> None:
 
 def joint_values(patch: pytest.MonkeyPatch) -> None:
     """Neither where it is made nor where it is used."""
-    patch.setattr(VectorizedRecorder, "_check_separate", lambda *_: None)
+    patch.setattr(Recorder, "_check_separate", lambda *_: None)
     patch.setattr(OutsideTensors, "check", lambda *_: None)
 
 
@@ -60,11 +61,11 @@ def rows_as_one_example(patch: pytest.MonkeyPatch) -> None:
 def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The loss is called with all examples, and their mean is the loss of each."""
 
-    def together(loss: Any, model: Any, batch: Any, begin: Any = None, checkpoint: Any = None) -> Tensor:
+    def together(loss: Any, model: Any, batch: Any, *others: Any) -> Tensor:
         losses = loss(model, *batch.args, **batch.kwargs)
         return losses.reshape(-1).mean().expand(batch.count)
 
-    patch.setattr(vectorized, "vectorized_losses", together)
+    patch.setattr(trace, "vectorized_losses", together)
 
 
 def mixes_sequences(patch: pytest.MonkeyPatch) -> None:
@@ -79,14 +80,14 @@ def mixes_sequences(patch: pytest.MonkeyPatch) -> None:
 
 def shares_copies(patch: pytest.MonkeyPatch) -> None:
     """The gradient of a copied weight is the mean over the examples."""
-    patch.setattr("noisette.rules.own_copies.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
+    patch.setattr("noisette.core.trace.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
 
 
 MUTANTS = [
     Mutant(
         "values of an earlier call's examples are taken",
         "a record of one batch changes the gradients of other records in the next",
-        lambda patch: patch.setattr(VectorizedRecorder, "_check_of_this_call", lambda *_: None),
+        lambda patch: patch.setattr(Recorder, "_check_of_this_call", lambda *_: None),
         (f"{_MEET}[carries_detached]", f"{_ACCUMULATE}::test_values_of_the_examples_of_an_earlier_call_are_refused"),
     ),
     Mutant(
@@ -102,9 +103,22 @@ MUTANTS = [
         (f"{_ACCUMULATE}::test_class_weights_of_the_batch_are_refused",),
     ),
     Mutant(
+        "tensors from outside are not looked at in the first step",
+        "class weights of the first batch couple its examples, and stay for good",
+        lambda patch: patch.setattr(OutsideTensors, "before_first_batch", lambda self: None),
+        (f"{_SEPARATE_LOSSES}::test_a_tensor_of_the_batch_is_no_way_around_the_arguments",),
+    ),
+    Mutant(
+        "texts are passed through",
+        "each example is computed with the texts of all",
+        lambda patch: patch.setattr(losses, "_has_entries", lambda value: False),
+        (f"{_SEPARATE_LOSSES}::test_texts_of_a_batch_are_refused_where_they_are_read",),
+        seen_as=(OneByOneWarning,),
+    ),
+    Mutant(
         "a write is not told from other operations",
         "with a batch of one, values of an example are written into the weights, past the noise",
-        lambda patch: patch.setattr(vectorized_recorder, "_writes", lambda func: False),
+        lambda patch: patch.setattr(trace, "_writes", lambda func: False),
         (f"{_ACCUMULATE}::test_what_cannot_be_vectorised_is_refused_in_words",),
         seen_as=(RuntimeError, OneByOneWarning),
     ),
@@ -124,7 +138,7 @@ MUTANTS = [
         "a loss that is given the batch",
         "one record moves the gradients of all others",
         sees_the_batch,
-        ("redteam/test_separate_by_construction.py::test_a_record_moves_a_coupled_loss_by_no_more_than_the_bound",),
+        (f"{_SEPARATE_LOSSES}::test_a_record_moves_a_coupled_loss_by_no_more_than_the_bound",),
         seen_as=(RuntimeError,),
     ),
     Mutant(

@@ -317,7 +317,7 @@ def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, c
     Path("own.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
     program = "import sys; from noisette.cli import main; main()"
     options = ["search", "own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "0", "--runs", "50", "--out", "out"]
-    cache = {"NOISETTE_CACHE": str(tmp_path / "cache")}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     process = subprocess.Popen(
         [sys.executable, "-c", program, *options],
         env=os.environ | cache,

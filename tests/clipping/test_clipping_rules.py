@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_check import ENGINES, SLACK, cast
+from engine_check import ENGINES, cast
 from model_cases import CASES, Forward, cross_entropy, mlp, squares
 from noisette import (
     AutomaticClipping,
@@ -21,6 +21,7 @@ from noisette import (
     privatize,
 )
 from noisette.core.clip import Group
+from noisette.core.release import ROUNDING
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "2.weight": (8, 8), "4.weight": (4, 8), "4.bias": (4,)}
@@ -44,7 +45,7 @@ def taken(rule, engine, *, dtype=torch.float64, b: int = 7):
     x[0] *= 10  # some examples are long in one layer and short in another
     clip = PerExampleClip(model, clipping=rule, engine=engine)
     assert list(clip.parameters) == list(SHAPES)
-    clip.backward(cross_entropy(model, x, y))
+    clip.accumulate(cross_entropy, x, y)
     sums = clip.pop_sums()
     names = {id(p): name for name, p in clip.parameters.items()}
     clip.close()
@@ -52,14 +53,14 @@ def taken(rule, engine, *, dtype=torch.float64, b: int = 7):
 
 
 def expected(
-    gradients: list[dict[str, Tensor]], groups: list[tuple[tuple[str, ...], float]], factor, dtype=torch.float64
+    gradients: list[dict[str, Tensor]], groups: list[tuple[tuple[str, ...], float]], factor
 ) -> dict[str, Tensor]:
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for g in gradients:
         for names, bound in groups:
             for name in names:
                 norm = joint(g, names)
-                sums[name] += min(factor(norm, bound), bound * (1 - SLACK[dtype]) / norm) * g[name].double()
+                sums[name] += min(factor(norm, bound), bound / norm) * g[name].double()
     return sums
 
 
@@ -95,7 +96,7 @@ RULES = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_sums_are_those_of_single_examples(rule, groups, factor, engine, dtype) -> None:
     sums, names, gradients = taken(rule, engine, dtype=dtype)
-    truth = expected(gradients, groups, factor, dtype)
+    truth = expected(gradients, groups, factor)
     assert [(tuple(names[id(p)] for p in s.params), s.bound) for s in sums] == groups
     assert all(s.share is None and s.name == "gradient" for s in sums)
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}[dtype]
@@ -112,9 +113,9 @@ def test_one_example_moves_no_group_beyond_its_bound(rule, groups, factor, engin
     for dtype in (torch.float32, torch.bfloat16):
         model, (x, y) = mlp().to(dtype), cast(CASES[0].inputs(1), dtype)
         clip = PerExampleClip(model, clipping=rule, engine=engine)
-        clip.backward(cross_entropy(model, x * scale, y) * scale)
+        clip.accumulate(lambda model, x, y: cross_entropy(model, x * scale, y) * scale, x, y)
         for s in clip.pop_sums():
-            assert math.sqrt(sum(float(g.double().square().sum()) for g in s.grads)) <= s.bound
+            assert math.sqrt(sum(float(g.double().square().sum()) for g in s.grads)) <= s.bound * (1 + ROUNDING)
         clip.close()
 
 
@@ -127,7 +128,7 @@ def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engi
     found = []
     for batch in ((x, y), (x[kept], y[kept])):
         clip = PerExampleClip(model, clipping=rule, engine=engine)
-        clip.backward(cross_entropy(model, *batch))
+        clip.accumulate(cross_entropy, *batch)
         found.append(torch.cat([g.flatten() for s in clip.pop_sums() for g in s.grads]))
         clip.close()
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
@@ -139,9 +140,9 @@ def test_group_that_is_bad_in_one_layer_takes_the_example_out_of_all() -> None:
     x = torch.randn(3, 4)
     x[1, 0] = float("nan")
     clip = PerExampleClip(model, clipping=PerLayerClipping(1.0))
-    clip.backward(squares(model, x))
+    clip.accumulate(squares, x)
     with_bad = clip.pop_sums()
-    clip.backward(squares(model, x[[0, 2]]))
+    clip.accumulate(squares, x[[0, 2]])
     for s, t in zip(with_bad, clip.pop_sums(), strict=True):
         for g, h in zip(s.grads, t.grads, strict=True):
             torch.testing.assert_close(g, h)
@@ -169,14 +170,6 @@ def test_groups_that_leave_out_or_share_parameters_are_refused_and_all_listed() 
     ):
         assert said in message
     assert "0.weight is" not in message
-
-
-def test_refused_rule_leaves_the_model_as_it_was() -> None:
-    model = mlp()
-    with pytest.raises(ValueError, match="exactly one group"):
-        PerExampleClip(model, clipping=GroupwiseClipping({"0": 1.0}))
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
 
 
 class LeavesOneOut:
@@ -256,11 +249,11 @@ def test_factor_that_changes_its_mind_is_held_to_the_bound(after, engine) -> Non
     turned.append(True)
     model, (x, y) = mlp(), CASES[0].inputs(1)
     clip = PerExampleClip(model, clipping=rule, engine=engine)
-    clip.backward(cross_entropy(model, x, y))
+    clip.accumulate(cross_entropy, x, y)
     [s] = clip.pop_sums()
     clip.close()
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in s.grads))
-    assert norm <= 0.5, "whatever the function says"
+    assert norm <= 0.5 * (1 + ROUNDING), "whatever the function says"
 
 
 def test_factor_cannot_reach_into_the_norms() -> None:
@@ -270,7 +263,7 @@ def test_factor_cannot_reach_into_the_norms() -> None:
     rule = CustomClipping(overwrites, 0.5)
     model, (x, y) = mlp(), CASES[0].inputs(3)
     clip = PerExampleClip(model, clipping=rule)
-    clip.backward(cross_entropy(model, x, y))
+    clip.accumulate(cross_entropy, x, y)
     assert not any(g.any() for g in clip.pop_sums()[0].grads)
     clip.close()
 
@@ -296,14 +289,13 @@ def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
         sampling_rate=1e-9,
         steps=1,
         noise_multiplier=2.0,
-        separability="asserted",
     ) as run:
         for batch in run.batches():
             for piece in batch.microbatches(5):
-                run.backward(squares(model, piece))
+                run.accumulate(squares, piece)
             optimizer.step()
     assert dict(run.ledger.events) == {run.event: 1}
     assert run.event.parts == ()
     for p in model.parameters():
         std = float(p.grad.double().square().mean().sqrt()) * 5 / (2.0 * 3.0)
-        assert abs(std - 1) * math.sqrt(2 * p.numel()) <= 6.1
+        assert abs(std / (1 + ROUNDING) - 1) * math.sqrt(2 * p.numel()) <= 6.1

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from host_reads import HostReads
 from noisette.capture import step
-from noisette.clipping.engines import BookKeeping, TwoPasses, two_passes
+from noisette.clipping import engines
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as norms
 from noisette.core.clip import Engine
@@ -57,7 +58,7 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "lstm": (Recurrent, lambda: torch.randn(6, 4, 6)),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
-every_engine = pytest.mark.parametrize("engine", [BookKeeping(), TwoPasses()], ids=lambda e: type(e).__name__)
+every_engine = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.fixture
 def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (norms, step, two_passes):
+    for module in (norms, step, engines):
         monkeypatch.setattr(module, "may_wait", lambda device: False)
     monkeypatch.setattr(torch, "_assert_async", lambda *arguments: None)  # reads the value, on a processor
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.backward import Region, Slices, _disjoint, _overlaps_itself, to_parameters
 from noisette.core.forms import Dense, DerivedWeight, Outer
+from noisette.rules.derived_weights import Region, Slices, _disjoint, _overlaps_itself, to_parameters
 from rule_oracle import check_form, double
 
 

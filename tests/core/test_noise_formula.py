@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from noisette.capture.compiler import why_not
 from torch import Tensor
 
+from noisette.capture.graph import why_not_compiled
 from noisette.capture.schedule import schedule_of
 from noisette.core.noise import (
     PAIRS,
@@ -46,7 +46,7 @@ SIZES = {"a": 3, "b": 1, "c": 255, "d": 256, "e": 257, "f": 0, "g": WHOLE + 5, "
 @pytest.fixture(scope="session")
 def compiled() -> dict[torch.dtype, Compiled]:
     """What a run gets that waits for its compiled noise."""
-    if (reason := why_not()) is not None:
+    if (reason := why_not_compiled()) is not None:
         pytest.skip(reason)
     source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
 from noisette.core.noise import SecretKey
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Fetch, Thread, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 Z = 6.1
@@ -154,7 +154,8 @@ PAIRS = {
 
 
 def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
-    return Batch(indices, records_of(dataset), MeasuredSize(UnmeasuredMemory()), **state)
+    records = records_of(dataset)
+    return Batch(indices, records, MeasuredSize(UnmeasuredMemory()), Fetch(Thread(records.gather)), **state)
 
 
 def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.core import forms
+from noisette.core import forms as registry
 from noisette.core.forms import Dense
 from noisette.rules import rule_check
 from oracle import clipped_sum
@@ -22,10 +22,10 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what the first block of the page defines; its rule is removed afterwards."""
+    """Return what the first block of the page defines; its rule is removed from the registry afterwards."""
     for table in ("_RULES", "_OPERANDS"):
-        monkeypatch.setattr(forms, table, dict(getattr(forms, table)))
-    for table in (forms.PHYSICAL, forms.DATA_OPERANDS):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
         monkeypatch.delitem(table, torch.hypot, raising=False)
     monkeypatch.setattr(rule_check, "_AGREED", set())
     found: dict[str, Any] = {"__name__": "a_users_module"}
@@ -68,7 +68,7 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
         names["test_width_is_exact"]()
     with pytest.raises(AssertionError):
         names["test_width_of_two_axes_is_refused"]()
-    forms._RULES[torch.hypot, "other"] = without_width
+    registry._RULES[torch.hypot, "other"] = without_width
     clip = PerExampleClip(names["model"], 0.5)
     with pytest.raises(PrivacyError, match=r"without_width for other of hypot differs from autograd"):
         clip.accumulate(lambda model, x: model(x).square().sum(), torch.randn(5, 6, 4))
@@ -77,6 +77,8 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
 
 
 def test_forms_of_the_page_exist() -> None:
+    from noisette.core import forms
+
     listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
     assert len(listed) == 3
     assert all(hasattr(forms, name) for name in listed)

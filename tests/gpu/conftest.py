@@ -18,7 +18,7 @@ from pretend_device import pretend_device
 
 HERE = Path(__file__).parent
 # torch says on a GPU what needs no answer: that a thread had no context yet, that TF32 would be quicker.
-SAID_ON_A_GPU = ("default", "error::noisette.clipping.captured_step.CaptureWarning")
+SAID_ON_A_GPU = ("default", "error::noisette.capture.captured.CaptureWarning")
 PRETENDS = "PRETEND_DEVICE" in os.environ
 ON_A_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 

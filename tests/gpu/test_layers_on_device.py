@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from device_check import both_ways
 from engine_check import ENGINES
 from model_cases import Forward, cross_entropy, floats, ids, labelled, squares
+from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 
@@ -53,12 +54,11 @@ def test_backward_twice_through_a_recurrent_layer(device: torch.device) -> None:
 
 
 def test_packed_sequences(device: torch.device) -> None:
-    def final(m: Forward, x: Tensor) -> Tensor:
-        lengths = torch.full((len(x),), 6) if len(x) == 1 else torch.tensor([6, 5, 3][: len(x)])
-        packed: PackedSequence = pack_padded_sequence(x, lengths, batch_first=True)
-        return m.head(m.layer(packed)[1][0][-1])
+    """Each by itself, because its length decides the shapes."""
 
-    from noisette import PerExampleClip
+    def final(m: Forward, x: Tensor, length: Tensor) -> Tensor:
+        packed: PackedSequence = pack_padded_sequence(x, length.cpu(), batch_first=True)
+        return m.head(m.layer(packed)[1][0][-1])
 
     model = Forward(final, layer=nn.LSTM(5, 7, batch_first=True), head=nn.Linear(7, 4)).double()
     x = torch.randn(3, 6, 5, dtype=torch.float64)
@@ -69,7 +69,8 @@ def test_packed_sequences(device: torch.device) -> None:
         norm = float(torch.stack([g.norm() for g in gradients]).norm())
         expected = [t + g * min(1.0, 0.5 / norm) for t, g in zip(expected, gradients, strict=True)]
     clip = PerExampleClip(model.to(device), 0.5)
-    clip.backward(squares(model, x.to(device)))
+    with pytest.warns(OneByOneWarning, match="packs a sequence"):
+        clip.accumulate(squares, x.to(device), torch.tensor([6, 5, 3]).to(device))
     [total] = clip.pop_sums()
     clip.close()
     for found, truth in zip(total.grads, expected, strict=True):

@@ -12,6 +12,7 @@ from model_cases import cross_entropy
 from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping
 from noisette.core.clip import Engine
+from noisette.core.release import ROUNDING
 
 F = nn.functional
 EXAMPLES = 6
@@ -37,7 +38,7 @@ def test_autocast_is_close_to_single_precision(device: torch.device, engine: Eng
     for lower in (False, True):
         clip = PerExampleClip(model, 0.5, engine=engine)
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
-            clip.backward(cross_entropy(model, x, y))
+            clip.accumulate(cross_entropy, x, y)
         [total] = clip.pop_sums()
         clip.close()
         assert all(g.dtype in (torch.float32, torch.float64) for g in total.grads)
@@ -71,8 +72,8 @@ def test_one_example_stays_within_the_bound(device: torch.device, weights: torch
     for bound in (1e-3, 1.0):
         clip = PerExampleClip(model, bound, engine=BookKeeping())
         with torch.autocast(device.type, torch.bfloat16):
-            clip.backward(cross_entropy(model, x.to(weights), y))
+            clip.accumulate(cross_entropy, x.to(weights), y)
         [total] = clip.pop_sums()
         clip.close()
         norm = float(torch.cat([g.flatten().double() for g in total.grads]).norm())
-        assert 0 < norm <= bound
+        assert 0 < norm <= bound * (1 + ROUNDING)

@@ -194,31 +194,22 @@ def counted_waits(device: torch.device) -> Iterator[list[str]]:
     found += [f"{each.filename}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)]
 
 
-# For each microbatch: the clipping norms are copied to the device, and whether a factor is not finite is read there;
-# with ``backward`` also the weights of a check of the losses, and whether they depend on each other.
-ALLOWED = {"accumulate": 2, "graph": 2, "backward": 4}
+ALLOWED = 2  # for each microbatch: the clipping norms are copied to the device, and whether factors are finite is read
 
 
-@pytest.mark.parametrize("way", ALLOWED)
-def test_a_warm_microbatch_hardly_waits_for_the_device(any_device: torch.device, way: str) -> None:
+@pytest.mark.parametrize("way", ["eager", "graph"])
+def test_a_warm_microbatch_hardly_waits_for_the_device(any_device: torch.device, way: Any) -> None:
     """Not in one of the calls in which a graph is compared with the step itself: the first two, the 4th, 8th, ..."""
     if way == "graph" and any_device.type == pretend_device.NAME:
         pytest.skip("a graph holds operations below those that the device sees")
     model = nn.Sequential(small(), nn.LayerNorm(4)).to(any_device)
     data = records(any_device)
-    clip = PerExampleClip(model, 1.0, capture="graph" if way == "graph" else "eager")
-
-    def add(x: Tensor, y: Tensor) -> None:
-        if way == "backward":
-            clip.backward(F.cross_entropy(model(x), y, reduction="none"))
-        else:
-            clip.accumulate(loss, x, y)
-
+    clip = PerExampleClip(model, 1.0, capture=way)
     parts = list(zip(*(column.split(6) for column in data), strict=True))
     for x, y in parts[:6]:
-        add(x, y)
+        clip.accumulate(loss, x, y)
     with counted_waits(any_device) as waits:
         for x, y in parts[6:]:
-            add(x, y)
+            clip.accumulate(loss, x, y)
     clip.close()
-    assert len(waits) <= ALLOWED[way] * len(parts[6:]), waits
+    assert len(waits) <= ALLOWED * len(parts[6:]), waits

@@ -3,89 +3,62 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from noisette.capture.compiler import why_not
 from torch import nn
 from torch.nn import functional as F
 
 import noisette
+from noisette.capture.graph import Graph, why_not_compiled
 from noisette.capture.schedule import schedule_of
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 MANY = 10**9
 
 
-class StandIn:
-    """In the place of a compilation: says what was asked of it."""
-
-    failure: str | None = None
-
-    def __init__(self, *_: Any) -> None:
-        self.was_kept = self.is_running = False
-        self.asked: list[str] = []
-
-    def start(self, *, at_full_speed: bool = False) -> None:
-        self.is_running = True
-        self.asked.append("at full speed" if at_full_speed else "in the background")
-
-    def ready(self) -> None:
-        self.asked.append("ready")
-
-    def wait(self) -> str:
-        self.asked.append("wait")
-        return "compiled"
-
-    def cancel(self) -> None:
-        self.asked.append("cancel")
-
-
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    found: list[StandIn] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that were to be compiled."""
+    found: list[Graph] = []
 
-    def make(*args: Any) -> StandIn:
-        found.append(StandIn(*args))
-        return found[-1]
+    def compiled(graph: Graph, inputs: Any) -> Graph:
+        found.append(graph)
+        return graph
 
-    monkeypatch.setattr(compiled_noise, "Compilation", make)
+    monkeypatch.setattr(Graph, "compiled", compiled)
     return found
 
 
 @pytest.mark.parametrize("capture", ["eager", "graph"])
-def test_nothing_is_compiled_unasked(capture: str, made: list[StandIn]) -> None:
+def test_nothing_is_compiled_unasked(capture: str, made: list[Graph]) -> None:
     assert CompiledNoise(schedule_of(capture), lambda: 1e9).compiled(torch.float32, MANY) is None
     assert not made
 
 
-def test_a_short_run_compiles_nothing(made: list[StandIn]) -> None:
+def test_a_short_run_compiles_nothing(made: list[Graph]) -> None:
     source = CompiledNoise(schedule_of("auto"), lambda: 50.0)
     assert [source.compiled(torch.float32, 10**5) for _ in range(40)] == [None] * 40
     assert not made
 
 
-def test_a_long_run_compiles_in_the_background(made: list[StandIn]) -> None:
+def test_a_long_run_compiles_once(made: list[Graph]) -> None:
     source = CompiledNoise(schedule_of("auto"), lambda: 100.0)
-    assert source.compiled(torch.float32, MANY) is None
-    assert source.compiled(torch.float32, MANY) is None
-    source.close()
-    assert made[0].asked == ["in the background", "ready", "ready", "cancel"]
+    assert source.compiled(torch.float32, MANY) is not None
+    assert source.compiled(torch.float32, MANY) is not None
+    assert len(made) == 1
 
 
-def test_compiled_is_waited_for(made: list[StandIn]) -> None:
-    assert CompiledNoise(schedule_of("compiled"), lambda: 0.0).compiled(torch.float32, 1) == "compiled"
-    assert made[0].asked == ["at full speed", "wait"]
+def test_compiled_is_compiled_at_once(made: list[Graph]) -> None:
+    assert CompiledNoise(schedule_of("compiled"), lambda: 0.0).compiled(torch.float32, 1) is not None
+    assert len(made) == 1
 
 
-def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOISETTE_COMPILE", "0")
-    monkeypatch.setenv("NOISETTE_CACHE", str(tmp_path))
     for capture in ("auto", "compiled"):
         source = CompiledNoise(schedule_of(capture), lambda: 1e9)
         assert source.compiled(torch.float32, MANY) is None
@@ -97,10 +70,10 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("size", [32, 300])  # sums of several microbatches are in double precision
-@pytest.mark.skipif(why_not() is not None, reason="no compiler")
+@pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
 def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run under the same key: the same weights, up to rounding."""
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
     used: list[int] = []
     real = CompiledNoise.__call__
 

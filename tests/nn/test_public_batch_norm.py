@@ -75,7 +75,7 @@ def clipped(gradients: Tensor, bound: float) -> Tensor:
 def found(model: nn.Module, x: Tensor, bound: float, engine: Engine) -> Tensor:
     clip = PerExampleClip(model, bound, engine=engine)
     try:
-        clip.backward(losses(model, x))
+        clip.accumulate(losses, x)
         [total] = clip.pop_sums()
     finally:
         clip.close()
@@ -240,13 +240,12 @@ def test_private_training_with_it_passes_the_preflight_and_learns() -> None:
         sampling_rate=0.25,
         steps=3,
         noise_multiplier=1.0,
-        separability="asserted",
     )
     before = model.conv1.weight.detach().clone()
     with run:
         for batch in run.batches():
             for inputs, targets in batch.microbatches(4):
-                run.backward(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+                run.accumulate(lambda model, x, y: nn.functional.cross_entropy(model(x), y), inputs, targets)
             optimizer.step()
     assert not torch.equal(model.conv1.weight, before)
 
@@ -262,7 +261,6 @@ def test_batch_norm_itself_stays_refused() -> None:
             sampling_rate=0.25,
             steps=3,
             noise_multiplier=1.0,
-            separability="asserted",
         )
 
 
@@ -302,3 +300,35 @@ def test_statistics_after_a_frozen_layer_are_constants() -> None:
     torch.testing.assert_close(model(x), truth, rtol=1e-10, atol=1e-12)
     reference = found(model, x, 1.0, PerExampleLoop())
     torch.testing.assert_close(found(model, x, 1.0, BookKeeping()), reference, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+@pytest.mark.parametrize("size", [1, 12], ids=["many microbatches", "one microbatch"])
+def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(size: int, capture: Any) -> None:
+    """Whichever microbatch a record is in, which depends on the others; with a bare clip likewise."""
+    model, public, x = network("linear")
+    x = torch.cat([x, x + 1, 2 * x])[:12]
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    settings: dict[str, Any] = {"noise_multiplier": 1e-9, "sampling_rate": 1.0, "expected_batch_size": len(x)}
+    with privatize(PerExampleClip(model, 0.5, capture=capture), optimizer, (x,), steps=3, **settings) as run:
+        for batch in run.batches():
+            expected = clipped(ByHand(_with_batch_norm(model), public).gradients(x), 0.5)
+            for (part,) in batch.microbatches(size):
+                run.accumulate(losses, part)
+            optimizer.step()
+            released = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            torch.testing.assert_close(released * len(x), expected, rtol=1e-6, atol=1e-7)
+    clip = PerExampleClip(model, 0.5, capture=capture)
+    for part in x.split(size):
+        clip.accumulate(losses, part)
+    [total] = clip.pop_sums()
+    expected = clipped(ByHand(_with_batch_norm(model), public).gradients(x), 0.5)
+    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-8, atol=1e-9)
+
+
+def _with_batch_norm(model: nn.Module) -> nn.Module:
+    """The network with batch norm of torch, and these weights."""
+    plain, _, _ = network("linear")
+    plain.load_state_dict(model.state_dict())
+    return plain

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
 
 import noisette.nn
 from engine_check import measured
@@ -21,6 +22,7 @@ from model_cases import Forward, cnn, cross_entropy, mlp, squares
 from noisette import PerExampleClip, PrivacyError, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
 from noisette.nn import WeightNoise, convert_batch_norm
+from noisette.run.held_noise import held_noise
 from oracle import clipped_sum
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
@@ -98,11 +100,21 @@ def test_clipped_sums_are_those_of_each_example_alone_at_the_noisy_weights(make,
     model, x = make().double(), torch.randn(5, *shape, dtype=torch.float64)
     plain = copy.deepcopy(model)
     WeightNoise(model, 0.5)
+    held_noise(model)(lambda: 7)  # as a run does for each batch
     norms, sums = measured(model, squares, (x,), 0.8, engine)
     truth = clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.8)
     torch.testing.assert_close(norms, truth.norms, rtol=1e-9, atol=0)
     for name, expected in truth.sums.items():
         torch.testing.assert_close(sums[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_vmap_computes_its_chunks_at_the_noise_of_the_batch() -> None:
+    model, x = cnn().double(), torch.randn(5, 3, 9, 7, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    WeightNoise(model, 0.5)
+    held_noise(model)(lambda: 7)
+    norms, _ = measured(model, squares, (x,), 0.8, Vmap(2))
+    torch.testing.assert_close(norms, clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.8).norms)
 
 
 def test_every_layer_but_norms_and_embeddings_has_noise() -> None:
@@ -328,22 +340,6 @@ def test_an_lstm_has_one_draw_for_the_whole_sequence() -> None:
     torch.testing.assert_close(output, lstm_by_hand(x, lambda: noisy))
 
 
-def test_several_calls_before_one_backward_each_have_their_noise() -> None:
-    model, x = mlp().double(), torch.randn(4, 6, dtype=torch.float64)
-    plain = copy.deepcopy(model)
-    WeightNoise(model, 0.3)
-    with closing(PerExampleClip(model, 1e9)) as clip:
-        fixed, outputs = [], []
-        for k in range(3):
-            outputs.append(model(x + k))
-            fixed.append(with_noise_as_weights(plain, model))
-        clip.backward(torch.stack(outputs).square().sum((0, 2)))
-        [total] = clip.pop_sums()
-    truths = [clipped_sum(at, lambda m, x: m(x).square().sum(1), (x + k,), 1e9) for k, at in enumerate(fixed)]
-    for g, *parts in zip(total.grads, *(truth.sums.values() for truth in truths), strict=True):
-        torch.testing.assert_close(g, torch.stack(parts).sum(0))
-
-
 @pytest.mark.parametrize("noise_first", [True, False])
 def test_noise_may_come_before_or_after_the_bound(noise_first: bool) -> None:
     model, x = cnn().double(), torch.randn(4, 3, 9, 7, dtype=torch.float64)
@@ -353,17 +349,11 @@ def test_noise_may_come_before_or_after_the_bound(noise_first: bool) -> None:
     with closing(PerExampleClip(model, 0.5)) as clip:
         if not noise_first:
             WeightNoise(model, 0.3)
-        clip.backward(squares(model, x))
+        held_noise(model)(lambda: 7)
+        clip.accumulate(squares, x)
         [total] = clip.pop_sums()
     truth = clipped_sum(with_noise_as_weights(plain, model), squares, (x,), 0.5)
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector)
-
-
-def test_an_engine_that_repeats_calls_refuses_noise() -> None:
-    model = mlp()
-    WeightNoise(model, 0.3)
-    with pytest.raises(PrivacyError, match=r"torch\.func cannot repeat|was repeated"):
-        measured(model, squares, (torch.randn(4, 6),), 1.0, Vmap())
 
 
 def train_privately(model: nn.Module, data: tuple[Tensor, ...], loss: Callable[..., Tensor], size: int = 8) -> None:
@@ -378,11 +368,10 @@ def train_privately(model: nn.Module, data: tuple[Tensor, ...], loss: Callable[.
         public_size=20,
         steps=3,
         delta=1e-3,
-        separability="asserted",
     ) as run:
         for batch in run.batches():
             for parts in batch.microbatches(size):
-                run.backward(loss(model, *parts))
+                run.accumulate(loss, *parts)
             optimizer.step()
 
 
@@ -439,11 +428,15 @@ def test_a_copy_that_is_made_within_a_batch_draws_its_own_noise() -> None:
     model, copies = mlp(), list[nn.Module]()
     WeightNoise(model, 0.5)
 
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        copies.append(pickle.loads(pickle.dumps(model)))
-        return model(x).square().sum(1)
+    class Copying(Dataset[tuple[Tensor]]):
+        def __len__(self) -> int:
+            return 20
 
-    train_privately(model, (torch.randn(20, 6),), loss)
+        def __getitem__(self, index: int) -> tuple[Tensor]:
+            copies.append(pickle.loads(pickle.dumps(model)))
+            return (torch.ones(6),)
+
+    train_privately(model, Copying(), squares)
     x = torch.ones(1, 6)
     assert (copies[0](x) != copies[0](x)).all()
 
@@ -479,8 +472,10 @@ def test_public_statistics_and_their_gradients_are_those_at_the_same_noise(noise
     def loss(fixed: nn.Module, x: Tensor) -> Tensor:
         return (by_hand(fixed, x) - 0.3).square().sum(1)
 
-    for _ in range(2):
+    for k in range(2):
+        let_go = held_noise(model)(lambda k=k: k)
         norms, sums = measured(model, squares, (x,), 0.5, BookKeeping())
+        let_go()
         truth = clipped_sum(with_noise_as_weights(nn.Sequential(linear), model), loss, (x,), 0.5)
         torch.testing.assert_close(norms, truth.norms)
         for name, expected in truth.sums.items():

@@ -86,7 +86,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(size: int, tmp_path: Path) -
         ("mixed precision", "autocast"),
         ("FSDP1", "use fully_shard instead"),
         ("tensor parallel", "not supported yet"),
-        ("losses of a batch", "run.accumulate"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_remedy(what: str, way_out: str) -> None:

@@ -27,7 +27,6 @@ def differences(course: Course, truth: Course) -> list[float]:
     ("kind", "settings"),
     [
         ("plain", {}),
-        ("ddp", {"way": "backward"}),
         ("ddp", {}),
         ("plain", {"adaptive": True}),
         ("plain", {"rate": 0.02}),

@@ -168,6 +168,39 @@ def test_harmless_models_are_taken(forward: Callable[[Any, Tensor], Tensor]) -> 
     assert len(released(lambda: Model(forward), of_model, neighbours()[0])) == 2
 
 
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize(
+    "carries", [carries_detached, carries_with_graph, carries_the_argument, keeps_and_returns], ids=lambda f: f.__name__
+)
+def test_no_value_reaches_the_example_that_is_computed_next(carries: Callable[[Any, Tensor], Tensor]) -> None:
+    """A branch on values makes the loss one that is called with one example after the other."""
+    begun: list[int] = []
+
+    def forward(m: Model, x: Tensor) -> Tensor:
+        return (carries(m, x) if len(begun) > B else m.layer(x)) * (1.0 if float(x.sum()) > 0 else 0.5)
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        begun.append(1)
+        return of_model(m, x)
+
+    with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
+        released(lambda: Model(forward), loss, neighbours()[0])
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_a_loss_that_writes_into_its_arguments_leaves_the_microbatch() -> None:
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        scale = 1.0 if float(x.sum()) > 0 else 0.5
+        return m(x.div_(255)).square().sum() * scale
+
+    [batch, _], _ = neighbours()
+    before = batch.clone()
+    first, second = released(lambda: Model(lambda m, x: m.layer(x)), loss, [batch, batch])
+    assert torch.equal(batch, before)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_state_that_begins_anew_in_each_call_is_taken() -> None:
     def forward(m: Model, x: Tensor) -> Tensor:
         m.kept = [torch.zeros(4)]

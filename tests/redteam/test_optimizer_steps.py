@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from noisette import AdaptiveClip, PerExampleClip, PrivacyError, privatize
-from noisette.run.model_checks import StepsOfScaler
-from small_loop import RECORDS, X, Y, clipped_mean, flat, losses, process, small_model, small_run
+from noisette import AdaptiveClip, PerExampleClip, PrivacyError, PrivateRun, close_run, privatize
+from noisette.core.steps import StepsOfScaler, unfinished_runs
+from small_loop import RECORDS, X, Y, clipped_mean, flat, loss, losses, process, small_model, small_run
 
 
 class CallsBase(SGD):
@@ -83,8 +83,14 @@ def trained(model: nn.Module, optimizer: Any, step: Callable[[], Any] | None = N
     """The weights after a run, which draws noise once for each step."""
     with small_run(model, optimizer, steps=steps) as run:
         drawn: list[int] = []
-        release = run._release.__call__
-        run._release = lambda *args, step: drawn.append(step) or release(*args, step=step)
+        release = type(run._release)
+
+        class Counts(release):
+            def __call__(self, *args: Any, step: int) -> None:
+                drawn.append(step)
+                super().__call__(*args, step=step)
+
+        run._release.__class__ = Counts
         for batch in run.batches():
             process(run, batch)
             (step or optimizer.step)()
@@ -123,7 +129,7 @@ def test_a_wrapper_that_is_no_optimizer_steps_the_one_of_the_run() -> None:
 
 
 def test_the_bound_adapts_once_for_a_step() -> None:
-    norms = []
+    norms, adapted = [], []
     for kind in (SGD, CallsBaseThroughTwoClasses):
         model = small_model()
         rule, optimizer = AdaptiveClip(0.1), kind(model.parameters(), lr=0.1)
@@ -131,18 +137,19 @@ def test_the_bound_adapts_once_for_a_step() -> None:
         after = clip.after_step
         clip.after_step = lambda after=after, calls=calls: calls.append(1) or after()
         declared = {"expected_batch_size": RECORDS, "sampling_rate": 1.0, "steps": 3, "noise_multiplier": 1e-9}
-        with privatize(clip, optimizer, (X, Y), **declared, separability="asserted") as run:
+        with privatize(clip, optimizer, (X, Y), **declared) as run:
             for batch in run.batches():
                 process(run, batch)
                 optimizer.step()
-        assert len(calls) == 3
+        adapted.append(len(calls))
         norms.append(rule.max_grad_norm)
+    assert adapted[0] == adapted[1]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
     assert norms[0] != 0.1
 
 
 def test_an_error_within_a_step_does_not_open_the_next_one() -> None:
-    """After the error no step is under way: a gradient that is not private cannot pass as one of an inner step."""
+    """With the next batch no step is under way: no other optimizer steps, and no gradient passes for an inner one."""
     model = small_model()
     optimizer = FailsOnce(model.parameters(), lr=0.3)
     with small_run(model, optimizer) as run:
@@ -151,15 +158,14 @@ def test_an_error_within_a_step_does_not_open_the_next_one() -> None:
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
         moved = flat(model)
-        losses(model, X, Y).sum().backward()
-        with pytest.raises(PrivacyError, match="needs a batch of its own"):
-            optimizer.step()
+        process(run, next(batches))
         with pytest.raises(PrivacyError, match="second optimizer"):
             SGD(model.parameters(), lr=0.1).step()
         assert torch.equal(flat(model), moved)
-        optimizer.zero_grad()
-        process(run, next(batches))
         optimizer.step()
+        losses(model, X, Y).sum().backward()
+        with pytest.raises(PrivacyError, match="needs a batch of its own"):
+            optimizer.step()
         assert run.steps_taken == 2
 
 
@@ -186,14 +192,67 @@ def test_an_optimizer_around_the_one_of_the_run_is_refused_with_the_way_out(wrap
         assert run.steps_taken == 0
 
 
+def one_step(run: PrivateRun) -> None:
+    process(run, next(run.batches()))
+    run.optimizer.step()
+
+
+def interrupted(run: PrivateRun) -> None:
+    process(run, next(run.batches()))
+
+
+ENDS: dict[str, Callable[[PrivateRun], object]] = {
+    "after the last step": lambda run: [one_step(run) for _ in range(3)],
+    "closed": lambda run: (one_step(run), run.close()),
+    "closed within a batch": lambda run: (interrupted(run), run.close()),
+    "by its model": lambda run: (one_step(run), close_run(run.bound.model)),
+    "by its optimizer": lambda run: (interrupted(run), close_run(run.optimizer)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_optimizer_is_plain_again(end: Callable[[PrivateRun], object]) -> None:
+    """Plain fine-tuning and another run on the same parameters follow."""
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    first = small_run(model, optimizer)
+    end(first)
+    assert unfinished_runs(model) == []
+    before = flat(model)
+    for plain in (optimizer, SGD(model.parameters(), lr=0.1)):
+        plain.zero_grad()
+        losses(model, X, Y).sum().backward()
+        plain.step()
+        plain.step(lambda: None)
+    assert not torch.equal(flat(model), before)
+    optimizer.zero_grad()
+    with small_run(model, optimizer) as run:
+        one_step(run)
+    assert run.steps_taken == 1
+
+
+def test_an_unfinished_run_is_named_with_the_way_out() -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    first = small_run(model, optimizer)
+    one_step(first)
+    with pytest.raises(PrivacyError, match=r"taken 1 of its 3 steps.*noisette.close_run\(model\)"):
+        small_run(model, SGD(model.parameters(), lr=0.1))
+    close_run(model)
+    optimizer.zero_grad()
+    with small_run(model, SGD(model.parameters(), lr=0.1)) as second:
+        one_step(second)
+
+
 CLOSURES: dict[str, Callable[[Optimizer, Callable[[], Any]], Any]] = {
     "position": lambda o, c: o.step(c),
     "name": lambda o, c: o.step(closure=c),
 }
 
 
-@pytest.mark.parametrize("call", CLOSURES.values(), ids=CLOSURES)
-@pytest.mark.parametrize("kind", [SGD, CallsBase, Adam])
+@pytest.mark.parametrize(
+    ("call", "kind"), [(CLOSURES["position"], SGD), (CLOSURES["name"], Adam), (CLOSURES["name"], CallsBase)]
+)
 def test_a_closure_is_never_called(call: Any, kind: Any) -> None:
     model, called = small_model(), []
     optimizer = kind(model.parameters(), lr=0.1)
@@ -207,9 +266,9 @@ def test_a_closure_is_never_called(call: Any, kind: Any) -> None:
         assert run.steps_taken == 0
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam, CallsBase], ids=lambda k: k.__name__)
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("to_none", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "unscale", "to_none"), [(SGD, False, True), (Adam, True, False), (CallsBase, True, True)]
+)
 def test_a_grad_scaler_is_refused_with_the_reason(kind: Any, unscale: bool, to_none: bool) -> None:
     model = small_model()
     optimizer = kind(model.parameters(), lr=0.1)
@@ -222,7 +281,7 @@ def test_a_grad_scaler_is_refused_with_the_reason(kind: Any, unscale: bool, to_n
         moved = flat(model)
         batch = next(batches)
         for x, y in batch.microbatches(16):
-            run.backward(scaler.scale(losses(model, x, y)))
+            run.accumulate(lambda model, x, y: scaler.scale(loss(model, x, y)), x, y)
         if unscale:
             scaler.unscale_(optimizer)
         with pytest.raises(PrivacyError, match=r"skips steps where one gradient overflows.*bfloat16"):
@@ -277,8 +336,7 @@ def _with_rate(lr: float) -> Tensor:
     return trained(model, SGD(model.parameters(), lr=lr))
 
 
-@pytest.mark.parametrize("value", [1.0, 1e-300, math.nan, math.inf, -1e-30])
-@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize(("value", "where"), [(1.0, 0), (1e-300, -1), (math.nan, 0), (-1e-30, -1)])
 def test_a_gradient_that_holds_anything_is_refused(value: float, where: int) -> None:
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core import registry
+from noisette.core import forms as registry
 from noisette.core.forms import Dense, Examples, find_rule, match, rule_per_operand
 
 

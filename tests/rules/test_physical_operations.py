@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forward_pass import recorded_losses
 from noisette.core.backward import ForwardPass, per_example_gradients, search
-from noisette.core.forms import PHYSICAL, Operation, rewrites
-from noisette.core.loss import OutsideTensors
-from noisette.core.trace import Microbatch, Tape, record_losses
+from noisette.core.forms import PHYSICAL, Operation
 from noisette.errors import PrivacyError
 from noisette.rules.public_statistics import normalise_channels
 
@@ -104,12 +103,8 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
     """All examples at once, weights by the rules; an output is the gradient at the cotangent that multiplies it."""
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     cotangents = [c.clone().requires_grad_() for c in cotangents]
-    tape = Tape(model, rewrites())
-    parameters = tape.parameters
-    found = record_losses(
-        tape, partial(projection, form.call, len(inputs)), Microbatch((*inputs, *cotangents), {}), OutsideTensors(), ()
-    )
-    tape.close()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = recorded_losses(model, partial(projection, form.call, len(inputs)), *inputs, *cotangents)
     floats = [x for x in inputs if x.is_floating_point()]
     grads = torch.autograd.grad(
         found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
@@ -697,7 +692,6 @@ def test_a_table_that_is_rescaled_by_what_was_looked_up_is_refused() -> None:
 def test_a_bias_whose_rows_would_meet_the_examples_does_not() -> None:
     """With as many rows in the bias as examples, a joint operation would give each example another row."""
     form = Form("", F.linear, lambda p, x: F.linear(x, *p), ((4, 6), (B, 4)), ((1, 6),))
-    tape = Tape(Weights(form), rewrites())
     x = torch.randn(B, 1, 6, dtype=torch.float64)
     with pytest.raises(Exception, match=r"one value|expand|shape"):
-        record_losses(tape, lambda m, x: F.linear(x[0], *m.list).sum(1), Microbatch((x,), {}), OutsideTensors(), ())
+        recorded_losses(Weights(form), lambda m, x: F.linear(x[0], *m.list).sum(1), x)

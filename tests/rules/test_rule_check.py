@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from model_cases import Forward, parameter, squares
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.core import registry
+from noisette.core import forms as registry
 from noisette.core.forms import Dense, Outer
 from noisette.rules import rule_check
 from noisette.rules.rule_check import rule

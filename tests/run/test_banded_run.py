@@ -27,13 +27,14 @@ from noisette import (
     privatize,
 )
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.core.release import shares_of
+from noisette.core.release import ROUNDING, shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
 
 SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3
 SECRET = bytes(range(32))
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 STEP = BandedGaussian(RATE, NOISE, BANDS)
+STD = NOISE * 0.5 * (1 + ROUNDING) / 20  # of independent noise on an element
 DECLARED: dict[str, Any] = {
     "sampling_rate": RATE,
     "expected_batch_size": 20,
@@ -75,7 +76,7 @@ def take_steps(run: PrivateRun, steps: int = 10**6, size: Any = 7) -> list[dict[
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
 
 
 def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) -> list[dict[str, np.ndarray]]:
@@ -113,7 +114,7 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: 
             pending = run.bound.pop_sums()
             shares = {part.name: (part, share) for part, share in zip(pending, shares_of(pending), strict=True)}
             part, share = shares["gradient"]
-            std = run.noise_multiplier * part.bound / np.sqrt(share)
+            std = run.noise_multiplier * part.bound * (1 + ROUNDING) / np.sqrt(share)
             sums = clipped_sums(run, X[batch.indices], part.bound)
             for x in batch.microbatches(7):
                 run.accumulate(loss, x)
@@ -181,7 +182,7 @@ def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp
             taken += len(take_steps(run, min(saved_every, end - taken)))
             run.save(tmp_path)
         rounds, event = rounds + -(-taken // BANDS), run.event
-        run._remove_hooks()
+        run.end()
         run.ledger.close()
     paid = Ledger.read(tmp_path / "ledger.jsonl").events
     assert event is not None
@@ -201,7 +202,7 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(
         take_steps(run, taken)
         run.save(tmp_path)
     run.ledger.close()
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
     with resume(tmp_path) as again:
         begun = -(-taken // BANDS) * BANDS
         assert (again.steps_taken, again.steps_spent, again.steps_left) == (taken, begun, STEPS - begun)
@@ -245,9 +246,7 @@ def test_after_a_resume_the_noise_is_that_of_a_new_matrix(tmp_path: Path) -> Non
         truth = correlated(names, len(released), STEPS - 8, first=5)
         for found, expected in zip(released, truth, strict=True):
             for name in names:
-                np.testing.assert_allclose(
-                    found[name].numpy().reshape(-1), NOISE * 0.5 / 20 * expected[name], atol=1e-6
-                )
+                np.testing.assert_allclose(found[name].numpy().reshape(-1), STD * expected[name], atol=1e-6)
     again.ledger.close()
 
 
@@ -255,7 +254,7 @@ def test_no_noise_is_saved(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         take_steps(run, 6)
         run.save(tmp_path)
-        kept = [value for earlier in run._release._joint._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
+        kept = [value for earlier in run._release._noise._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
         assert len(kept) == 3 * 4
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         for value in kept:
@@ -287,7 +286,7 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(GaussianNoise, "add_", keeps)
         (released,) = take_steps(run, 1)
         for name, grad in released.items():
-            torch.testing.assert_close(grad.view(-1), seen[-1][name] * (NOISE * 0.5 / 20), rtol=1e-6, atol=0)
+            torch.testing.assert_close(grad.view(-1), seen[-1][name] * STD, rtol=1e-6, atol=0)
         assert run.steps_taken == 5
 
 

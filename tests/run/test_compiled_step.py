@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.core.steps import DpSgdRun
+from noisette.core.steps import DpSgd
 from noisette.errors import PrivacyError
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -86,26 +86,26 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
 
 @pytest.fixture(autouse=True)
 def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @pytest.mark.parametrize("when", ["before privatize", "called before privatize", "after privatize"])
 @pytest.mark.parametrize("make", [sgd, adam, derived])
 def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    whole, after = GaussianNoise.add_, DpSgdRun._after_step
+    whole, after = GaussianNoise.add_, DpSgd._after_step
 
     def add(source: GaussianNoise, *args, step: int, **numbers) -> None:
         drawn.append(step)
         whole(source, *args, step=step, **numbers)
 
-    def counted_end(run: DpSgdRun, *args: object) -> None:
-        was_stepping = run._is_stepping()
-        after(run, *args)
-        ended.append(was_stepping and not run._is_stepping())
+    def counted_end(run: DpSgd) -> None:
+        was_stepping = bool(run._depth)
+        after(run)
+        ended.append(was_stepping and not run._depth)
 
     monkeypatch.setattr(GaussianNoise, "add_", add)
-    monkeypatch.setattr(DpSgdRun, "_after_step", counted_end)
+    monkeypatch.setattr(DpSgd, "_after_step", counted_end)
     weights, gradients = [], []
     for is_compiled in (False, True):
         drawn.clear()
@@ -145,9 +145,10 @@ def test_a_compiled_step_without_a_batch_is_refused() -> None:
     optimizer = sgd(model)
     with start(model, optimizer) as run:
         step = compiled(optimizer.step)
-        take_steps(run, step)
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             step()
+        take_steps(run, step)
+        step()  # the run has ended, and left the optimizer as it was
 
 
 def test_a_compiled_step_refuses_gradients_that_are_not_private() -> None:
@@ -188,7 +189,7 @@ def test_a_function_with_the_step_in_it_can_be_compiled() -> None:
 
     with start(model, optimizer) as run:
         function = compiled(step)
-        assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, function))
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             function()
+        assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, function))
     assert run.steps_taken == 4

@@ -74,7 +74,8 @@ def test_noise_in_double_precision() -> None:
 
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
 def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.core.release.ROUNDING", 0.0)  # the weights were recorded without this allowance
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(1500, 64, generator=generator)
@@ -90,13 +91,12 @@ def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch
         steps=20,
         noise_multiplier=1.0,
         delta=1e-5,
-        separability="asserted",
     )
     batches = []
     for batch in run.batches():
         batches.append(batch.indices.copy())
         for x, y in batch.microbatches(64):
-            run.backward(F.cross_entropy(model(x), y, reduction="none"))
+            run.accumulate(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
         optimizer.step()
         optimizer.zero_grad()
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -295,7 +295,7 @@ def test_no_id_is_saved(tmp_path: Path) -> None:
 
 
 def test_fixed_keys_fix_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
     for given, _ in KINDS.values():
         runs = []
         for _ in range(2):

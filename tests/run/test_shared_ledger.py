@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
 from noisette.accounting import Event, Events, Gaussian
 from noisette.accounting.accountants.rdp import RdpCurve
-from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.accounting.ledger.ledger import RecordedRun
 
 NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BUDGET, DELTA, STEPS = 3.0, 1e-3, 4
@@ -62,12 +62,11 @@ def begin(ledger: Ledger, *, steps: int = STEPS, epsilon: float | None = BUDGET,
         epsilon=epsilon,
         ledger=ledger,
         accountant=ACCOUNTANT,
-        separability="asserted",
     )
 
 
 def go_on(folder: Path, ledger: Ledger) -> PrivateRun:
-    return PrivateRun.resume(folder, *parts(), NUMBERS, accountant=ACCOUNTANT, ledger=ledger, separability="asserted")
+    return PrivateRun.resume(folder, *parts(), NUMBERS, accountant=ACCOUNTANT, ledger=ledger)
 
 
 def begin_for(ledger: Ledger, epsilon: float) -> PrivateRun:
@@ -75,11 +74,15 @@ def begin_for(ledger: Ledger, epsilon: float) -> PrivateRun:
     return begin(ledger, epsilon=epsilon, noise_multiplier=noise_for(epsilon))
 
 
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
 def steps_of(run: PrivateRun) -> Iterator[None]:
     """One step at a time."""
     for batch in run.batches():
         for x in batch.microbatches(20):
-            run.backward(run.bound.model(x).square().sum(1))
+            run.accumulate(loss, x)
         run.optimizer.step()
         run.optimizer.zero_grad()
         yield
@@ -160,7 +163,7 @@ def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tup
             if is_taken(going):
                 run.save(tmp_path / str(number))
                 is_taken(going)
-            run._remove_hooks()
+            run.end()
         again = []
         for number, run in enumerate(runs):
             if (tmp_path / str(number) / "checkpoint.json").exists():
@@ -275,7 +278,7 @@ def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: 
         for _ in range(10):
             next(going)
             run.save(tmp_path / "saved")
-        run._remove_hooks()
+        run.end()
     with Ledger(tmp_path / "ledger.jsonl") as ledger, go_on(tmp_path / "saved", ledger) as again:
         assert again.steps_left >= 17
         assert len(list(steps_of(again))) == 19

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from noisette import PaddedBuckets
 from noisette.core.batches import Batch
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Fetch, Thread, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
@@ -25,7 +25,9 @@ SHORTEST = np.array([0, 2, 3, 6, 10, 11])  # in the bucket of 4
 
 def microbatches(dataset: PaddedBuckets, indices: Any, size: int | str, memory: Any = None) -> list[Any]:
     """All microbatches of one batch, each of them processed."""
-    batch, parts = Batch(np.asarray(indices), records_of(dataset), MeasuredSize(memory or UnmeasuredMemory())), []
+    records, parts = records_of(dataset), []
+    fetch = Fetch(Thread(records.gather))
+    batch = Batch(np.asarray(indices), records, MeasuredSize(memory or UnmeasuredMemory()), fetch)
     for part in batch.microbatches(size):
         parts.append(part)
         batch.bounded += batch.current

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset
 
 from noisette import Ledger, PerExampleClip, PrivateRun, privatize
 from noisette.core.noise import SecretKey
-from noisette.sampling.fetching import Fetch, Processes, Thread, WorkerRecords, fetch_of
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Fetch, Processes, Thread, WorkerRecords, fetch_of, records_of
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
 

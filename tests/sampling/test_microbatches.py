@@ -27,7 +27,7 @@ X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.a
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @dataclass

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import noisette
-from noisette import PrivacyError
+from noisette.core.loss import Loss
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
@@ -33,12 +31,30 @@ def known_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def release(self: GaussianRelease, sums: Any, names: Mapping[int, str], *, step: int) -> None:
         for part in sums:
             for k, p in enumerate(part.params):
-                p.grad = torch.full_like(p, 0.01 * (1 + k + step))
+                p.grad = self._written[id(p)] = torch.full_like(p, 0.01 * (1 + k + step))
 
     with monkeypatch.context() as patch:
-        patch.setattr("noisette.ranks.SecretKey", partial(SecretKey, bytes(range(32))))
+        patch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
         patch.setattr(GaussianRelease, "__call__", release)
         yield
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def run_of(model: nn.Module, records: int = SIZE, steps: int = STEPS) -> noisette.PrivateRun:
+    """A run over all of so many records in each step."""
+    return noisette.privatize(
+        noisette.PerExampleClip(model, 1.0, capture="eager"),
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
+        (X[:records], Y[:records]),
+        sampling_rate=1.0,
+        expected_batch_size=8,
+        steps=steps,
+        noise_multiplier=1.0,
+        accountant=noisette.RdpAccountant(),
+    )
 
 
 def train(
@@ -46,78 +62,26 @@ def train(
     *,
     records: int = SIZE,
     size: int = 4,
-    loss: Callable[..., Tensor] | None = None,
+    loss: Loss = cross_entropy,
     between: Callable[[int], None] = lambda step: None,
-    checked: bool = False,
 ) -> nn.Module:
-    """Train in microbatches of this size; the preflight, which would refuse some models earlier, only if asked."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    clip = noisette.PerExampleClip(model, 1.0)
-    run = noisette.privatize(
-        clip,
-        optimizer,
-        (X[:records], Y[:records]),
-        sampling_rate=1.0,
-        expected_batch_size=8,
-        steps=STEPS,
-        noise_multiplier=1.0,
-        accountant=noisette.RdpAccountant(),
-        separability="asserted",
-    )
-    if not checked:
-        run._hooks.pop().remove()
-    with run:
+    """Train in microbatches of this size; ``between`` is called after each step."""
+    with run_of(model, records) as run:
         for step, batch in enumerate(run.batches()):
             for x, y in batch.microbatches(size):
-                run.backward(loss(model, x, y) if loss else F.cross_entropy(model(x), y, reduction="none"))
-            optimizer.step()
-            optimizer.zero_grad()
+                run.accumulate(loss, x, y)
+            run.optimizer.step()
             between(step)
     return model
 
 
-def train_until_refused(model: nn.Module, **settings: Any) -> bool:
-    """Whether it was refused; the model then has what a caller who catches the error finds."""
-    try:
-        train(model, **settings)
-    except PrivacyError:
-        return True
-    return False
-
-
 def published(model: nn.Module) -> dict[str, Any]:
-    """All that a pickle of the model would contain, by the way to it, without hooks and the graphs of tensors."""
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, Tensor):
-            found[path] = value.detach().clone()
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            found[path] = torch.from_numpy(value.copy())
-        elif isinstance(value, torch.Generator):
-            found[path] = value.get_state()
-        elif isinstance(value, bool | int | float | str | type(None)):
-            found[path] = value
-        elif isinstance(value, set):
-            found[path] = sorted(map(repr, value))
-        elif id(value) not in seen:
-            seen.add(id(value))
-            if isinstance(value, Mapping):
-                for name, entry in value.items():
-                    if "hook" not in str(name):
-                        walk(entry, f"{path}.{name}")
-            elif isinstance(value, list | tuple | array | np.ndarray) or hasattr(value, "popleft"):
-                for k, entry in enumerate(value):
-                    walk(entry, f"{path}[{k}]")
-            if isinstance(value, nn.Module) or (hasattr(value, "__dict__") and not callable(value)):
-                walk(vars(value), path)
-
-    walk(model, "model")
+    """Copies of all tensors of the state dict, which is what a run releases, and of buffers that are not in it."""
+    found = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     for name, value in model.state_dict().items():
         for k, leaf in enumerate(tree_flatten(value)[0]):
-            found[f"state_dict {name} {k}"] = leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-    return found
+            found[f"state_dict {name} {k}"] = leaf
+    return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

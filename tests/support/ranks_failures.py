@@ -30,7 +30,7 @@ PLACES = {
     "in the noise": ("noisette.core.noise.GaussianNoise.add_", True),
     "before the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", True),
     "after the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", False),
-    "after the release": ("noisette.core.steps.DpSgdRun._after_step", True),
+    "after the release": ("noisette.core.steps.DpSgd._after_step", True),
     "in a checkpoint": ("noisette.run.private.PrivateRun.save", True),
     "after a checkpoint": ("noisette.run.private.PrivateRun.save", False),
 }

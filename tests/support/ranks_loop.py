@@ -73,7 +73,6 @@ def take_steps(
     rate: float = 0.3,
     dtype: torch.dtype = torch.float64,
     ledger: Path | None = None,
-    way: str = "accumulate",
     size: int = 7,
     adaptive: bool = False,
     momentum: float = 0.9,
@@ -100,25 +99,21 @@ def take_steps(
         sampling_rate=rate,
         expected_batch_size=rate * RECORDS if expected is None else expected,
         ledger=ledger,
-        separability="asserted" if way == "backward" else None,
         allow_large_delta=expected is not None,
         sampling=CyclicPoisson(bands) if bands else Poisson(),
         **TERMS,
     )
     with run:
-        return course_of(run, model, way, size)
+        return course_of(run, model, size)
 
 
-def course_of(run: PrivateRun, model: nn.Module, way: str = "accumulate", size: int = 7) -> Course:
+def course_of(run: PrivateRun, model: nn.Module, size: int = 7) -> Course:
     """Take the steps that are left."""
     course = Course()
     for batch in run.batches():
         course.indices.append(batch.indices.tolist())
         for x, y in batch.microbatches(size):
-            if way == "accumulate":
-                run.accumulate(loss, x, y)
-            else:
-                run.backward(F.cross_entropy(model(x), y, reduction="none"))
+            run.accumulate(loss, x, y)
         run.optimizer.step()
         course.grads.append({name: p.grad.clone() for name, p in run.bound.parameters.items() if p.grad is not None})
     course.weights = {canonical_name(model, name): p.detach().clone() for name, p in model.named_parameters()}

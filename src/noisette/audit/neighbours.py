@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
-from noisette.core.loss import Loss
+from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
@@ -147,7 +147,7 @@ def _ascended(model: nn.Module, record: Records, loss: Loss) -> Records:
 
 def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:
     """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    bound.accumulate(loss, *records)
+    bound.add(loss, Microbatch(records, {}), ())
     sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 def empty_compile_caches(threads: int) -> Iterator[None]:
     """Within it, torch and noisette keep compiled code in a new folder, and compile with this many processes."""
     with TemporaryDirectory(prefix="noisette-bench-", ignore_cleanup_errors=True) as folder:
-        places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch", "NOISETTE_CACHE": f"{folder}/noisette"}
+        places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
         with _environment({**places, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}):
             yield
 

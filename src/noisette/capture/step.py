@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +46,6 @@ class Step(Protocol):
 
 _MOST_KINDS = 16  # kinds of microbatches that are captured
 _SIZES = 8  # numbers of rows of graphs between a power of two and the next one
-
-
-@runtime_checkable
-class RefreshesFromPublicData(Protocol):
-    """The owner of a hook that brings a model's public statistics up to date, in the same tensors, before a call."""
-
-    def refresh(self, model: nn.Module) -> None:
-        """Recompute the statistics if weights have changed."""
-        ...
 
 
 @dataclass
@@ -160,7 +151,6 @@ class CapturedSteps:
         for tensor in kind.outside.get(size, ()):
             self._outside.check(tensor)
         self._outside.end()
-        _refresh_public_statistics(self._model)
         bounds = bounds_of(tuple([group.bound for group in groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
         outputs = kind.captured(size, function, inputs, buffers, left=left, is_written=kind.writes)
@@ -278,13 +268,6 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     """The numbers of writes; tensors of inference mode count none."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _refresh_public_statistics(model: nn.Module) -> None:
-    """What hooks of the model compute from its weights and public data at each call, which is no part of the graph."""
-    for hook in model._forward_pre_hooks.values():
-        if isinstance(owner := getattr(hook, "__self__", None), RefreshesFromPublicData):
-            owner.refresh(model)
 
 
 def _containers(microbatch: Microbatch) -> Hashable:

@@ -55,6 +55,8 @@ class ReweightGP:
     Source: Lee & Kifer 2020, algorithm 1, with the sums of section 5.
     """
 
+    repeats_the_pass = True  # it is given a forward pass that can be run again
+
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         """See `noisette.core.clip.Engine`."""
         is_repeated = any(use.is_recomputed for use in forward.recording.uses)

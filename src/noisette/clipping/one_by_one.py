@@ -5,7 +5,7 @@ Each example is in a call of the loss alone, so code may branch on its values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
 from noisette.core.forms import Operation
 from noisette.core.loss import Loss, Microbatch, as_if_compiled, one_value
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.trace import CALL, OF_A_CONSTANT, kept_from_another_call, outputs_of, tensors_among
 
 
 class OneByOneWarning(UserWarning):
@@ -85,16 +85,14 @@ class _OneExample(TorchFunctionMode):
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        of_example = list(self._of_example(tensors_among(args, kwargs)))
+        is_of_example = False
+        for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
+            if (call := getattr(tensor, CALL, None)) is not None:
+                if call is not self._call:
+                    raise kept_from_another_call(tensor)
+                is_of_example = True
         output = func(*args, **kwargs)
-        if any(of_example):
+        if is_of_example:
             for tensor in outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
-
-    def _of_example(self, tensors: Iterator[Tensor]) -> Iterator[bool]:
-        for tensor in tensors:
-            call = getattr(tensor, CALL, None)
-            if call is not None and call is not self._call:
-                raise kept_from_another_call(tensor)
-            yield call is not None

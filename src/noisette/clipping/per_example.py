@@ -36,7 +36,7 @@ from noisette.core.clip import (
 )
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers
+from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.gradients.lazy_parameters import check_initialized
@@ -102,13 +102,14 @@ class PerExampleClip:
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._shards = Shards(model)
+        self._is_sharded = bool(self._shards)
         with self._shards.gathered():
             # While a sharded model runs, these whole parameters stand in the place of the shards.
             self._whole = {name: p for name, p in canonical_parameters(model) if p.requires_grad}
         self.parameters: Mapping[str, Tensor] = self._shards.held(self._whole)  # the trainable ones, by name
         self.buffers = ModelBuffers(model)
         self._outside = OutsideTensors()
-        self.schedule = None if self._shards else schedule_of(capture)  # when anything is captured or compiled
+        self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
         self._captured = self.schedule and CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
@@ -159,7 +160,8 @@ class PerExampleClip:
 
     def reshard(self) -> None:
         """Leave each rank its shards alone, where the model is sharded and was called since."""
-        self._shards.reshard()
+        if self._is_sharded:
+            self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
@@ -190,12 +192,17 @@ class PerExampleClip:
         >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
         [0.6, 1.3]
         """
+        self.add(loss, Microbatch(batch, keywords), tuple(public))
+
+    def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
+        """Lines 2 and 3 of algorithm 1 for the examples of a microbatch, as :meth:`accumulate`."""
         self._check_open()
-        microbatch, public = Microbatch(batch, keywords), tuple(public)
         if microbatch.count == 0:
             return
         groups = self._trained_groups()
-        if self._shards:
+        if self.model._forward_pre_hooks:
+            refresh_public_statistics(self.model)
+        if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
             sums = self._shards.land(clipped.sums, self._trained())
@@ -239,7 +246,7 @@ class PerExampleClip:
             PrivacyError: as by :func:`.recorded_rows.record_rows`, or the model is sharded.
         """
         self._check_open()
-        if self._shards:
+        if self._is_sharded:
             raise PrivacyError(
                 "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
                 "the whole model"
@@ -263,9 +270,11 @@ class PerExampleClip:
 
         A group that counts has its count beside it, as a sum of its own.
         """
-        held = {name: local(p) for name, p in self.parameters.items()}
+        held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
-        self._groups, self._twice_counted, self._counts = None, {}, []
+        self._twice_counted, self._counts = {}, []
+        if isinstance(self.clipping, AdaptiveRule):
+            self._groups = None
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
             params = tuple([self.parameters[name] for name in group.names])
@@ -315,13 +324,13 @@ class PerExampleClip:
                 return self._step(loss, microbatch, clipping, public, once=True)
         if not self._is_one_by_one:
             try:
-                return self._step(loss, microbatch, clipping, public, once=bool(self._shards))
+                return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
-                if self._shards:  # other ranks wait
+                if self._is_sharded:  # other ranks wait
                     raise
                 fact = str(error).splitlines()[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-            warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)
+                warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
             self._is_one_by_one = True
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 
@@ -330,9 +339,10 @@ class PerExampleClip:
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
         trained = self._trained()
+        repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         record = partial(self._recorded, loss, microbatch, public, None if once else Blocks)
         with _is_first(loss, self._known_losses):
-            forward = record() if once else repeatable(record, microbatch.tensors)
+            forward = repeatable(record, microbatch.tensors) if repeats else record()
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
 

@@ -32,7 +32,7 @@ from noisette.core.forms import (
     operation_name,
     to_parameters,
 )
-from noisette.core.trace import Recording, Use
+from noisette.core.trace import Recording, Use, overwritten
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -97,8 +97,12 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
     while stack:
         node = stack[-1]
         if node not in children:
-            children[node] = [child for child, _ in node.next_functions if child is not None]
-            stack += [child for child in children[node] if child not in children]
+            below = children[node] = []
+            for child, _ in node.next_functions:
+                if child is not None:
+                    below.append(child)
+                    if child not in children:
+                        stack.append(child)
             continue
         stack.pop()
         if node in leads:
@@ -160,7 +164,8 @@ def per_example_gradients(
 
     @torch.no_grad()
     def visit(k: int, dy: Any) -> None:
-        for name, form in forms.completed_by(uses.pop(k).whole(), examples, dy):
+        use = uses.pop(k)
+        for name, form in forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy):
             values[name] = value_of(name, form)
 
     if uses:
@@ -266,7 +271,9 @@ class _Forms:
         A parameter with two uses, such as a tied embedding, is complete when the second one has arrived: its gradient
         is the sum of both, and so its norm is known only then.
         """
-        use.check_unchanged()
+        for tensor, version in use.versions:
+            if tensor._version != version:
+                raise overwritten(use, tensor)
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:
@@ -279,14 +286,16 @@ class _Forms:
                 continue
             several = type(operand.value) in (list, tuple)  # then there is one form for each of its tensors
             for item, of_item in zip(operand.value, form, strict=True) if several else ((operand.value, form),):
-                if any(item is weight for weight in operand.weights):
+                if id(item) in self._awaited:
                     self._arrived.setdefault(id(item), []).append((item, of_item))
         completed: list[tuple[str, ExampleGradients]] = []
         for weight in use.weights:
             key = id(weight)
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
-                completed.append((self._names[key], add([form for _, form in self._arrived.pop(key)])))
+                arrived = self._arrived.pop(key)
+                form = arrived[0][1] if len(arrived) == 1 else add([form for _, form in arrived])
+                completed.append((self._names[key], form))
         return completed
 
     def completed_last(self) -> list[tuple[str, ExampleGradients]]:
@@ -302,13 +311,17 @@ class _Forms:
                 "Write the operation with others of torch, freeze the parameter, register a rule with noisette.rule, "
                 "or use an engine that needs none: noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
             )
+        if not self._arrived:
+            return []
         left = [pair for arrived in self._arrived.values() for pair in arrived]
         return [(self._names[id(parameter)], form) for parameter, form in to_parameters(left, self._derived)]
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
-        keys = [id(weight) for weight in operand.weights]
-        return all(key in self._names and key not in self._late and self._uses[key] == 1 for key in keys)
+        for key in map(id, operand.weights):
+            if key not in self._names or key in self._late or self._uses[key] > 1:
+                return False
+        return True
 
     def _name(self, weight: Tensor) -> str:
         """The name of a weight in a message."""
@@ -328,13 +341,23 @@ def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *
         raise ValueError("no rule")
     if found.unknown:
         raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
-    as_computed = AS_COMPUTED.get(operand.rule)
-    if is_only_use and as_computed is not None and as_computed(dy, found.arguments):
-        return operand.rule(examples, dy, **found.arguments)
+    if is_only_use and isinstance(dy, Tensor) and dy.dtype in AT_LEAST_SINGLE:
+        as_computed = AS_COMPUTED.get(operand.rule)
+        if as_computed is not None and as_computed(dy, found.arguments):
+            return operand.rule(examples, dy, **found.arguments)
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
-    arguments = {name: _cast(value, dtype) for name, value in found.arguments.items()}
-    return operand.rule(examples, _cast(dy, dtype), **arguments)
+    arguments = found.arguments
+    if any(_differs(value, dtype) for value in (dy, *arguments.values())):
+        dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
+    return operand.rule(examples, dy, **arguments)
+
+
+def _differs(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a value has, or may have, floating-point tensors of another type."""
+    return type(value) in (list, tuple) or (
+        isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point()
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

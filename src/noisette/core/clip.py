@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from noisette.core.backward import ForwardPass, per_example_gradients
-from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, compact, weighted_sum_in_blocks
+from noisette.core.forms import (
+    AT_LEAST_SINGLE,
+    Dense,
+    ExampleGradients,
+    Sums,
+    weighted_sum_in_blocks,
+    weighted_sums,
+    with_norms,
+)
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
-Sums = dict[str, Tensor]  # by name of the parameter
 
 # Squares below the smallest normal number of single precision count as zero. A gradient of n numbers can lose a norm of
 # 1e-19 sqrt(n) by that, which for 1e10 numbers is 1e-4 of this bound, and less than 1e-8 of a norm that exceeds it.
@@ -174,19 +181,22 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
 
 
-def clip_and_sum(forms: dict[str, ExampleGradients], losses: Tensor, clipping: Clipping) -> ClippedSum:
-    """The clipped sum of per-example gradients, by name of the parameter; the forms are taken out as they are summed.
+def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tensor, clipping: Clipping) -> ClippedSum:
+    """The clipped sum of per-example gradients, which are used up.
 
     Args:
-        forms: the gradients of b examples.
+        found: the gradients of b examples and their squared norms, (b,), by name of the parameter.
         losses: one value per example, for shape and device.
         clipping: the groups of parameters, and the factors for their norms.
     """
     with torch.no_grad():
-        squared = {name: form.squared_norms() for name, form in forms.items()}
-        norms = group_norms(squared, clipping.groups, losses)
+        norms = group_norms({name: squared for name, (_, squared) in found.items()}, clipping.groups, losses)
         weights = Weights.of(clipping, norms)
-        sums = {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
+        of_parameter = {name: weights.rows[weights.group[name]] for name in found}
+        forms = {name: found.pop(name)[0] for name in list(found)}
+        sums = weighted_sums(forms, of_parameter, weights.kept)  # frees each before the next
+        if weights.some is not None:
+            sums = {name: torch.where(weights.some, total, 0) for name, total in sums.items()}
     return ClippedSum(sums, norms)
 
 
@@ -195,8 +205,9 @@ def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipp
     sums: Sums = {}
     norms: list[Tensor] = []
     for losses, gradients in parts:
-        forms: dict[str, ExampleGradients] = {name: Dense(gradient) for name, gradient in gradients.items()}
-        part = clip_and_sum(forms, losses, clipping)
+        part = clip_and_sum(
+            {name: with_norms(name, Dense(gradient)) for name, gradient in gradients.items()}, losses, clipping
+        )
         norms.append(part.norms)
         for name, total in part.sums.items():
             sums[name] = sums[name].add_(total) if name in sums else total.double()
@@ -257,8 +268,8 @@ class BookKeeping:
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         """See `noisette.core.clip.Engine`."""
-        forms = per_example_gradients(forward, parameters, lambda name, form: compact(form))
-        return clip_and_sum(forms, forward.losses, clipping)
+        found = per_example_gradients(forward, parameters, with_norms)
+        return clip_and_sum(found, forward.losses, clipping)
 
 
 class Accumulator:

@@ -31,6 +31,7 @@ _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 _MIN_POSITIONS_TO_KEEP = 16
 # The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
 # the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
+Sums = dict[str, Tensor]  # by name of the parameter
 AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
@@ -179,6 +180,12 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
+def with_norms(name: str, form: ExampleGradients) -> tuple[ExampleGradients, Tensor]:
+    """The gradients of a parameter with this name by :func:`compact`, and their squared norms, (b,)."""
+    kept = compact(form)
+    return kept, kept.squared_norms()
+
+
 @compact.register
 def _(form: Outer) -> ExampleGradients:
     """Written out if that saves work and takes little more memory than the factors, which are released."""
@@ -325,6 +332,17 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
     return merged[0] if len(merged) == 1 else Total(tuple(merged))
 
 
+def weighted_sums(forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None) -> Sums:
+    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed.
+
+    Args:
+        forms: the gradients of b examples.
+        weights: of the kept examples, by name of the parameter.
+        kept: the indices of the examples to be added up; all of them for ``None``.
+    """
+    return {name: weighted_sum_in_blocks(forms.pop(name), weights[name], kept) for name in list(forms)}
+
+
 def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
     """The weighted sum over blocks of examples; the blocks are added up in double precision.
 
@@ -364,7 +382,7 @@ Rewrite = Callable[..., Any]
 
 _RULES: dict[tuple[Operation, str], Rule] = {}
 _OPERANDS: dict[Operation, tuple[str, ...]] = {}
-_REWRITES: dict[Operation, Rewrite] = {}
+REWRITES: dict[Operation, Rewrite] = {}
 # Rules that take what the pass computed in half precision as it is, and for which ``dy`` and arguments.
 AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
 
@@ -503,9 +521,9 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
 
     def register(function: Rewrite) -> Rewrite:
         for operation in operations:
-            if operation in _REWRITES:
+            if operation in REWRITES:
                 raise ValueError(f"{operation_name(operation)} is rewritten already")
-            _REWRITES[operation] = function
+            REWRITES[operation] = function
         return function
 
     return register
@@ -513,7 +531,7 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
 
 def rewrites() -> Mapping[Operation, Rewrite]:
     """Every operation that is replaced while it is recorded, with its replacement."""
-    return MappingProxyType(_REWRITES)
+    return MappingProxyType(REWRITES)
 
 
 @dataclass(frozen=True)
@@ -545,11 +563,12 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     names = _OPERANDS.get(operation, ())
     found = []
     for name, value in arguments.items():
-        parts = value if type(value) in (list, tuple) else (value,)
-        held = [weight for weight in weights if any(part is weight for part in parts)]
+        parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
+        held = [weight for weight in weights if id(weight) in parts]
         if held:
             found.append(OperandMatch(name, value, tuple(held), _RULES.get((operation, name))))
-    return Match(arguments, tuple([name for name in arguments if name not in names]), tuple(found))
+    unknown = () if arguments.keys() <= set(names) else tuple([name for name in arguments if name not in names])
+    return Match(arguments, unknown, tuple(found))
 
 
 def find_rule(operation: Operation, operand: str) -> Rule | None:
@@ -562,8 +581,11 @@ def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
     names = _OPERANDS.get(operation, ())
     if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
-    named = {names[k] if k < len(names) else f"argument {k}": value for k, value in enumerate(args)}
-    return named | dict(kwargs)
+    named = dict(zip(names, args, strict=False))
+    for k in range(len(names), len(args)):
+        named[f"argument {k}"] = args[k]
+    named.update(kwargs)
+    return named
 
 
 def operation_name(operation: Operation) -> str:

@@ -164,6 +164,7 @@ class _Unreadable:
         return "<entries of several examples>"
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __bool__ = __eq__ = __array__ = __call__ = _refuse
+    __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __neg__ = __ne__ = __le__ = __ge__ = _refuse
     __int__ = __float__ = __index__ = __str__ = __add__ = __radd__ = __mul__ = __lt__ = __gt__ = __hash__ = _refuse
 
 
@@ -252,14 +253,10 @@ is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of 
 is_batched = _functorch.is_batchedtensor  # by vmap
 
 
-def current_level() -> int | None:
-    """The number of nested transformations around this code; ``None`` outside of any."""
-    return _functorch.maybe_current_level()
-
-
-def level_of(tensor: Tensor) -> int:
-    """The number of the transformation that wrapped this tensor."""
-    return _functorch.maybe_get_level(tensor)
+current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
+level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
+add_example_axis = _functorch._add_batch_dim  # (physical tensor, its axis of examples, level): the tensor, wrapped
+leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
 
 
 def physical(tensor: Tensor) -> Tensor:
@@ -458,13 +455,27 @@ def one_value(value: object) -> Tensor:
     return value.reshape(())
 
 
+class Watch(Protocol):
+    """A mode that sees the torch calls of a loss inside of ``vmap``."""
+
+    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+        """The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each."""
+        ...
+
+    def buffer(self, name: str, copy: Tensor) -> Tensor:
+        """What stands in the model for the copy of a buffer."""
+        ...
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
+
+
 def vectorized_losses(
     loss: Loss,
     model: nn.Module,
     batch: Microbatch,
     buffers: ModelBuffers,
-    begin: Callable[[int, Sequence[Tensor]], None] = lambda level, tensors: None,
-    buffer: Callable[[str, Tensor], Tensor] = lambda name, copy: copy,
+    watch: Watch,
     checkpoint: Callable[..., Iterator[None]] | None = None,
 ) -> Tensor:
     """The loss of each example of the batch, computed for all at once, shape (b,).
@@ -474,8 +485,7 @@ def vectorized_losses(
         model: given to the loss, with copies of its buffers.
         batch: the arguments of b examples.
         buffers: of the model.
-        begin: called inside of ``vmap``, before the loss, with the level of ``vmap`` and the tensors of the examples.
-        buffer: what stands in the model for the copy of a buffer.
+        watch: sees the torch calls of the loss.
         checkpoint: what a checkpoint without reentrant autograd does; it keeps its activations if this is not given.
 
     Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
@@ -489,11 +499,12 @@ def vectorized_losses(
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
             with vmap_level(count) as level:
-                tensors = [batched(row, level) for row in rows]
-                begin(level, tensors)
+                tensors = [add_example_axis(row, 0, level) for row in rows]
+                watch.begin(level, tensors)
                 one = batch.with_tensors(tensors)
-                with buffers.lent(buffer):
-                    value = one_value(loss(model, *one.args, **one.kwargs))
+                with watch, buffers.lent(watch.buffer):
+                    value = loss(model, *one.args, **one.kwargs)
+                value = one_value(value)
                 return physical(value) if is_wrapped(value) else value.expand(count)
         except torch.OutOfMemoryError:
             raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.core.loss import Loss
+from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError, first_few
 
@@ -98,8 +98,13 @@ class GradientBound(Stateful, Protocol):
         """Called before the release: put back the buffers that were written since the batch began; their names."""
         ...
 
-    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
+    def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
         """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
+
+        Args:
+            loss: the loss of one example.
+            microbatch: its arguments for all examples.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
 
         An error does not change the pending sums.
         """
@@ -178,10 +183,9 @@ class Alone:
         """What the function returns, as it would arrive at other ranks: as JSON."""
         return json.loads(json.dumps(compute()))
 
-    @contextmanager
-    def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
+    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
         """A context without effect."""
-        yield {}
+        return nullcontext({})
 
     def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
         """The numbers themselves."""
@@ -244,13 +248,13 @@ class OwnNoise:
     """Independent noise of one process, whose sums are complete.
 
     Args:
-        key: secret key of the noise.
+        noise: the generator.
     """
 
     size = 1
 
-    def __init__(self, key: SecretKey) -> None:
-        self._noise = GaussianNoise(key)
+    def __init__(self, noise: GaussianNoise) -> None:
+        self._noise = noise
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
         """Divide the sums and add noise, those of one type and device together."""
@@ -291,7 +295,7 @@ class GaussianRelease:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
-        self._noise: NoisySums = OwnNoise(key) if noise is None else noise
+        self._noise: NoisySums = OwnNoise(GaussianNoise(key)) if noise is None else noise
         self._written: dict[int, Tensor | None] = {}  # what the last release left in ``.grad``, by id of the parameter
         # The deviation of the noise on each element of what the last release wrote, by id of its tensor.
         self.deviations: dict[int, float] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,11 @@ class RandomStates(NamedTuple):
     def now(cls) -> RandomStates:
         """Their states at this moment."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    @classmethod
+    def hidden(cls) -> tuple[RandomStates, int]:
+        """The states at this moment; from here on the generators have a secret seed, told by this number."""
+        return cls.now(), seed_secretly()
 
     def restore(self) -> None:
         """Give the generators these states."""
@@ -103,7 +108,10 @@ class ModelBuffers:
         self._kept = {name: (b, version_of(b), b.detach().clone()) for name, b in self._model.named_buffers()}
 
     def end_batch(self) -> list[str]:
-        """Put back what was written since the batch began; give the names of the buffers that were."""
+        """Put back what was written since the batch began, and give the names of the buffers that were.
+
+        Otherwise spectral norms go on, as in a forward pass of the model.
+        """
         kept, self._kept = self._kept or {}, None
         now = dict(self._model.named_buffers())
         written = [
@@ -116,6 +124,8 @@ class ModelBuffers:
                 module._buffers[own] = kept[name][2]
             else:
                 del module._buffers[own]
+        if not written:
+            advance_spectral_norms(self._model)
         return written
 
     def values(self) -> dict[str, Tensor]:
@@ -124,20 +134,34 @@ class ModelBuffers:
             return dict(self._model.named_buffers())
         return {name: values for name, (_, _, values) in self._kept.items()}
 
-    @contextmanager
-    def lent(self, change: Callable[[str, Tensor], Tensor] = lambda name, copy: copy) -> Iterator[None]:
+    def lent(self, change: Callable[[str, Tensor], Tensor] = lambda name, copy: copy) -> AbstractContextManager[object]:
         """Within it the model has copies of its buffers, each of them changed by this function of its name and copy."""
         copies = {name: change(name, values.detach().clone()) for name, values in self.values().items()}
-        if not copies:
-            yield
-            return
-        with _reparametrize_module(self._model, copies):
-            yield
+        return _reparametrize_module(self._model, copies) if copies else nullcontext()
 
 
 def version_of(tensor: Tensor) -> int:
     """The number of writes; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+        ...
+
+
+def refresh_public_statistics(model: nn.Module) -> None:
+    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
+
+    Copies of the buffers are dropped after a call, and a graph has no hooks.
+    """
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, RefreshesFromPublicData):
+            hook.refresh(model)
 
 
 @torch.no_grad()

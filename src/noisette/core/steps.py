@@ -27,7 +27,7 @@ from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
-from noisette.core.state import RandomStates, advance_spectral_norms, seed_secretly
+from noisette.core.state import RandomStates, seed_secretly
 from noisette.errors import PrivacyError, first_few
 
 
@@ -67,8 +67,8 @@ class Parts(NamedTuple):
     account: StepAccount
     ranks: Processes
     key: SecretKey
-    # Draws noise on weights for a whole batch, from this seed; what is returned ends that.
-    hold_noise: Callable[[nn.Module, Callable[[], int]], Callable[[], None]]
+    # Draws noise on weights for a whole batch, from the seed that it is given; what it returns ends that.
+    hold_noise: Callable[[Callable[[], int]], Callable[[], None]] | None
 
 
 class _Opened(NamedTuple):
@@ -76,7 +76,7 @@ class _Opened(NamedTuple):
 
     versions: list[int]  # of the parameters
     random: RandomStates
-    let_go_of_noise: Callable[[], None]
+    let_go_of_noise: Callable[[], None] | None
 
 
 class DpSgd:
@@ -108,6 +108,8 @@ class DpSgd:
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
         self._names = {id(p): name for name, p in bound.parameters.items()}
+        frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
+        self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
         self._batch: Batch | None = None  # drawn and not yet released
         self._opened: _Opened | None = None  # since the first records of this batch were read
         self._seed = 0  # of torch's generators within the batch
@@ -203,12 +205,14 @@ class DpSgd:
         """
         if self._opened is not None:
             return
+        self._depth = 0  # also where an error ended the last step
         if self._written:
             raise _parameters_written(self._written)
+        # First: it is drawn into buffers.
+        let_go = None if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
-        let_go = self._hold_noise(self.bound.model, self._seed_of_all_ranks)
-        self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
-        self._seed = seed_secretly()
+        before, self._seed = RandomStates.hidden()
+        self._opened = _Opened(self._versions(), before, let_go)
 
     def _end_batch(self) -> None:
         """The model and torch's generators are as they were when the first records of the batch were read.
@@ -219,10 +223,11 @@ class DpSgd:
         self._begin_batch()  # of an empty batch that was not read
         opened, self._opened = self._opened, None
         assert opened is not None
-        opened.let_go_of_noise()
+        if opened.let_go_of_noise is not None:
+            opened.let_go_of_noise()
         opened.random.restore()
         buffers = self.bound.end_batch()
-        changed = zip(self.bound.parameters, self._versions(), opened.versions, strict=True)
+        changed = zip(self._weights, self._versions(), opened.versions, strict=True)
         if written := [name for name, now, before in changed if now != before]:
             self._written = written
             raise _parameters_written(written)
@@ -233,11 +238,10 @@ class DpSgd:
                 "write. Write a buffer before batch.microbatches() or after optimizer.step(); for a forward pass that "
                 "is only logged, call model.eval() first"
             )
-        advance_spectral_norms(self.bound.model)
 
     def _versions(self) -> list[int]:
         """The number of writes into each parameter."""
-        return [p._version for p in self.bound.parameters.values()]
+        return [p._version for p in self._weights.values()]
 
     def _seed_of_all_ranks(self) -> int:
         """For numbers that all records of a batch share, on whichever rank they are."""
@@ -284,13 +288,14 @@ class DpSgd:
             PrivacyError: the examples are not those of the current microbatch, or they were added before; and as the
                 bound raises it.
         """
-        current = self._current_batch(Microbatch(batch, keywords).count)
+        microbatch = Microbatch(batch, keywords)
+        current = self._current_batch(microbatch.count)
         self._keep_seed_secret()
         try:
             if current.is_blank:
                 self.bound.accumulate_nothing()
             else:
-                self.bound.accumulate(loss, *batch, public=public, **keywords)
+                self.bound.add(loss, microbatch, tuple(public))
         except OtherRankRanOut:
             current.current = None
         except torch.OutOfMemoryError:
@@ -381,8 +386,10 @@ class DpSgd:
     def _after_step(self) -> None:
         """A hook after ``optimizer.step()``, and after that of a base class within it."""
         self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
         self.bound.after_step()
-        if not self._depth and not self.steps_left:
+        if not self.steps_left:
             self._detach()
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
@@ -404,7 +411,8 @@ class DpSgd:
         self._detach()
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.let_go_of_noise()
+            if opened.let_go_of_noise is not None:
+                opened.let_go_of_noise()
             opened.random.restore()
             self.bound.end_batch()
 

@@ -25,13 +25,13 @@ from noisette.core import loss as internals
 from noisette.core.forms import (
     DATA_OPERANDS,
     PHYSICAL,
+    REWRITES,
     Dense,
     DerivedWeight,
     ExampleGradients,
     Examples,
     Leave,
     Operation,
-    rewrites,
     rule,
 )
 from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, vectorized_losses
@@ -50,7 +50,7 @@ _RANDOM_IN_PLACE = {
 
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
-_OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
+OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
@@ -78,18 +78,13 @@ class Use:
         """The use with its arguments, also where they were not kept."""
         return self
 
-    def check_unchanged(self) -> None:
-        """Check that the data arguments still hold the values of the call.
 
-        Raises:
-            RuntimeError: an in-place operation has overwritten one since.
-        """
-        for tensor, version in self.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"an input of shape {tuple(tensor.shape)} of {self.operation.__name__} was changed in place after "
-                    "its use, so its gradient is lost; use the out-of-place form of the operation that follows"
-                )
+def overwritten(use: Use, tensor: Tensor) -> RuntimeError:
+    """What is said where an input of a use no longer holds the values of the call."""
+    return RuntimeError(
+        f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after its use, so "
+        "its gradient is lost; use the out-of-place form of the operation that follows"
+    )
 
 
 @dataclass(frozen=True)
@@ -161,10 +156,10 @@ def record_losses(
     outside.begin(public)
     while True:
         recorder = new_recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+        recorder.make_blocks = blocks
         try:
-            with recorder:
-                checkpoint = None if blocks is None else blocks(recorder)
-                losses = vectorized_losses(loss, model, batch, buffers, recorder.begin, recorder.buffer, checkpoint)
+            checkpoint = None if blocks is None else recorder.checkpoint
+            losses = vectorized_losses(loss, model, batch, buffers, recorder, checkpoint)
         except WrittenIntoError as written:
             own_for_each.add(written.number)
             continue
@@ -247,7 +242,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._draft = Draft()
-        self._rewrites = rewrites()
+        self._rewrites = REWRITES
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in weights}
         self._constants = {id(tensor): tensor for tensor in constants}
@@ -259,6 +254,8 @@ class Recorder(TorchFunctionMode):
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
+        self.make_blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None
+        self._blocks: Callable[..., Iterator[None]] | None = None  # recomputes checkpointed parts of the model
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         """The code inside of ``vmap`` begins, at this level and with these tensors of the examples."""
@@ -267,11 +264,17 @@ class Recorder(TorchFunctionMode):
             setattr(tensor, CALL, self._call)
 
     def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: one for each example where examples write into it."""
-        if not self._numbered(copy):
+        """What stands in the model for the copy of a buffer; the recorder saw it made, as it sees other constants."""
+        if not internals.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
-            return copy
-        return self._own_of_each(copy)
+        return copy
+
+    def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
+        """What a checkpoint does before its function runs, and after it."""
+        if self._blocks is None and self.make_blocks is not None:
+            self._blocks = self.make_blocks(self)
+        assert self._blocks is not None
+        return self._blocks(*arguments, **keywords)
 
     def finish(self) -> tuple[list[Use], dict[int, DerivedWeight]]:
         """The uses and derived weights. What recomputes a part of the loss needs no other part, so they are let go."""
@@ -320,7 +323,8 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors_among(args, kwargs):
             if internals.is_wrapped(tensor):
                 is_batched = True
-                self._check_of_this_call(tensor)
+                if getattr(tensor, CALL, None) is not self._call:
+                    self._check_of_this_call(tensor)
             elif self._is_weight(tensor):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
@@ -394,7 +398,7 @@ class Recorder(TorchFunctionMode):
         """
         for tensor in outputs_of(output):
             if not internals.is_wrapped(tensor):
-                if func not in _OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
+                if func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
                     raise NotVectorizedError(
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
                     )
@@ -483,12 +487,15 @@ class Recorder(TorchFunctionMode):
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
-        with internals.outside():
-            self._is_physical = True
-            try:
-                output = leave(self._run, self._count, func, args, kwargs)
-            finally:
-                self._is_physical = False
+        level = internals.leave_level()
+        self._is_physical = True
+        try:
+            output = leave(self._run, self._count, func, args, kwargs)
+        finally:
+            self._is_physical = False
+            internals.enter_level(level)
+        if isinstance(output, Tensor):
+            return internals.add_example_axis(output, 0, self._level)
         if output is NotImplemented:
             return output
         return _map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
@@ -547,7 +554,7 @@ class Recorder(TorchFunctionMode):
                 output = rewrite(*args, **kwargs)
             if output is not NotImplemented:
                 return output
-        upstream = tuple(tensor.grad_fn for tensor in data if tensor.grad_fn is not None)
+        upstream = tuple(filter(None, [tensor.grad_fn for tensor in data]))
         output = func(*args, **kwargs)
         if data:
             self._record_use(func, args, kwargs, tuple(weights.values()), data, upstream, output)
@@ -596,14 +603,14 @@ class Recorder(TorchFunctionMode):
         upstream: tuple[Any, ...],
         output: object,
     ) -> None:
-        tensors = list(outputs_of(output))
-        derived = [weight for weight in weights if not weight.is_leaf]
-        versions = tuple(
-            (tensor, tensor._version)
-            for tensor in (*data, *derived)
-            if not tensor.is_inference() and all(tensor is not written for written in tensors)
-        )
-        edges = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors)
+        tensors = outputs_of(output)
+        written = set(map(id, tensors))
+        versions: list[tuple[Tensor, int]] = []
+        for tensor in (*data, *weights):
+            is_derived_or_data = not tensor.is_leaf or id(tensor) not in self._weights
+            if is_derived_or_data and id(tensor) not in written and not tensor.is_inference():
+                versions.append((tensor, tensor._version))
+        edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
             self._draft.uses.append(
@@ -612,32 +619,33 @@ class Recorder(TorchFunctionMode):
                     args,
                     kwargs,
                     weights,
-                    outputs=edges,
-                    edges=tuple(edge for edge in edges if edge is not None),
+                    outputs=tuple(edges),
+                    edges=tuple(filter(None, edges)),
                     several=several,
                     shape=tuple(first.shape),
                     dtype=first.dtype,
                     upstream=upstream,
-                    versions=versions,
+                    versions=tuple(versions),
                 )
             )
 
 
-def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Each tensor among the arguments of a torch call; lists and tuples are opened once."""
+def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments of a torch call; lists and tuples are opened once."""
+    found: list[Tensor] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif type(value) in (list, tuple):
-            yield from (item for item in value if isinstance(item, Tensor))
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
 
 
-def outputs_of(output: object) -> Iterator[Tensor]:
-    """Each tensor among the results of a torch call."""
+def outputs_of(output: object) -> Sequence[Tensor]:
+    """The tensors among the results of a torch call."""
     if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, list | tuple):
-        yield from (tensor for tensor in output if isinstance(tensor, Tensor))
+        return (output,)
+    return [tensor for tensor in output if isinstance(tensor, Tensor)] if isinstance(output, list | tuple) else ()
 
 
 def _autocast_of(device: str) -> dict[str, torch.dtype]:

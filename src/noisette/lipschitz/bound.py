@@ -208,11 +208,14 @@ class LipschitzBound:
                 example, or depends on a weight other than through them; or weights were changed or bounds have grown
                 since the first microbatch.
         """
+        self.add(loss, Microbatch(batch, keywords), tuple(public))
+
+    def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
+        """Add the gradients of the examples of a microbatch, as :meth:`accumulate`."""
         self._project_if_changed()
-        microbatch = Microbatch(batch, keywords)
         if microbatch.count == 0:
             return
-        losses, calls = self._losses(loss, microbatch, tuple(public))
+        losses, calls = self._losses(loss, microbatch, public)
         self._refuse_changed_weights()
         at_scores = gradient_at_scores(losses, calls, self._trained())
         limit, sensitivities = self.score_gradient_bound(), self.sensitivities()
@@ -227,8 +230,8 @@ class LipschitzBound:
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
         drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input.shape) as calls, watch:
-            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch.begin, watch.buffer)
+        with drawn, recorded_calls(self.model, self.input.shape) as calls:
+            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch)
         self._outside.end()
         self._was_called = True
         return losses, calls

@@ -117,7 +117,7 @@ def to_batch_norm(model: Model) -> Model:
     model.state_dict()  # computes the statistics under the current weights
     for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
         for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), PublicBatch):
+            if isinstance(getattr(hook, "__self__", hook), PublicBatch):
                 hooks.pop(key)
     return _replaced(model, ChannelNorm, _plain)
 

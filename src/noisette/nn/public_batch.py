@@ -38,6 +38,7 @@ class PublicBatch:
         self._age = 0  # of the statistics, in changes of the weights
         self._seen: tuple[Any, ...] = ()  # versions of the weights at the last call
         self._measured: tuple[Any, ...] = ()  # versions of the weights that the statistics belong to
+        self._is_held = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> PublicBatch:
         copied = memo[id(self)] = PublicBatch(self._inputs, self._every)
@@ -49,10 +50,11 @@ class PublicBatch:
         batch = cls(inputs, every)
         with _find_preceding_layers(model):
             batch._measure(model)
-        model.register_forward_pre_hook(batch.before_call, with_kwargs=True)
+        batch._measure(model)  # each norm knows its layer now; from here on its statistics keep their tensors
+        model.register_forward_pre_hook(batch, with_kwargs=True)
         model.register_state_dict_pre_hook(batch.before_saving)
 
-    def before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Recompute the statistics if weights have changed.
 
         Raises:
@@ -63,8 +65,22 @@ class PublicBatch:
         self._check_shapes(args)
         self.refresh(model)
 
+    def hold(self, module: nn.Module) -> None:
+        """Recompute the statistics if weights have changed; all calls have them until they are let go.
+
+        Within a private batch the model computes with copies of its buffers, and what a call writes there is dropped.
+        """
+        self.refresh(module)
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """Recompute the statistics before a call again."""
+        self._is_held = False
+
     def refresh(self, model: nn.Module) -> None:
         """Recompute the statistics if weights have changed, in the same tensors."""
+        if self._is_held:
+            return
         versions = _versions(model)
         if versions != self._seen:
             self._seen = versions

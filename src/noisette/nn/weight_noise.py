@@ -42,8 +42,7 @@ class WeightNoise:
     The noise is drawn before any other hook on the model runs, so the statistics of a public batch before a call
     (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm mix the statistics
     of many draws, so do not use them in evaluation mode. Checkpointed parts are recomputed with the noise of the last
-    call, so run the backward pass before the next call. ``noisette.engines.Vmap`` repeats calls and therefore refuses
-    noise; every other engine supports it.
+    call, so run the backward pass before the next call.
 
     Args:
         model: any module; each call of it draws noise. A submodule that is called alone uses the noise of the last

@@ -27,8 +27,8 @@ class HoldsNoise(Protocol):
         ...
 
 
-def hold_noise(model: nn.Module, seed: Callable[[], int]) -> Callable[[], None]:
-    """Draw the noise of a batch: all forward passes have it until the function that is returned is called.
+def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
+    """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
 
     Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
     depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
@@ -36,10 +36,10 @@ def hold_noise(model: nn.Module, seed: Callable[[], int]) -> Callable[[], None]:
 
     Args:
         model: whose parts may draw noise.
-        seed: gives the seed of all ranks.
 
-    Raises:
-        PrivacyError: noise is drawn within a forward pass, at each time step.
+    Returns:
+        A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
+        ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
     """
     candidates = [
         (part, each)
@@ -47,22 +47,24 @@ def hold_noise(model: nn.Module, seed: Callable[[], int]) -> Callable[[], None]:
         for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
     ]
     found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
+    if not found:
+        return None
 
     def let_go() -> None:
         for _, each in found:
             each.let_go()
 
-    if not found:
-        return let_go
-    try:
+    def hold(seed: Callable[[], int]) -> Callable[[], None]:
         before = RandomStates.now()
         seed_torch(seed())
         try:
             for part, each in found:
                 each.hold(part)
+        except BaseException:
+            let_go()
+            raise
         finally:
             before.restore()
-    except BaseException:
-        let_go()
-        raise
-    return let_go
+        return let_go
+
+    return hold

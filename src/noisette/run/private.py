@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,17 +13,17 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.shown_facts import as_html, as_text
-from noisette.accounting import Accountant, Event, Ledger, PldAccountant
+from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.events import StepRelease, UserLevel, in_whole_rounds
-from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.accounting.events import StepRelease, UserLevel
+from noisette.accounting.ledger.ledger import LedgerAccount
 from noisette.accounting.run_parameters import RunParameters
 from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch, Fetch
-from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.core.release import GaussianRelease, GradientBound
+from noisette.core.noise import GaussianNoise, SecretKey, never
+from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
 from noisette.core.steps import DpSgd, Parts, check_free
 from noisette.mechanisms.banded_factor import correlation_of
 from noisette.mechanisms.banded_noise import BandedNoise
@@ -34,7 +33,7 @@ from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.held_noise import hold_noise
+from noisette.run.held_noise import held_noise
 from noisette.run.model_checks import check_no_batch_norm, check_optimizer
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import (
@@ -45,115 +44,11 @@ from noisette.run.ranks_agree import (
     ledger_on_ranks,
     settings_of,
 )
-from noisette.sampling.fetching import fetch_of
 from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.loading import Collate, records_of
+from noisette.sampling.loading import Collate, fetch_of, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.schemes import sampler_of, user_records
 from noisette.sampling.users import Users
-
-# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
-# depends on the planned number of steps alone, which is public, as the duration of a step is not.
-_MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
-
-
-class LedgerAccount:
-    """Accounts for the steps of a run in its ledger, several of them at once, within the budget.
-
-    Args:
-        terms: the parameters of the run.
-        accountant: computes epsilon.
-        ledger: records each step before its batch is drawn, and each release before its noise is.
-        ranks: the processes of the run; the ledger of rank 0 is the one that counts.
-        steps_spent: by an earlier process of this run.
-    """
-
-    def __init__(
-        self,
-        terms: RunParameters,
-        accountant: Accountant,
-        ledger: Ledger,
-        ranks: AnyRanks,
-        steps_spent: int,
-    ) -> None:
-        self.spending = PrivacyBudget(terms, accountant, ledger)
-        self.ledger = ledger
-        self._event = terms.event
-        self._ranks = ranks
-        self._recorded = RecordedRun(terms.run)
-        lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
-        self.lease = in_whole_rounds(terms.event, lease)
-        self.reserved = 0
-        self._steps = terms.steps
-        self._first = self._spent = steps_spent
-        self._own_lines = 0
-        self._other_lines = ledger.entries  # that this object did not write
-        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
-        self._checked = self._other_releases()  # what the budget was computed with
-
-    def reserve(self, step: int, steps_left: int) -> None:
-        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
-
-        Raises:
-            PrivacyError: something else was released meanwhile, so that the steps left do not fit in the budget.
-        """
-        if self.reserved:
-            return
-        with (
-            self._ranks.unanimous(f"the reservation of step {step}"),
-            self.ledger.lock,  # nothing else is reserved between the check and the reservation
-        ):
-            others = self.ledger.entries - self._own_lines
-            if others != self._other_lines and self._other_releases() != self._checked:
-                self.check_budget(steps_left)
-            self._other_lines = others
-            lease = in_whole_rounds(self._event, min(self.lease, steps_left))
-            self.ledger.reserve(self._event, lease, run=self._recorded)
-        self.reserved = lease
-        self._own_lines += 1
-        self._follow_first_rank(others)
-
-    def commit(self) -> None:
-        """Write the release of a step to the ledger before its noise is drawn."""
-        self.ledger.commit(self._event, run=self._recorded)
-        self._own_lines += 1
-        self.reserved -= 1
-        self._spent += 1
-
-    def give_back(self) -> None:
-        """Give the steps back to the ledger that were reserved and not released."""
-        self.ledger.release(run=self._recorded)
-
-    def still_to_come(self) -> float:
-        """How many times the steps of this process so far are still to come."""
-        return (self._steps - self._spent) / max(1, self._spent - self._first)
-
-    def check_budget(self, steps_left: int) -> None:
-        """Check that the remaining steps fit in the budget, together with everything in the ledger.
-
-        Raises:
-            PrivacyError: they do not.
-        """
-        with self.ledger.lock:
-            self.spending.check_budget(steps_left)
-            self._checked = self._other_releases()
-
-    def _other_releases(self) -> Mapping[Event, int]:
-        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
-        others = Counter(self.ledger.events)
-        others[self._event] -= self._spent + self.reserved
-        return others
-
-    def _follow_first_rank(self, others: int) -> None:
-        """Where something else was released on rank 0, the other ranks learn of it."""
-        if self._ranks.size == 1:
-            return
-        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
-        if told[0]["others"] != self._known_of_first:
-            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
-            self._known_of_first = told[0]["others"]
-            if self._ranks.rank:
-                self.ledger.follow(totals)
 
 
 class PrivateRun(DpSgd):
@@ -185,18 +80,32 @@ class PrivateRun(DpSgd):
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
-        account = LedgerAccount(terms, accountant, ledger, ranks, steps_spent)
+        spending = PrivacyBudget(terms, accountant, ledger)
+        account = LedgerAccount(
+            ledger,
+            event,
+            terms.run,
+            spending.check_budget,
+            ranks,
+            steps=terms.steps,
+            steps_spent=steps_spent,
+        )
         devices = {p.device for p in bound.parameters.values()}
         new_batch = partial(Batch, records=records, measured=MeasuredSize(memory_of(devices)))
-        if any(map(is_sharded, bound.parameters.values())):
+        if together := any(map(is_sharded, bound.parameters.values())):
             # The ranks of a sharded model take every microbatch together; others meet once a step.
             new_batch = partial(JointBatch, records=records, measured=MeasuredSize(memory_of(devices)), ranks=ranks)
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        noise = GaussianNoise(key, CompiledNoise(schedule, account.still_to_come))
+        on_processor = all(device.type == "cpu" for device in devices)
+        compiles = schedule is not None and schedule.compiles
+        source = CompiledNoise(schedule, account.still_to_come) if compiles or not on_processor else never
+        noise = GaussianNoise(key, source)
         correlation = correlation_of(event, terms.steps - steps_spent)
-        joint = JointSums(
-            noise if tuple(correlation) == (1.0,) else BandedNoise(noise, correlation), ranks, correlation
-        )
+        joint = OwnNoise(noise)
+        if tuple(correlation) != (1.0,):
+            joint = JointSums(BandedNoise(noise, correlation), ranks, correlation)
+        elif ranks.size > 1 or together:
+            joint = JointSums(noise, ranks)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
         gather = records.gather
@@ -216,7 +125,7 @@ class PrivateRun(DpSgd):
                 account=account,
                 ranks=ranks,
                 key=key,
-                hold_noise=hold_noise,
+                hold_noise=held_noise(bound.model),
             ),
             sampling_rate=event.sampling_rate,
             expected_batch_size=batch_size,
@@ -229,6 +138,7 @@ class PrivateRun(DpSgd):
         self.ledger = ledger
         self.extras = extras
         self._paid = account
+        self._spending = spending
         self._all_ranks = ranks
         self._dataset = dataset
         self._user_numbers = None if by_user is None else by_user.users
@@ -325,7 +235,7 @@ class PrivateRun(DpSgd):
 
         Guarantee: an upper bound, up to 900.
         """
-        return self._paid.spending.epsilon(delta=delta)
+        return self._spending.epsilon(delta=delta)
 
     def before_call(self) -> None:
         """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""

@@ -20,8 +20,8 @@ from noisette.accounting import (
     RdpAccountant,
     RepeatAndSelect,
 )
+from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired
-from noisette.accounting.ledger.tally import Tally
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.ledger.lines import End, Entry, Kind, Series
-from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)

@@ -12,6 +12,7 @@ from model_cases import Case, Forward, cross_entropy, floats, mlp, parameter, sq
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import PerExampleLoop, Vmap
 from noisette.core.clip import Engine
+from noisette.core.release import ROUNDING
 from oracle import clipped_sum
 
 both = pytest.mark.parametrize("engine", [PerExampleLoop(), Vmap(2)], ids=lambda e: type(e).__name__)
@@ -71,15 +72,15 @@ class Counting(nn.Module):
 
 @both
 def test_no_call_changes_a_buffer(engine: Engine) -> None:
-    """Each example is computed with the buffers that the recorded call has left, none with those of another one."""
+    """Each example is computed with the buffers that the model has, none with those of another one."""
     model, x, y = Counting().double(), torch.randn(5, 6).double(), torch.randint(0, 4, (5,))
     clip = PerExampleClip(model, 0.5, engine=engine, capture="eager")
     clip.accumulate(of_class, x, y)
     [total] = clip.pop_sums()
     clip.close()
-    assert model.calls == 1
-    second = Forward(lambda m, x: m.layer(x) * 2, layer=model.layer)
-    expected = clipped_sum(second, cross_entropy, (x, y), 0.5).vector
+    assert model.calls == 0
+    first = Forward(lambda m, x: m.layer(x), layer=model.layer)
+    expected = clipped_sum(first, cross_entropy, (x, y), 0.5).vector
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -93,7 +94,7 @@ def test_dropout_keeps_the_bound(engine: Engine) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
     for _ in range(10):
         _, sums = measured(model, squares, (10 * torch.randn(1, 6),), 0.01, engine)
-        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01
+        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01 * (1 + ROUNDING)
 
 
 @both

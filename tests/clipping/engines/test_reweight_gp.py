@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from noisette.clipping import engines
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
-from noisette.core import registry
+from noisette.core import forms as registry
 from noisette.core.clip import Engine
 from noisette.core.forms import Dense, ExampleGradients, Examples, Outer
+from noisette.core.release import ROUNDING
 from noisette.errors import PrivacyError
 
 BOUND = 0.1
@@ -108,7 +109,7 @@ def test_the_bound_holds_where_the_second_forward_pass_differs(second: float) ->
     for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
         model = Checkpointed(Changing(1.0, 1.0, second, second))  # each pass computes it, and then once more
         sums = summed(model, ReweightGP(), of_class, x, y)
-        assert float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND
+        assert float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("second", [0.01, 5.0, 1e4])
@@ -117,7 +118,7 @@ def test_the_bound_holds_where_the_second_backward_pass_differs(second: float) -
     for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
         AtRandom.factors = iter((1.0, second))
         sums = summed(model, ReweightGP(), lambda m, x, y: F.cross_entropy(AtRandom.apply(m(x)), y), x, y)
-        assert 0 < float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND
+        assert 0 < float(torch.cat([sum.flatten() for sum in sums]).norm()) <= BOUND * (1 + ROUNDING)
 
 
 def test_a_gradient_that_is_finite_once_alone_is_refused() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 from weakref import WeakSet
 
 from noisette._internal.checks import count
 from noisette._internal.shown_facts import as_html, as_text
-from noisette.accounting.events import Event, check_events
+from noisette.accounting.events import Event, StepRelease, check_events, in_whole_rounds
 from noisette.accounting.ledger.compaction import Tail
 from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.lines import (
@@ -26,13 +28,80 @@ from noisette.accounting.ledger.lines import (
     sealed_entries,
 )
 from noisette.accounting.ledger.reading import contents
-from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.ledger.repair import repair
-from noisette.accounting.ledger.tally import Tally
 from noisette.errors import PrivacyError
 
 LEDGER_FILE = "ledger.jsonl"
 """The name of the ledger in a run folder."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often one event is recorded in a ledger.
+
+    Args:
+        reserved: releases that were allowed in advance.
+        committed: reserved releases that happened, as far as is known.
+        given_back: reserved releases that are known not to have happened.
+        charged: releases that were recorded one by one, before they happened.
+    """
+
+    reserved: int = 0
+    committed: int = 0
+    given_back: int = 0
+    charged: int = 0
+
+    @property
+    def paid(self) -> int:
+        """The number that counts towards the privacy cost: all releases that may have happened."""
+        return self.reserved - self.given_back + self.charged
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.reserved + other.reserved,
+            self.committed + other.committed,
+            self.given_back + other.given_back,
+            self.charged + other.charged,
+        )
+
+    def by_kind(self) -> dict[Kind, int]:
+        """The counts by the kind of line that records them."""
+        return {
+            Kind.RESERVE: self.reserved,
+            Kind.COMMIT: self.committed,
+            Kind.RELEASE: self.given_back,
+            Kind.CHARGE: self.charged,
+        }
+
+    def after(self, kind: Kind, steps: int) -> Tally:
+        """The tally after a line of this kind.
+
+        Raises:
+            ValueError: more releases would be committed and given back than were reserved.
+        """
+        tally = Tally(
+            self.reserved + steps * (kind is Kind.RESERVE),
+            self.committed + steps * (kind is Kind.COMMIT),
+            self.given_back + steps * (kind is Kind.RELEASE),
+            self.charged + steps * (kind is Kind.CHARGE),
+        )
+        if tally.committed + tally.given_back > tally.reserved:
+            raise ValueError(
+                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
+                f"{tally.reserved} reserved"
+            )
+        return tally
+
+
+class RecordedRun:
+    """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
+
+    Args:
+        id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
+    """
+
+    def __init__(self, id: str | None = None) -> None:
+        self.id = secrets.token_hex(8) if id is None else id
 
 
 class Ledger:
@@ -73,6 +142,7 @@ class Ledger:
 
     def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
         self._lock = threading.RLock()
+        self._whole: set[tuple[Event, int]] = set()  # numbers of steps that are whole rounds
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
@@ -340,7 +410,9 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if Series(event, run.id) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
-        check_whole_rounds(event, steps)
+        if (event, steps) not in self._whole:
+            check_whole_rounds(event, steps)
+            self._whole.add((event, steps))
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
@@ -386,6 +458,141 @@ class Ledger:
 
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()
+
+
+class Exchange(Protocol):
+    """What the processes of a run tell each other about its ledger."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        ...
+
+    def unanimous(self, phase: str) -> AbstractContextManager[Any]:
+        """A context that raises on all of them what one of them raises."""
+        ...
+
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The numbers of all processes."""
+        ...
+
+    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
+        """What the function returns on the first process."""
+        ...
+
+
+# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
+# depends on the planned number of steps alone, which is public, as the duration of a step is not.
+_MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
+
+
+class LedgerAccount:
+    """Accounts for the steps of a run in its ledger, several of them at once, within the budget.
+
+    Args:
+        ledger: records each step before its batch is drawn, and each release before its noise is.
+        event: the release of a step.
+        run: the id of the run.
+        check_budget: raises where so many further steps do not fit in the budget.
+        ranks: the processes of the run; the ledger of rank 0 is the one that counts.
+        steps: of the whole run.
+        steps_spent: by an earlier process of this run.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        event: StepRelease,
+        run: str,
+        check_budget: Callable[[int], None],
+        ranks: Exchange,
+        *,
+        steps: int,
+        steps_spent: int,
+    ) -> None:
+        self.ledger = ledger
+        self._event = event
+        self._check_budget = check_budget
+        self._ranks = ranks
+        self._recorded = RecordedRun(run)
+        lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
+        self.lease = in_whole_rounds(event, lease)
+        self.reserved = 0
+        self._steps = steps
+        self._first = self._spent = steps_spent
+        self._own_lines = 0
+        self._other_lines = ledger.entries  # that this object did not write
+        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
+        self._checked = self._other_releases()  # what the budget was computed with
+
+    def reserve(self, step: int, steps_left: int) -> None:
+        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
+
+        Raises:
+            PrivacyError: something else was released meanwhile, so that the steps left do not fit in the budget.
+        """
+        if self.reserved:
+            return
+        with (
+            self._ranks.unanimous(f"the reservation of step {step}"),
+            self.ledger.lock,  # nothing else is reserved between the check and the reservation
+        ):
+            others = self.ledger.entries - self._own_lines
+            if others != self._other_lines and self._other_releases() != self._checked:
+                self.check_budget(steps_left)
+            self._other_lines = others
+            lease = self.lease if self.lease <= steps_left else in_whole_rounds(self._event, steps_left)
+            self.ledger.reserve(self._event, lease, run=self._recorded)
+        self.reserved = lease
+        self._own_lines += 1
+        self._follow_first_rank(others)
+
+    def commit(self) -> None:
+        """Write the release of a step to the ledger before its noise is drawn."""
+        self.ledger.commit(self._event, run=self._recorded)
+        self._own_lines += 1
+        self.reserved -= 1
+        self._spent += 1
+
+    def give_back(self) -> None:
+        """Give the steps back to the ledger that were reserved and not released."""
+        self.ledger.release(run=self._recorded)
+
+    def still_to_come(self) -> float:
+        """How many times the steps of this process so far are still to come."""
+        return (self._steps - self._spent) / max(1, self._spent - self._first)
+
+    def check_budget(self, steps_left: int) -> None:
+        """Check that the remaining steps fit in the budget, together with everything in the ledger.
+
+        Raises:
+            PrivacyError: they do not.
+        """
+        with self.ledger.lock:
+            self._check_budget(steps_left)
+            self._checked = self._other_releases()
+
+    def _other_releases(self) -> Mapping[Event, int]:
+        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
+        others = Counter(self.ledger.events)
+        others[self._event] -= self._spent + self.reserved
+        return others
+
+    def _follow_first_rank(self, others: int) -> None:
+        """Where something else was released on rank 0, the other ranks learn of it."""
+        if self._ranks.size == 1:
+            return
+        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
+        if told[0]["others"] != self._known_of_first:
+            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
+            self._known_of_first = told[0]["others"]
+            if self._ranks.rank:
+                self.ledger.follow(totals)
 
 
 def _unlock_in_child() -> None:

@@ -1,0 +1,163 @@
+"""What a loss writes into buffers reaches no other example; what the loop writes in a batch is refused and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette.core.state import ModelBuffers
+
+X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def added(m: Model, x: Tensor) -> None:
+    m.seen += x.mean()
+
+
+def row_set(m: Model, x: Tensor) -> None:
+    m.seen[0] = x.mean()
+
+
+def replaced(m: Model, x: Tensor) -> None:
+    m.seen = 0.9 * m.seen + x[0, :2]
+
+
+def through_another(m: Model, x: Tensor) -> None:
+    m.count += 1
+    m.scale.mul_(x.mean())
+    m.seen.copy_(m.scale * m.count)
+
+
+def by_item(m: Model, x: Tensor) -> None:
+    m.seen.add_(x.sum().item())
+
+
+WRITES = {"added": added, "row": row_set, "replaced": replaced, "two buffers": through_another, "item": by_item}
+
+
+class Model(nn.Module):
+    """Its output depends on a buffer, which each call writes."""
+
+    seen: Tensor
+    scale: Tensor
+    count: Tensor
+
+    def __init__(self, write: Callable[[Model, Tensor], None]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2).double()
+        self.write = write
+        self.register_buffer("seen", torch.ones(2, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(2, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self, x)
+        return self.layer(x) * self.seen
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
+    """The clipped sum, each example by a model that has seen no other one."""
+    total = torch.zeros(())
+    for row in X.split(1):
+        model = Model(write)
+        gradients = torch.autograd.grad(squares(model, row), list(model.parameters()))
+        flat = torch.cat([g.flatten() for g in gradients])
+        total = total + flat * min(1.0, 0.5 / float(flat.norm()))
+    return total
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+@pytest.mark.parametrize("name", WRITES)
+def test_no_example_sees_what_another_has_written(name: str, capture: str) -> None:
+    model = Model(WRITES[name])
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
+    for _ in range(3):
+        for part in X.split(3):
+            clip.accumulate(squares, part)
+        [total] = clip.pop_sums()
+        torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), by_fresh_models(WRITES[name]))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+def run_of(model: nn.Module, steps: int = 2) -> PrivateRun:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sampling_rate": 1.0, "expected_batch_size": 6, "noise_multiplier": 1.0}
+    return privatize(PerExampleClip(model, 0.5, capture="eager"), optimizer, (X,), steps=steps, **settings)
+
+
+def nothing(m: Model, x: Tensor) -> None: ...
+
+
+def test_a_buffer_that_the_loop_writes_within_a_batch_is_put_back_and_named() -> None:
+    """As the running mean of a normaliser is that is fitted to the batch."""
+    model = Model(nothing)
+    with run_of(model) as run:
+        batch = next(run.batches())
+        for (x,) in batch.microbatches(6):
+            model.seen.copy_(x.mean(0)[:2])
+            run.accumulate(squares, x)
+        with pytest.raises(PrivacyError, match=r"seen: written between .* before batch\.microbatches\(\)"):
+            run.optimizer.step()
+        assert torch.equal(model.seen, torch.ones(2, dtype=torch.float64))
+
+
+def test_the_loss_computes_with_the_buffers_from_before_the_first_record() -> None:
+    model = Model(nothing)
+    clip = PerExampleClip(model, 0.5)
+    clip.begin_batch()
+    model.seen.fill_(100.0)
+    clip.accumulate(squares, X)
+    [total] = clip.pop_sums()
+    assert clip.end_batch() == ["seen"]
+    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), by_fresh_models(nothing))
+
+
+def test_before_the_records_and_after_the_step_the_loop_may_write() -> None:
+    """The remedy: an annealed coefficient, an average of the weights."""
+    model = Model(nothing)
+    with run_of(model) as run:
+        for k, batch in enumerate(run.batches()):
+            model.seen.fill_(1.0 / (1 + k))
+            for (x,) in batch.microbatches(6):
+                run.accumulate(squares, x)
+            run.optimizer.step()
+            model.scale.lerp_(torch.full_like(model.scale, k), 0.1)
+    assert run.steps_taken == 2
+    assert model.seen[0] == 0.5
+
+
+def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
+    model = Model(nothing)
+    with run_of(model) as run:
+        batches = run.batches()
+        for (x,) in next(batches).microbatches(6):
+            run.accumulate(squares, x)
+        with torch.no_grad():
+            model.layer.bias.add_(X.mean())
+        for _ in range(2):
+            with pytest.raises(PrivacyError, match=r"layer\.bias: written between"):
+                run.optimizer.step()
+
+
+def test_buffers_that_are_made_or_exchanged_are_put_back() -> None:
+    model = Model(nothing)
+    kept, buffers = model.seen, ModelBuffers(model)
+    buffers.begin_batch()
+    model.seen = torch.zeros(2, dtype=torch.float64)
+    model.register_buffer("new", torch.zeros(1))
+    assert buffers.end_batch() == ["seen", "new"]
+    assert torch.equal(model.seen, kept)
+    assert "new" not in dict(model.named_buffers())
+    assert buffers.values()["seen"] is model.seen

@@ -1,0 +1,159 @@
+"""Tensors that a loss reaches otherwise than as an argument: constants pass, values of a batch do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from oracle import example_gradients
+
+X = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(8) % 2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2).double()
+
+
+def run_of(model: nn.Module, capture: Any = "eager") -> PrivateRun:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1e-9}
+    return privatize(PerExampleClip(model, 0.5, capture=capture), optimizer, (X, Y), steps=3, **settings)
+
+
+def steps(run: PrivateRun) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in run.batches():
+        yield from batch.microbatches(8)
+        run.optimizer.step()
+
+
+def weighted(model: nn.Module, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")[0] * weights[y][0]
+
+
+def expected_with(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
+    found = example_gradients(model, lambda m, x, y: weighted(m, x, y, weights), (X, Y)).clipped(0.5)
+    return {name: total / 8 for name, total in found.sums.items()}
+
+
+BY_THE_LOOP: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "class weights": lambda x, y: 1 / torch.bincount(y, minlength=2).double(),
+    "a mean of the batch": lambda x, y: x.mean(0)[:2],
+    "a view": lambda x, y: x[0, :2],
+    "a copy on no graph": lambda x, y: torch.tensor(x[0, :2].tolist(), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+@pytest.mark.parametrize("name", BY_THE_LOOP)
+def test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step(name: str, capture: str) -> None:
+    with run_of(net(), capture) as run:
+        x, y = next(steps(run))
+        weights = BY_THE_LOOP[name](x, y)
+        with pytest.raises(PrivacyError, match=r"neither an argument nor part of the model.*public=\[tensor\]"):
+            run.accumulate(lambda m, x, y: weighted(m, x, y, weights), x, y)
+
+
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+def test_constants_from_before_the_run_are_welcome(capture: str) -> None:
+    model, table = net(), torch.tensor([2.0, 0.5], dtype=torch.float64)
+    with run_of(model, capture) as run:
+        for batch in run.batches():
+            expected = expected_with(model, table)
+            for x, y in batch.microbatches(8):
+                run.accumulate(lambda m, x, y: weighted(m, x, y, table), x, y)
+            run.optimizer.step()
+            for name, p in model.named_parameters():
+                torch.testing.assert_close(p.grad, expected[name], rtol=1e-6, atol=1e-8)
+    assert run.steps_taken == 3
+
+
+def test_a_constant_that_is_written_between_calls_is_refused() -> None:
+    table = torch.ones(2, dtype=torch.float64)
+    with run_of(net()) as run:
+        seen = steps(run)
+        x, y = next(seen)
+        run.accumulate(lambda m, x, y: weighted(m, x, y, table), x, y)
+        x, y = next(seen)
+        table.copy_(torch.bincount(y, minlength=2))
+        with pytest.raises(PrivacyError, match="written to since the first call"):
+            run.accumulate(lambda m, x, y: weighted(m, x, y, table), x, y)
+
+
+def test_what_is_declared_public_may_be_new_in_each_step() -> None:
+    """The remedy for numbers that no record has been used for; values of records become an argument with a row each."""
+    model = net()
+    with run_of(model) as run:
+        for k, batch in enumerate(run.batches()):
+            weights = torch.tensor([1.0 + k, 0.5], dtype=torch.float64)
+            expected = expected_with(model, weights)
+            for x, y in batch.microbatches(8):
+                if k == 2:
+                    run.accumulate(lambda m, x, y, w: weighted(m, x, y, w[0]), x, y, weights.expand(len(x), 2))
+                else:
+                    run.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), x, y, public=[weights])
+            run.optimizer.step()
+            for name, p in model.named_parameters():
+                torch.testing.assert_close(p.grad, expected[name], rtol=1e-6, atol=1e-8)
+
+
+class Rotary(nn.Module):
+    """Makes its table when it is first needed, and another one where more places are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2).double()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(3).cos()
+        return self.layer(x * self.table.to(x))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_a_table_that_a_module_makes_inside_is_kept(one_by_one: bool) -> None:
+    model = Rotary()
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(m(x), y) * (1.0 if not one_by_one or x.sum() > 0 else 2.0)
+
+    with run_of(model) as run:
+        for x, y in steps(run):
+            run.accumulate(loss, x, y)
+    assert run.steps_taken == 3
+
+
+def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:
+    clip = PerExampleClip(net(), 0.5)
+    for k in range(2):
+        weights = torch.bincount(Y, minlength=2).double()
+        if k == 0:
+            clip.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), X, Y)
+        else:
+            with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+                clip.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), X, Y)
+
+
+def test_a_teacher_from_before_the_run_may_train_or_not() -> None:
+    """Frozen or not; nothing is added to its gradients."""
+    teacher, model = net(), net()
+    with torch.no_grad():
+        teacher.weight.mul_(2)
+    distil = lambda m, x, y: (m(x) - teacher(x).detach()).square().sum()  # noqa: E731
+    for frozen in (False, True):
+        teacher.requires_grad_(not frozen)
+        truth = example_gradients(model, distil, (X, Y)).clipped(0.5).vector
+        clip = PerExampleClip(model, 0.5)
+        clip.accumulate(distil, X, Y)
+        [total] = clip.pop_sums()
+        torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth)
+    assert all(p.grad is None for p in teacher.parameters())

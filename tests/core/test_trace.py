@@ -1,0 +1,79 @@
+"""What is recorded of a loss: uses in order, derived weights, constants, and weights on a way that was not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack as modes
+
+from model_cases import Forward, mlp, parameter, squares
+from noisette.core.backward import search
+from noisette.core.loss import Microbatch, OutsideTensors, current_level
+from noisette.core.state import ModelBuffers
+from noisette.core.trace import RecordedLosses, record_losses
+from noisette.errors import PrivacyError
+
+X = torch.randn(3, 6)
+
+
+def recorded(model: nn.Module, loss: Callable[..., Tensor] = squares, x: Tensor = X) -> RecordedLosses:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return record_losses(loss, model, Microbatch((x,), {}), trained, ModelBuffers(model), OutsideTensors(), ())
+
+
+def operations(found: RecordedLosses) -> list[str]:
+    return [use.operation.__name__.strip("_") for use in found.recording.uses]
+
+
+def test_uses_are_in_order_with_their_weights_and_all_examples() -> None:
+    model = mlp()
+    found = recorded(model)
+    assert operations(found) == ["linear"] * 3
+    first = found.recording.uses[0]
+    assert [id(weight) for weight in first.weights] == [id(model[0].weight), id(model[0].bias)]
+    assert [use.shape[0] for use in found.recording.uses] == [3] * 3
+    torch.testing.assert_close(found.losses, squares(model, X))
+
+
+def test_frozen_parameters_are_constants() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    assert len(recorded(model).recording.uses) == 2
+
+
+def test_derived_weights_and_constants() -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        positions = torch.arange(6) * 2
+        return x * (m.w * m.mask)[1] + m.table[positions]
+
+    model = Forward(forward, w=parameter(2, 6), mask=torch.ones(2, 6), table=parameter(12))
+    found = recorded(model)
+    assert [weight.parents for weight in found.recording.derived.values()] == [(model.w,), (model.w,), (model.table,)]
+    assert {id(w) for use in found.recording.uses for w in use.weights} <= found.recording.derived.keys()
+
+
+def test_a_weight_that_autograd_alone_has_seen_is_uncovered() -> None:
+    def hidden(m: Forward, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return m.a(x)
+
+    model = Forward(lambda m, x: m.b(hidden(m, x)), a=nn.Linear(6, 6), b=nn.Linear(6, 2))
+    found = recorded(model)
+    assert search(found.losses, found.recording.uses, dict(model.named_parameters())).uncovered == (
+        "a.bias",
+        "a.weight",
+    )
+
+
+def test_an_error_inside_leaves_no_recording() -> None:
+    model = mlp()
+    with pytest.raises(RuntimeError):
+        recorded(model, x=torch.randn(3, 5))
+    with pytest.raises(PrivacyError, match="tensor with one value"):
+        recorded(model, lambda model, x: model(x))
+    assert modes() == []
+    assert current_level() is None
+    assert operations(recorded(model)) == ["linear"] * 3
