@@ -86,8 +86,8 @@ def noised_gradients(
 ) -> Iterator[None]:
     """Write the noised gradient of the cross-entropy of one Poisson batch to ``.grad`` at every iteration.
 
-    The whole batch goes through the model in one call, and each example's loss is differentiated through everything
-    that the examples share. One step costs as many backward passes of a batch as it has examples.
+    The whole batch goes through the model in one call, and each loss is differentiated through everything that
+    the examples share. One step costs as many backward passes of a batch as it has examples.
 
     Args:
         model: whose parameters are all trained.

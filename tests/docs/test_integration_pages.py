@@ -84,4 +84,6 @@ def test_ported_tutorials(
         pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
-    assert re.search(r"epoch 1: .*epsilon 7\.\d\d$", capsys.readouterr().out.strip())
+    said = re.search(r"epoch 1: .*epsilon (\d\.\d\d)$", capsys.readouterr().out.strip())
+    assert said
+    assert 7 < float(said[1]) <= 8

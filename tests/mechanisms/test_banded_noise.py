@@ -15,6 +15,8 @@ from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import SLACK, banded_coefficients, mean_squared_error, square_root_of_sums
 from noisette.mechanisms.banded_noise import BandedNoise
+from noisette.mechanisms.joint_sums import JointSums
+from noisette.ranks import Alone
 
 KEY = SecretKey(bytes(range(32)))
 COEFFICIENTS = banded_coefficients(4, 20)
@@ -117,13 +119,14 @@ def test_coefficients_that_are_refused(coefficients: tuple[float, ...]) -> None:
         BandedNoise(GaussianNoise(KEY), coefficients)
     if coefficients != (1.0,):
         with pytest.raises(ValueError, match="of norm 1 at most"):
-            GaussianRelease(KEY, 1.0, 1.0, correlation=coefficients)
+            JointSums(GaussianNoise(KEY), Alone(), coefficients)
 
 
 @pytest.mark.parametrize("correlation", [(1.0,), COEFFICIENTS], ids=["one band", "four bands"])
 def test_a_release_has_banded_noise_and_one_band_is_independent_noise(correlation: tuple[float, ...]) -> None:
     steps, rows = 6, []
-    release = GaussianRelease(KEY, 1.5, 8.0, correlation=correlation)
+    noise = GaussianNoise(KEY) if correlation == (1.0,) else BandedNoise(GaussianNoise(KEY), correlation)
+    release = GaussianRelease(KEY, 1.5, 8.0, JointSums(noise, Alone(), correlation))
     for step in range(steps):
         p = torch.zeros(301, dtype=torch.float64)
         release([BoundedSum((p,), (torch.full_like(p, 16.0),), bound=2.0)], {id(p): "bias"}, step=step)

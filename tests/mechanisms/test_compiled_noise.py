@@ -101,5 +101,5 @@ def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pyte
                 optimizer.step()
                 optimizer.zero_grad()
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert used == [False] * 4 + [True] * 4
+    assert used == [True] * 4, "an eager run does not ask for quicker noise"
     torch.testing.assert_close(*weights, rtol=0, atol=1e-5)

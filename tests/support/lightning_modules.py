@@ -35,7 +35,6 @@ class Classifier(lightning.LightningModule):
         self.save_hyperparameters()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        self.kept: list[Tensor] = []
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +45,6 @@ class Classifier(lightning.LightningModule):
         loss = F.cross_entropy(self(x), y)
         self.log("train_loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         self.log_dict({"train_accuracy": (self(x).argmax(1) == y).float().mean()})
-        self.kept.append(loss)
         return {"loss": loss, "outputs": x}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
