@@ -23,6 +23,7 @@ X = torch.randn(40, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().ma
 Y = torch.arange(40) % 3
 DECLARED: dict[str, Any] = {"sampling_rate": 0.5, "noise_multiplier": 0.8}
 ROUNDING = 1 + 2**-13  # by which noise is larger
+BOUND = 5.0  # between the norms of the examples
 
 
 def coupled() -> nn.Module:
@@ -44,19 +45,19 @@ def clipped_sum_through_the_batch(model: nn.Module, x: Tensor, y: Tensor) -> lis
         gradients = torch.autograd.grad(losses(model, x, y)[i], list(model.parameters()))
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         for kept, g in zip(total, gradients, strict=True):
-            kept += g * min(1.0, 0.3 / norm)
+            kept += g * min(1.0, BOUND / norm)
     return total
 
 
 def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_statistics() -> None:
     model = coupled()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    released = noised_gradients(model, X, Y, max_grad_norm=0.3, lot=20, key=SecretKey(SECRET), **DECLARED)
+    released = noised_gradients(model, X, Y, max_grad_norm=BOUND, lot=20, key=SecretKey(SECRET), **DECLARED)
     for step in range(3):
         drawn = PoissonSampler(size=40, sampling_rate=0.5, key=SecretKey(SECRET)).indices(step=step)
         truth = clipped_sum_through_the_batch(model, X[drawn], Y[drawn])
         noise = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.8 * 0.3 / 20 * ROUNDING)
+        GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.8 * BOUND / 20 * ROUNDING)
         next(released)
         for p, expected, z in zip(model.parameters(), truth, noise.values(), strict=True):
             torch.testing.assert_close(p.grad, expected / 20 + z, rtol=1e-5, atol=1e-9)
