@@ -383,7 +383,7 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
 
     A parameter that was frozen during the run gets none, so that no optimizer moves it.
     """
-    if not p.requires_grad:
+    if isinstance(p, nn.Parameter) and not p.requires_grad:
         return None
     hooks: Mapping[int, Any] = p._backward_hooks or {}
     for hook in list(hooks.values()):
