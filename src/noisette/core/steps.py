@@ -339,7 +339,7 @@ class DpSgd:
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
-        if batch is None and self._depth:
+        if batch is None and self._depth and self._release.is_in_place(self.bound.parameters.values()):
             self._depth += 1  # the step of a base class; the release was made by then
             return
         if batch is None:
