@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.clipping import engines
+from noisette.core import clip
 from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.rules import recomputed_blocks, rule_check
 from noisette.rules.recomputed_blocks import Surroundings
@@ -41,6 +42,7 @@ def keeps_every_activation(patch: pytest.MonkeyPatch) -> None:
     alive: list[Any] = []
     whole = per_example_gradients
     patch.setattr(engines, "per_example_gradients", kept)
+    patch.setattr(clip, "per_example_gradients", kept)
 
 
 def checks_nothing(patch: pytest.MonkeyPatch) -> None:

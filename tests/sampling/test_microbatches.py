@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -91,16 +92,16 @@ class Training:
         self.model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
         self.clip = PerExampleClip(self.model, self.bound, capture="eager")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.run: PrivateRun = privatize(
-            self.clip,
-            self.optimizer,
-            (X.double(), Y, torch.arange(SIZE)),
-            expected_batch_size=SIZE,
-            sampling_rate=1.0,
-            steps=3,
-            noise_multiplier=1.0,
-        )
-        self.run._measured = MeasuredSize(self.room)
+        with mock.patch("noisette.run.private.memory_of", return_value=self.room):
+            self.run: PrivateRun = privatize(
+                self.clip,
+                self.optimizer,
+                (X.double(), Y, torch.arange(SIZE)),
+                expected_batch_size=SIZE,
+                sampling_rate=1.0,
+                steps=3,
+                noise_multiplier=1.0,
+            )
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
 
     def _watched_take(self) -> Any:

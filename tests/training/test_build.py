@@ -296,7 +296,7 @@ def test_adaptive_clipping_states_its_count_and_the_noise_on_both_sums() -> None
     text = " ".join(as_text(statement(facts), title="").split())
     for told in (
         "at most C; C is 0.25 in the first step",
-        f"and is {facts.max_grad_norm:g} after the last step, so one record moves the sum of a batch by at most C.",
+        f"and is {facts.max_grad_norm:g} after the last step, so one record moves the sum of a batch by at most C, ",
         "releases 2 sums together: the gradient, which one record moves by at most C, with noise of standard "
         f"deviation {2 / 0.99**0.5:.6g} times C; the clipping count, which one record moves by at most 0.5, with noise "
         f"of standard deviation {2 / 0.01**0.5:.6g} times 0.5.",

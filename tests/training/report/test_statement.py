@@ -22,7 +22,7 @@ def words(facts: Facts) -> str:
         "by noisette 0.1.0, rounded upwards",
         "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
         "computed by the engine book-keeping (one backward pass)",
-        "As slack for rounding",
+        "for rounding, the noise is that of a sensitivity larger by one part in 8,192",
         "standard deviation 3.2 times 1.5",
         "an attacker who sees every step and knows or has forged all other records",
         "Contract: the loss is a function of one example",
