@@ -172,7 +172,8 @@ class PerExampleClip:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
                 axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
             batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
+                that were released.
             keywords: more arguments of the loss, like ``batch``.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, each example's gradient is computed from that example,

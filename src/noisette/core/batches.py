@@ -361,6 +361,6 @@ class Batch:
         if self.bounded != expected:
             raise PrivacyError(
                 f"{self.bounded} examples of this batch went through run.accumulate() where {expected} should have: "
-                "each belongs to its step once. Call it once for each microbatch, and microbatches() once for each "
-                "batch"
+                "each belongs to its step once. Call it once for each microbatch, in place of loss.backward(), and "
+                "microbatches() once for each batch"
             )

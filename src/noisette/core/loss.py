@@ -92,7 +92,8 @@ class Microbatch:
         if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
             raise PrivacyError(
                 f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass "
-                "constants in the loss itself"
+                "a constant number as a number of Python, and declare a constant tensor: "
+                "accumulate(..., public=[tensor])"
             )
         return shapes[0][0]
 
@@ -169,8 +170,8 @@ class _Unreadable:
 
 
 _DECLARE_PUBLIC = (
-    "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
-    "accumulate(..., public=[tensor])"
+    "If it is computed from records, pass it as an argument with one row per example. If it is not, or from released "
+    "weights alone as those of a teacher are, declare it: accumulate(..., public=[tensor])"
 )
 
 
@@ -357,8 +358,9 @@ _WRITES = (
     "examples, and other tensors can be made from the input, as x.new_zeros(...)"
 )
 _STATISTICS = (
-    "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
-    "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+    "would update running statistics from examples, which are saved without noise; put these modules into eval mode, "
+    "convert batch norm with noisette.nn.convert_batch_norm(model, to=torch.nn.GroupNorm), or build instance norm with "
+    "track_running_stats=False"
 )
 CALLS_FUNCTIONS = "higher order operator"  # in messages of torch's own too
 _CONTROL_FLOW = (

@@ -104,7 +104,8 @@ class GradientBound(Stateful, Protocol):
         Args:
             loss: the loss of one example.
             microbatch: its arguments for all examples.
-            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
+                that were released.
 
         An error does not change the pending sums.
         """
@@ -356,7 +357,7 @@ class GaussianRelease:
         return stds
 
     def is_in_place(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether each ``.grad`` is as the last release left it; a backward pass would have added to it, or made one."""
+        """Whether each ``.grad`` is as the last release left it; a backward pass would have written to it."""
         for p in parameters:
             written, version = self._written.get(id(p), (None, 0))
             if p.grad is not None and (p.grad is not written or p.grad._version != version):

@@ -236,7 +236,7 @@ class DpSgd:
                 f"{first_few(buffers)}: written between the first record of the batch and its release, so that values "
                 "of records would be in the published buffer; it was put back, and the loss has computed without the "
                 "write. Write a buffer before batch.microbatches() or after optimizer.step(); for a forward pass that "
-                "is only logged, call model.eval() first"
+                "is only logged, call model.eval() first, or a copy of the model where it writes even then"
             )
 
     def _versions(self) -> list[int]:
@@ -279,7 +279,8 @@ class DpSgd:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
                 axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
             batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
+                that were released.
             keywords: more arguments of the loss, like ``batch``.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
@@ -316,6 +317,11 @@ class DpSgd:
             PrivacyError: there is no microbatch, or it has another number of examples.
         """
         batch = self._batch
+        if batch is not None and batch.current is None and batch.bounded:
+            raise PrivacyError(
+                "the gradients of these examples were added already: add the losses up in one function and call "
+                "accumulate once for each microbatch"
+            )
         if batch is None or batch.current is None:
             raise PrivacyError(
                 "accumulate needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "

@@ -199,7 +199,8 @@ class LipschitzBound:
                 axis of length 1; returns a tensor with one value, computed from the scores of its last call of the
                 model. See :class:`noisette.Loss`.
             batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
+                that were released.
             keywords: more arguments of the loss, like ``batch``.
 
         Raises:

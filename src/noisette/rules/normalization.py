@@ -79,13 +79,13 @@ def _check_instance_norm(arguments: Mapping[str, Any]) -> None:
     if arguments.get("use_input_stats", True) and arguments.get("running_mean") is not None:
         raise ValueError(
             "running statistics are computed from private data, without noise; "
-            "set track_running_stats=False, or call .eval() on the module"
+            "build the module with track_running_stats=False, or call .eval() on it"
         )
 
 
 def _check_batch_norm(arguments: Mapping[str, Any]) -> None:
     if arguments.get("training", False):
-        raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
+        raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on it")
 
 
 _register(F.layer_norm, unbroadcast, F.layer_norm)

@@ -24,11 +24,17 @@ def _mixing(module: nn.Module) -> str:
     """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
-            "mixes examples: put PublicBatchNorm or GroupNorm in its place (noisette.nn.convert_batch_norm), or call "
-            ".eval() on it"
+            "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
+            "to=torch.nn.GroupNorm) does, or call .eval() on it"
         )
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
-        return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
+    if (
+        isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        and module.training
+        and module.running_mean is not None
+    ):
+        return (
+            "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
+        )
     return getattr(module, "mixes_examples", "")
 
 

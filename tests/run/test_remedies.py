@@ -1,0 +1,131 @@
+"""What a message of a run says to do is done, and the run goes on."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette.nn import convert_batch_norm
+
+X, Y = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
+
+
+def run_of(model: nn.Module) -> PrivateRun:
+    return privatize(
+        PerExampleClip(model, 1.0),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        (X, Y),
+        expected_batch_size=10,
+        sampling_rate=0.25,
+        steps=3,
+        noise_multiplier=1.0,
+    )
+
+
+def network(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Flatten(), nn.Linear(128, 3))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def train(model: nn.Module) -> None:
+    with run_of(model) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(8):
+                run.accumulate(loss, x, y)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+
+
+def test_batch_norm_is_converted_as_the_message_says() -> None:
+    model = network(nn.BatchNorm2d(8))
+    with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):
+        run_of(model)
+    train(convert_batch_norm(model, to=torch.nn.GroupNorm))
+
+
+def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None:
+    model = network(nn.InstanceNorm2d(8, affine=True, track_running_stats=True))
+    with pytest.raises(PrivacyError, match="build it with track_running_stats=False"):
+        run_of(model)
+    model[1].track_running_stats = False  # torch would still write the statistics that exist
+    with pytest.raises(PrivacyError, match="build it with track_running_stats=False"):
+        run_of(model)
+    train(network(nn.InstanceNorm2d(8, affine=True, track_running_stats=False)))
+    train(network(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)).eval())
+
+
+def test_a_teacher_that_follows_the_weights_is_declared() -> None:
+    model = network(nn.GroupNorm(2, 8))
+    teacher = copy.deepcopy(model).eval()
+
+    def distilled(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            aim = teacher(x)
+        return loss(model, x, y) + F.mse_loss(model(x), aim)
+
+    def step(run: PrivateRun, public: tuple[Tensor, ...]) -> None:
+        for batch in run.batches():
+            for x, y in batch.microbatches(8):
+                run.accumulate(distilled, x, y, public=public)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            with torch.no_grad():
+                for mean, weight in zip(teacher.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(weight, 0.1)
+
+    with run_of(model) as run, pytest.raises(PrivacyError, match="as those of a teacher are, declare it"):
+        step(run, ())
+    model.zero_grad()
+    with run_of(model) as run:
+        step(run, tuple(teacher.parameters()))
+
+
+def test_a_forward_pass_for_a_log_is_of_a_copy_where_the_model_writes_even_in_evaluation() -> None:
+    class Counting(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network(nn.Identity())
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return self.body(x)
+
+    def logged(model: nn.Module, of_a_copy: bool) -> None:
+        with run_of(model) as run:
+            for batch in run.batches():
+                for x, y in batch.microbatches(8):
+                    (copy.deepcopy(model) if of_a_copy else model).eval()(x)
+                    run.accumulate(loss, x, y)
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+
+    with pytest.raises(PrivacyError, match="or a copy of the model where it writes even then"):
+        logged(Counting(), of_a_copy=False)
+    logged(Counting(), of_a_copy=True)
+
+
+def test_a_plain_backward_pass_is_replaced_by_accumulate() -> None:
+    model = network(nn.Identity())
+
+    def plain() -> None:
+        with run_of(model) as run:
+            for batch in run.batches():
+                for x, y in batch.microbatches(64):
+                    loss(model, x, y).backward()
+                run.optimizer.step()
+
+    with pytest.raises(PrivacyError, match=r"in place of loss.backward\(\)"):
+        plain()
+    model.zero_grad()
+    train(model)
