@@ -158,7 +158,7 @@ def saved_noise(patch: pytest.MonkeyPatch) -> None:
     whole = PrivateRun.save
 
     def save(self: PrivateRun, folder: Any, extras: Any = None) -> None:
-        noise: Any = self._release._joint._noise
+        noise: Any = self._release._noise._noise
         kept = {str(k): list(earlier.noises) for k, earlier in enumerate(noise._earlier.values())}
         whole(self, folder, {**(extras or {}), "noises": kept})
 

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from noisette.clipping import recorded_rows
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core import steps
 from noisette.core.batches import Batch
 from noisette.core.state import ModelBuffers
 from noisette.core.steps import DpSgd
@@ -71,6 +72,7 @@ def a_step_that_never_ends(patch: pytest.MonkeyPatch) -> None:
         self._depth = 1
 
     patch.setattr(DpSgd, "_after_step", after_step)
+    patch.setattr(steps, "_is_within_a_step", lambda: True)
 
 
 def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "writes into parameters are not noticed",
         "weights move by values of records, past the noise",
-        lambda patch: patch.setattr(DpSgd, "_versions", lambda self: [0] * len(self.bound.parameters)),
+        lambda patch: patch.setattr(DpSgd, "_versions", lambda self: [0] * len(self._weights)),
         (f"{_STATE}::test_a_parameter_that_is_written_within_a_batch_ends_the_run",),
     ),
     Mutant(

@@ -167,7 +167,7 @@ def test_parameters_that_no_loss_reaches_are_named(doctor) -> None:
 def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
     shown = doctor("batch_norm", "--data", "digits")
     assert shown.exit_code == 1
-    assert "2  BatchNorm1d mixes examples: put PublicBatchNorm or GroupNorm in its place" in shown.output
+    assert "2  BatchNorm1d mixes examples: put GroupNorm or PublicBatchNorm in its place" in shown.output
     assert "or call .eval() on it" in shown.output
     for cured in ("batch_norm_asleep", "batch_norm_replaced"):
         assert doctor(cured, "--data", "digits").exit_code == 0

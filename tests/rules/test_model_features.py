@@ -18,7 +18,7 @@ from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled
 from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
-from noisette.core.trace import Microbatch, vectorized_losses
+from noisette.core.release import ROUNDING
 from oracle import clipped_sum
 
 WITH_RULES = [BookKeeping(), ReweightGP()]
@@ -247,7 +247,8 @@ def test_draws_of_the_forward_pass_are_those_of_the_sum(make: Callable[[], nn.Mo
     model, x = make().double().train(), torch.randn(7, 6, dtype=torch.float64)
     for bound in (1e-3, 1.0, 1e3):
         torch.manual_seed(5)
-        truth = clipped_on_one_graph(model, vectorized_losses(squares, model, Microbatch((x,), {})), bound)
+        losses = torch.func.vmap(lambda one: squares(model, one[None]).sum(), randomness="different")(x)
+        truth = clipped_on_one_graph(model, losses, bound)
         torch.manual_seed(5)
         sums = measured(model, squares, (x,), bound, engine)[1]
         found = torch.cat([g.flatten() for g in sums.values()])
@@ -260,7 +261,7 @@ def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[]
     model = make().train()
     for _ in range(10):
         sums = measured(model, squares, (10 * torch.randn(1, 6),), 0.01, engine)[1]
-        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01
+        assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01 * (1 + ROUNDING)
 
 
 # Activations that are computed again
@@ -311,7 +312,7 @@ def test_autocast_is_close_to_single_precision_and_never_above_the_bound(engine,
     assert all(p.dtype is torch.float32 for p in model.parameters())
     for i in range(5):
         _, alone = measured(model, autocast, (x[i : i + 1], y[i : i + 1]), bound, engine)
-        assert float(torch.cat([g.flatten() for g in alone.values()]).norm()) <= bound
+        assert float(torch.cat([g.flatten() for g in alone.values()]).norm()) <= bound * (1 + ROUNDING)
 
 
 # Compiled models

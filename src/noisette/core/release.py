@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -104,8 +104,7 @@ class GradientBound(Stateful, Protocol):
         Args:
             loss: the loss of one example.
             microbatch: its arguments for all examples.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
+            public: other tensors that the loss uses, computed from no record but through released weights.
 
         An error does not change the pending sums.
         """
@@ -297,8 +296,7 @@ class GaussianRelease:
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
         self._noise: NoisySums = OwnNoise(GaussianNoise(key)) if noise is None else noise
-        # What the last release left in ``.grad`` and its version counter, by id of the parameter.
-        self._written: dict[int, tuple[Tensor | None, int]] = {}
+        self._written: dict[int, Tensor | None] = {}  # what the last release left in ``.grad``, by id of the parameter
         # The deviation of the noise on each element of what the last release wrote, by id of its tensor.
         self.deviations: dict[int, float] = {}
 
@@ -338,7 +336,7 @@ class GaussianRelease:
                     gradient = _seen_by_hooks(p, gradient)
                 p.grad = gradient
                 _call_hooks_after(p)
-                self._written[id(p)] = p.grad, 0 if p.grad is None else p.grad._version
+                self._written[id(p)] = p.grad
 
     def _deviations_of(self, sums: Sequence[BoundedSum]) -> list[float]:
         """The standard deviation of the noise on each sum, after the division by the expected batch size."""
@@ -356,14 +354,6 @@ class GaussianRelease:
             stds.append(std / self.expected_batch_size)
         return stds
 
-    def is_in_place(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether each ``.grad`` is as the last release left it; a backward pass would have written to it."""
-        for p in parameters:
-            written, version = self._written.get(id(p), (None, 0))
-            if p.grad is not None and (p.grad is not written or p.grad._version != version):
-                return False
-        return True
-
     def check_no_others(self, parameters: Mapping[str, Tensor]) -> None:
         """Check that ``.grad`` holds what the last release wrote, zeros, or nothing.
 
@@ -373,7 +363,7 @@ class GaussianRelease:
         others = sorted(
             name
             for name, p in parameters.items()
-            if p.grad is not None and p.grad is not self._written.get(id(p), (None, 0))[0] and not _is_zero(p.grad)
+            if p.grad is not None and p.grad is not self._written.get(id(p)) and not _is_zero(p.grad)
         )
         if others:
             raise PrivacyError(

@@ -12,6 +12,7 @@ records are drawn, and its release before its noise is.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -77,6 +78,14 @@ class _Opened(NamedTuple):
     versions: list[int]  # of the parameters
     random: RandomStates
     let_go_of_noise: Callable[[], None] | None
+
+
+_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # of torch's function around each step
+
+
+def _is_within_a_step() -> bool:
+    """Whether another step has called this one, by ``super().step()``; after an error ``_depth`` would not tell."""
+    return sum(frame.f_code is _STEP for frame, _ in traceback.walk_stack(None)) > 1
 
 
 class DpSgd:
@@ -279,8 +288,7 @@ class DpSgd:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
                 axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
             batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
+            public: other tensors that the loss uses, computed from no record but through released weights.
             keywords: more arguments of the loss, like ``batch``.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
@@ -345,7 +353,7 @@ class DpSgd:
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
-        if batch is None and self._depth and self._release.is_in_place(self.bound.parameters.values()):
+        if batch is None and self._depth and _is_within_a_step():
             self._depth += 1  # the step of a base class; the release was made by then
             return
         if batch is None:
