@@ -407,10 +407,7 @@ class DpSgd:
             self._detach()
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
-        """A hook before the step of any optimizer: no other one may move the parameters of this run.
-
-        One that the run's own optimizer calls within its step finds released gradients.
-        """
+        """A hook: no optimizer may move the parameters of this run but its own, and those it calls within its step."""
         if optimizer is self.optimizer or self._depth or not (shared := held_by(optimizer) & self._names.keys()):
             return
         raise PrivacyError(
