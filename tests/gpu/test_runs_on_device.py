@@ -144,7 +144,7 @@ def test_where_memory_runs_out_the_same_examples_come_again_in_halves(device: to
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
     with run_of(clip, optimizer, (x, y), steps=1) as run:
         for batch in run.batches():
-            run._measured.now = RECORDS
+            batch.measured.now = RECORDS
             with little_memory(device, 96):
                 for x_part, y_part in batch.microbatches("auto"):
                     seen.append(len(x_part))

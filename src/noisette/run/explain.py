@@ -159,12 +159,13 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
     """Compute one microbatch, and see its uses of parameters, or why each example needs a call of its own."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
+    handled = sys.exception()  # by the caller; Python makes it the context of what is raised here
     with warnings.catch_warnings():
         warnings.simplefilter("error", OneByOneWarning)
         try:
             clip.accumulate(loss, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return _Seen(problem=str(warning), line=_line_of(warning))
+            return _Seen(problem=str(warning), line=_line_of(warning, handled))
         finally:
             clip.close()
     return _Seen(tuple(engine.uses))
@@ -174,9 +175,9 @@ _OWN = Path(noisette.__file__).parent
 _LIBRARIES = (str(Path(torch.__file__).parent), *[str(_OWN / folder) for folder in ("core", "clipping", "run")])
 
 
-def _line_of(error: BaseException) -> str:
+def _line_of(error: BaseException, handled: BaseException | None) -> str:
     """The innermost line of the user's own code in which an error began; empty where it began in none."""
-    while cause := error.__cause__ or error.__context__:
+    while (cause := error.__cause__ or error.__context__) and cause is not handled:
         error = cause
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
