@@ -82,11 +82,11 @@ def trainer(folder: Path, **changed: Any) -> Any:
 
 
 def loader(dataset: Any = None, batch_size: int = 2) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*rows()) if dataset is None else dataset, batch_size, shuffle=True)
+    return DataLoader(TensorDataset(*rows()) if dataset is None else dataset, batch_size=batch_size, shuffle=True)
 
 
 def held_out() -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*rows(shift=0.1)), 2)
+    return DataLoader(TensorDataset(*rows(shift=0.1)), batch_size=2)
 
 
 def released(folder: Path) -> int:
