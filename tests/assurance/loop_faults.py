@@ -54,25 +54,12 @@ def last_of_a_bucket_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def released_for_each_class(patch: pytest.MonkeyPatch) -> None:
-    whole = DpSgd._before_step
-
-    def before_step(self: DpSgd, *args: Any) -> None:
-        self._depth = 0
-        whole(self, *args)
-
-    patch.setattr(DpSgd, "_before_step", before_step)
+    patch.setattr(steps, "_steps_under_way", lambda optimizer: 1)
 
 
 def a_step_that_never_ends(patch: pytest.MonkeyPatch) -> None:
-    """After a first release every step counts as one within it."""
-    whole = DpSgd._after_step
-
-    def after_step(self: DpSgd) -> None:
-        whole(self)
-        self._depth = 1
-
-    patch.setattr(DpSgd, "_after_step", after_step)
-    patch.setattr(steps, "_is_within_a_step", lambda: True)
+    """Every step counts as one within another."""
+    patch.setattr(steps, "_steps_under_way", lambda optimizer: 2)
 
 
 def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import noisette
+from noisette.clipping.per_example import PerExampleClip
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.core.steps import DpSgd
 from noisette.errors import PrivacyError
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -93,23 +93,22 @@ def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [sgd, adam, derived])
 def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    whole, after = GaussianNoise.add_, DpSgd._after_step
+    whole, after = GaussianNoise.add_, PerExampleClip.after_step
 
     def add(source: GaussianNoise, *args, step: int, **numbers) -> None:
         drawn.append(step)
         whole(source, *args, step=step, **numbers)
 
-    def counted_end(run: DpSgd) -> None:
-        was_stepping = bool(run._depth)
-        after(run)
-        ended.append(was_stepping and not run._depth)
+    def counted_end(clip: PerExampleClip) -> None:
+        ended.append(clip)
+        after(clip)
 
     monkeypatch.setattr(GaussianNoise, "add_", add)
-    monkeypatch.setattr(DpSgd, "_after_step", counted_end)
+    monkeypatch.setattr(PerExampleClip, "after_step", counted_end)
     weights, gradients = [], []
     for is_compiled in (False, True):
         drawn.clear()
-        ended: list[bool] = []
+        ended: list[PerExampleClip] = []
         model = net()
         optimizer = make(model)
         step: Callable[[], object] = compiled(optimizer.step) if is_compiled and "before" in when else optimizer.step
@@ -119,9 +118,9 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
             if is_compiled and "before" not in when:
                 step = compiled(optimizer.step)
             gradients.append(take_steps(run, step))
+            assert len(ended) == 1 + 4, "the bound adapts before the first batch and once for each step"
         assert run.steps_taken == 4
         assert drawn == [0, 1, 2, 3]
-        assert sum(ended) == 4
         weights.append([p.detach() for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

@@ -83,9 +83,10 @@ class _Opened(NamedTuple):
 _STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # of torch's function around each step
 
 
-def _is_within_a_step() -> bool:
-    """Whether another step has called this one, by ``super().step()``; after an error ``_depth`` would not tell."""
-    return sum(frame.f_code is _STEP for frame, _ in traceback.walk_stack(None)) > 1
+def _steps_under_way(optimizer: Optimizer) -> int:
+    """The number of this optimizer's steps that have led to this call: a class may call the step of its base."""
+    callers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is _STEP)
+    return sum(frame.f_locals["args"][0] is optimizer for frame in callers)
 
 
 class DpSgd:
@@ -123,7 +124,6 @@ class DpSgd:
         self._opened: _Opened | None = None  # since the first records of this batch were read
         self._seed = 0  # of torch's generators within the batch
         self._written: list[str] = []  # parameters that somebody wrote within a batch: no step may follow
-        self._depth = 0  # of the calls of optimizer.step that are under way: a class may call that of its base
         self._detach = weakref.finalize(self, _remove, _hooks(self))
         self._detach.atexit = False
         _RUNS[optimizer] = weakref.ref(self)
@@ -214,7 +214,6 @@ class DpSgd:
         """
         if self._opened is not None:
             return
-        self._depth = 0  # also where an error ended the last step
         if self._written:
             raise _parameters_written(self._written)
         # First: it is drawn into buffers.
@@ -353,9 +352,8 @@ class DpSgd:
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
-        if batch is None and self._depth and _is_within_a_step():
-            self._depth += 1  # the step of a base class; the release was made by then
-            return
+        if batch is None and _steps_under_way(optimizer) > 1:
+            return  # the step of a base class; the release was made by then
         if batch is None:
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
@@ -379,7 +377,6 @@ class DpSgd:
             raise
         if isinstance(self.optimizer, TakesDeviations):
             self.optimizer.take_deviations(self._release.deviations)
-        self._depth = 1
 
     def _check_held(self, optimizer: Optimizer) -> None:
         """Check that the optimizer still has the parameters of the bound, and no other trainable ones."""
@@ -399,8 +396,7 @@ class DpSgd:
 
     def _after_step(self) -> None:
         """A hook after ``optimizer.step()``, and after that of a base class within it."""
-        self._depth = max(0, self._depth - 1)
-        if self._depth:
+        if _steps_under_way(self.optimizer) > 1:
             return
         self.bound.after_step()
         if not self.steps_left:
@@ -408,7 +404,8 @@ class DpSgd:
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
         """A hook: no optimizer may move the parameters of this run but its own, and those it calls within its step."""
-        if optimizer is self.optimizer or self._depth or not (shared := held_by(optimizer) & self._names.keys()):
+        shared = held_by(optimizer) & self._names.keys()
+        if optimizer is self.optimizer or not shared or _steps_under_way(self.optimizer):
             return
         raise PrivacyError(
             f"a second optimizer ({type(optimizer).__name__}) steps {first_few(sorted(self._names[i] for i in shared))}"
