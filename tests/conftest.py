@@ -14,8 +14,8 @@ from noisette.core.state import seed_torch
 
 MARKERS = {
     "unit": (
-        *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
-        *("_internal", "capture", "core", "rules", "validation", "redteam", "test_architecture.py"),
+        *("clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
+        *("_internal", "capture", "core", "rules", "test_architecture.py"),
     ),
     "run": (
         *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),

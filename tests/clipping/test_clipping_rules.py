@@ -268,15 +268,6 @@ def test_factor_cannot_reach_into_the_norms() -> None:
     clip.close()
 
 
-ACCEPTED = [
-    FlatClipping(1.0),
-    PerLayerClipping(1e-3),
-    GroupwiseClipping({"0": 1e3, "2": 1e-3, "4": 1.0}),
-    AutomaticClipping(1.0),
-    *(RULES[n][0] for n in RULES if "own" in n),
-]
-
-
 def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
     """Released, per layer, is noise of z C: every layer's C / sqrt(K) times sqrt(K)."""
     model = Forward(lambda m, x: m.a(x) + m.b(x), a=nn.Linear(100, 100), b=nn.Linear(100, 100, bias=False))

@@ -128,7 +128,7 @@ def test_nothing_is_attached_to_the_model() -> None:
 def test_refused_batch_leaves_nothing_pending() -> None:
     model, x = mlp(), torch.randn(3, 6)
     clip = PerExampleClip(model, 1.0)
-    with pytest.raises(PrivacyError):
+    with pytest.raises(PrivacyError, match="tensor with one value"):
         clip.accumulate(lambda model, x: model(x), x)
     clip.accumulate(squares, x)
     [total] = clip.pop_sums()

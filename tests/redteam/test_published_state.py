@@ -192,6 +192,7 @@ def test_a_run_that_is_closed_within_a_batch_leaves_nothing() -> None:
     [x, _] = next(next(run.batches()).microbatches(3))
     for name in ("mean", "cache", "late"):
         WRITTEN[name](model, x)
+    assert differences(before, published(model)) != []
     run.close()
     assert differences(before, published(model)) == []
 
@@ -213,8 +214,10 @@ class Renormalised(nn.Module):
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 def test_embeddings_that_are_renormalised_are_refused(trained: bool) -> None:
     model = Renormalised(trained=trained)
-    with pytest.raises(PrivacyError):
+    before = published(copy.deepcopy(model))
+    with pytest.raises(PrivacyError, match=r"max_norm rescales.*leave max_norm out"):
         train(model)
+    assert differences(before, published(model)) == []
 
 
 def test_public_statistics_follow_the_weights_and_their_own_weights_are_watched() -> None:

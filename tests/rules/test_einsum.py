@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.forms import Examples, find_rule, named_arguments, rewrites
+from noisette.core.forms import REWRITES, Examples, find_rule, named_arguments
 from rule_oracle import by_autograd, check_form, double
 
 B = 4
@@ -42,7 +42,7 @@ def test_operands_of_einsum(args: tuple, names: tuple[str | None, ...]) -> None:
 
 
 def test_operands_of_einsum_in_a_list_are_passed_one_by_one() -> None:
-    rewritten = rewrites()[torch.einsum]
+    rewritten = REWRITES[torch.einsum]
     x, w = double(B, 3), double(3, 5)
     assert rewritten("bi,io->bo", x, w) is NotImplemented
     torch.testing.assert_close(rewritten("bi,io->bo", [x, w]), x @ w)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from noisette.core.forms import Examples, rewrites
+from noisette.core.forms import REWRITES, Examples
 from noisette.rules.embedding import embedding_weight
 from rule_oracle import by_autograd, check_form, double
 
@@ -46,7 +46,7 @@ def test_positions_merged_into_the_first_axis() -> None:
 def test_sparse_gradients_are_computed_dense() -> None:
     ids, w = torch.randint(0, 9, (B, 6)), double(9, 5).requires_grad_()
     for operation in (F.embedding, F.embedding_bag):
-        rewritten = rewrites()[operation]
+        rewritten = REWRITES[operation]
         assert rewritten(ids, w) is NotImplemented
         [gradient] = torch.autograd.grad(rewritten(ids, w, sparse=True).sum(), w)
         assert not gradient.is_sparse

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from noisette.rules.kernel_factors import Geometry
 from noisette.rules.kernel_gradients import KernelGradients
 from noisette.rules.kernel_grams import GRAM_PLANS
-from rule_oracle import TOLERANCE, double
-
-
-def uneven(b: int) -> KernelGradients:
-    """Two groups, and settings that differ from axis to axis."""
-    geometry = Geometry((3, 2), (2, 1), (1, 0), (1, 2), 2)
-    return KernelGradients(double(b, 4, 5, 6), double(b, 6, 3, 4), geometry, torch.Size((6, 2, 3, 2)))
-
-
-def alone(form: KernelGradients) -> Tensor:
-    """The gradients of one example after another by autograd."""
-    g, weight = form.geometry, torch.zeros(form.weight, dtype=form.x.dtype, requires_grad=True)
-    each = (torch.conv2d(x[None], weight, None, g.stride, g.padding, g.dilation, g.groups) for x in form.x)
-    return torch.stack([torch.autograd.grad(y, weight, dy[None])[0] for y, dy in zip(each, form.dy, strict=True)])
+from rule_oracle import TOLERANCE, of_single_examples, uneven
 
 
 @pytest.mark.parametrize("name", GRAM_PLANS)
 def test_plans(name: str) -> None:
     form = uneven(5)
     norms, _ = GRAM_PLANS[name]
-    torch.testing.assert_close(norms(form), alone(form).flatten(1).square().sum(1), **TOLERANCE)
+    torch.testing.assert_close(norms(form), of_single_examples(form).flatten(1).square().sum(1), **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", GRAM_PLANS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from noisette.core.forms import Examples, rewrites
+from noisette.core.forms import REWRITES, Examples
 from noisette.rules.linear import linear_bias, linear_weight, matmul_other
 from rule_oracle import by_autograd, check_form, double
 
@@ -41,7 +41,7 @@ def test_matrix_product_with_a_vector(between: tuple[int, ...]) -> None:
 
 def test_reflected_product_keeps_its_order() -> None:
     x, w = double(B, 5), double(3, B)
-    assert torch.equal(rewrites()[torch.Tensor.__rmatmul__](x, w), w @ x)
+    assert torch.equal(REWRITES[torch.Tensor.__rmatmul__](x, w), w @ x)
 
 
 def test_linear_with_a_vector() -> None:

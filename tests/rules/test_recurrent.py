@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.core.forms import rewrites
+from noisette.core.forms import REWRITES
 from rule_oracle import double
 
 B, T, FEATURES, H, P = 3, 5, 2, 4, 3
@@ -41,7 +41,7 @@ def test_layers(operation: Any) -> None:
         h, c = double(layers * directions, B, width), double(layers * directions, B, H)
         rest = ((h, c) if operation is torch.lstm else h, weights, biases, layers, 0.0, True, directions == 2)
         call = (double(*((B, T) if batch_first else (T, B)), FEATURES), *rest, batch_first)
-        apart = rewrites()[operation](*call)
+        apart = REWRITES[operation](*call)
         torch.testing.assert_close(apart, operation(*call))
         assert apart[0].is_contiguous() or batch_first
 
@@ -53,10 +53,10 @@ def test_cells(operation: Any) -> None:
     weights = [double(gates * H, FEATURES), double(gates * H, H)]
     for biases in ([], [double(gates * H), double(gates * H)]):
         call = (double(B, FEATURES), (h, c) if gates == 4 else h, *weights, *biases)
-        torch.testing.assert_close(rewrites()[operation](*call), operation(*call))
+        torch.testing.assert_close(REWRITES[operation](*call), operation(*call))
 
 
 def test_nothing_is_decomposed_without_gradients() -> None:
     call = (double(T, B, FEATURES), double(1, B, H), weights_of(1, 1, 1, True, H), True, 1, 0.0, True, False, False)
     with torch.no_grad():
-        assert rewrites()[torch.rnn_tanh](*call) is NotImplemented
+        assert REWRITES[torch.rnn_tanh](*call) is NotImplemented

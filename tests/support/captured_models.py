@@ -51,14 +51,6 @@ def words(length: int) -> Callable[[int], Batch]:
     return lambda b: {"x": torch.randint(0, WORDS, (b, length)), "y": torch.randint(0, 3, (b,))}
 
 
-def without_dropout(model: nn.Module) -> nn.Module:
-    for part in model.modules():
-        for name in ("p", "dropout"):
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, 0.0)
-    return model
-
-
 def group_norm(channels: int, axes: int) -> nn.Module:
     return nn.GroupNorm(2 if channels % 2 == 0 else 1, channels)
 

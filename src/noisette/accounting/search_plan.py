@@ -14,7 +14,6 @@ from noisette.accounting.accountants.rdp import RdpAccountant
 from noisette.accounting.budget_search import NO_EVENTS
 from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect, Sampled
-from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.errors import all_of, count, open_fraction, positive
 
 # The shapes that are tried where none is chosen. A larger shape has a steadier number of runs and costs more, but for
@@ -39,11 +38,6 @@ class SearchPlan:
     event: RepeatAndSelect
     epsilon: float
     delta: float
-
-    @property
-    def number_of_runs(self) -> NumberOfRuns:
-        """The distribution of the number of runs."""
-        return NumberOfRuns.of(self.event)
 
     @property
     def noise_multiplier(self) -> float:

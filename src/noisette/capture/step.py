@@ -22,6 +22,7 @@ from noisette.capture.python_values import python_values
 from noisette.capture.schedule import Schedule
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
+from noisette.core.state import version_of
 from noisette.core.trees import children, leaves
 
 
@@ -267,12 +268,12 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     """The numbers of writes; tensors of inference mode count none."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return list(map(version_of, tensors))
 
 
 def _containers(microbatch: Microbatch) -> Hashable:
     """The structure of the arguments."""
-    if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
+    if microbatch.are_tensors_alone:
         return len(microbatch.args)
     return _structure((microbatch.args, dict(microbatch.kwargs)))
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -527,11 +526,6 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
         return function
 
     return register
-
-
-def rewrites() -> Mapping[Operation, Rewrite]:
-    """Every operation that is replaced while it is recorded, with its replacement."""
-    return MappingProxyType(REWRITES)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Microbatch:
     @cached_property
     def tensors(self) -> list[Tensor]:
         """The tensors of the arguments, in a fixed order."""
-        if self._are_tensors_alone:
+        if self.are_tensors_alone:
             return list(self.args)
         return tensors((self.args, dict(self.kwargs)))
 
@@ -100,7 +100,7 @@ class Microbatch:
     @cached_property
     def has_other_entries(self) -> bool:
         """Whether some argument is a sequence without tensors, such as a list of texts, or an array."""
-        return not self._are_tensors_alone and any(
+        return not self.are_tensors_alone and any(
             map(_has_entries, leaves((self.args, dict(self.kwargs)), _has_entries))
         )
 
@@ -110,7 +110,7 @@ class Microbatch:
         A sequence without tensors has entries of several examples. In its place is a value that refuses to be read,
         unless there is only one example.
         """
-        if self._are_tensors_alone:
+        if self.are_tensors_alone:
             return Microbatch(tuple(tensors), {})
         following, alone = iter(tensors), self.count == 1
 
@@ -127,7 +127,8 @@ class Microbatch:
         return self.with_tensors([tensor[k : k + 1].detach().clone() for tensor in self.tensors])
 
     @property
-    def _are_tensors_alone(self) -> bool:
+    def are_tensors_alone(self) -> bool:
+        """Whether each argument is a tensor, and none has a keyword."""
         return not self.kwargs and all(isinstance(arg, Tensor) for arg in self.args)
 
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -94,11 +94,6 @@ class SecretKey:
         if -(-end // WORDS_PER_BLOCK) > _MAX_BLOCK:
             raise RuntimeError(f"stream {purpose!r} of {name!r} is exhausted: over {_MAX_BLOCK} blocks in one step")
         return self._stream_key(purpose, name)
-
-    def fill_each(self, parts: Iterable[tuple[np.ndarray, str, int]], *, purpose: str, step: int) -> None:
-        """:meth:`fill` for several streams of a purpose: the words, the stream's name and the first word of each."""
-        for words, name, start in parts:
-            self.fill(words, purpose=purpose, name=name, step=step, start=start)
 
     def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
         """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array.

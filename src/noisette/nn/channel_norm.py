@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +71,6 @@ class PublicNorm(ChannelNorm):
 
     If the norm directly follows a layer with weights, the gradient accounts for their effect on the statistics.
     """
-
-    refreshed_from_public_data: ClassVar[bool] = True  # so its state may change while a private batch is read
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(num_features, eps, affine)

@@ -125,7 +125,6 @@ class Shards:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._root = root
         self._modules: list[Any] = [m for m in root.modules() if _is_a(m, "FSDPModule")]
         self.reshard()
         named = dict(canonical_parameters(root))

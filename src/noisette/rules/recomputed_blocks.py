@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from noisette.core import loss as internals
 from noisette.core.backward import ForwardPass
+from noisette.core.state import version_of
 from noisette.core.trace import Recorder, Use
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
@@ -221,7 +222,7 @@ class _Call:
         return uses
 
     def _versions_now(self) -> list[int]:
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._given]
+        return list(map(version_of, self._given))
 
 
 def _refuse(nothing: None) -> Tensor:

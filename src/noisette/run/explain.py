@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
+from noisette._internal.waiting import wait_for
 from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.one_by_one import OneByOneWarning
@@ -313,8 +314,7 @@ def _measured(step: Callable[[], None], device: torch.device) -> tuple[float, in
             break
         start = time.perf_counter()
         step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds[_WARM_UP:]), _most_bytes(step, device)
 
@@ -352,16 +352,11 @@ def _without_messages() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _one(batch: Microbatch, k: int) -> Microbatch:
-    """Example number ``k``, with a batch axis of length 1."""
-    return batch.with_tensors([tensor[k : k + 1] for tensor in batch.tensors])
-
-
 def _unreached(model: nn.Module, loss: Loss, batch: Microbatch, *, every: bool) -> tuple[str, ...]:
     """The names of the parameters that the loss of no example depends on; without ``every`` the first one is enough."""
     left = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for k in range(batch.count if every else 1):
-        one = _one(batch, k)
+        one = batch.of_row(k)
         value = loss(model, *one.args)
         if left and value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(left.values()), allow_unused=True)

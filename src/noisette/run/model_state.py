@@ -21,7 +21,7 @@ def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {
         "weights": {name: whole(value) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
-        "groups": _names_of_groups(model, optimizer),
+        "groups": names_of_groups(model, optimizer),
         "state": tree_map(whole, optimizer.state_dict()),
     }
 
@@ -41,7 +41,7 @@ def check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer)
             problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
     if state["optimizer"] != type(optimizer).__name__:
         problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
-    elif state["groups"] != _names_of_groups(model, optimizer):
+    elif state["groups"] != names_of_groups(model, optimizer):
         problems.append("the optimizer held other parameters, or in another order")
     if problems:
         more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
@@ -79,7 +79,8 @@ def _weights(model: nn.Module) -> dict[str, Any]:
     return {canonical_name(model, name): value for name, value in model.state_dict().items()}
 
 
-def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+def names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of the parameters in each group of an optimizer; an empty one for what the model does not have."""
     names = {id(p): name for name, p in canonical_parameters(model)}
     return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import torch
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.shown_facts import as_html, as_text
@@ -21,7 +20,7 @@ from noisette.accounting.run_parameters import RunParameters
 from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.recorded_rows import RecordedCall
-from noisette.core.batches import Batch, Fetch
+from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
 from noisette.core.steps import DpSgd, Parts, check_free
@@ -91,10 +90,10 @@ class PrivateRun(DpSgd):
             steps_spent=steps_spent,
         )
         devices = {p.device for p in bound.parameters.values()}
-        new_batch = partial(Batch, records=records, measured=MeasuredSize(memory_of(devices)))
-        if together := any(map(is_sharded, bound.parameters.values())):
-            # The ranks of a sharded model take every microbatch together; others meet once a step.
-            new_batch = partial(JointBatch, records=records, measured=MeasuredSize(memory_of(devices)), ranks=ranks)
+        together = any(map(is_sharded, bound.parameters.values()))
+        # The ranks of a sharded model take every microbatch together; others meet once a step.
+        kind = partial(JointBatch, ranks=ranks) if together else Batch
+        new_batch = partial(kind, records=records, measured=MeasuredSize(memory_of(devices)))
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
         on_processor = all(device.type == "cpu" for device in devices)
         compiles = schedule is not None and schedule.compiles
@@ -108,11 +107,6 @@ class PrivateRun(DpSgd):
             joint = JointSums(noise, ranks)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
-        gather = records.gather
-
-        def open_fetch(workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
-            return fetch_of(gather, workers=workers, ahead=ahead, to=to)
-
         super().__init__(
             bound,
             optimizer,
@@ -120,7 +114,7 @@ class PrivateRun(DpSgd):
                 sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
                 records=records,
                 new_batch=new_batch,
-                open_fetch=open_fetch,
+                open_fetch=partial(fetch_of, records.gather),
                 release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
                 account=account,
                 ranks=ranks,
@@ -373,7 +367,7 @@ class PrivateRun(DpSgd):
                 "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
             )
             place = folder / saved.ledger if ledger is None else ledger
-            ledger, own = ledger_on_ranks(place, ranks, lambda path: saved.open_ledger(path))
+            ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
             if own is not None:
                 undone.callback(own.close)
             run = cls.on_ranks(

@@ -20,8 +20,9 @@ from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import is_sharded
-from noisette.ranks.wrappers import canonical_name
+from noisette.ranks.wrappers import canonical_parameters
 from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.model_state import names_of_groups
 from noisette.sampling.loading import Records
 
 
@@ -130,8 +131,7 @@ def settings_of(bound: GradientBound) -> dict[str, object]:
 
 def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, object]) -> dict[str, object]:
     """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
-    names = {id(p): canonical_name(model, name) for name, p in model.named_parameters()}
-    groups = [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+    groups = names_of_groups(model, optimizer)
     settings = {
         "version of noisette": __version__,
         "version of torch": torch.__version__,
@@ -144,7 +144,7 @@ def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, obje
 
 def digests_of(model: nn.Module) -> dict[str, object]:
     """The names and forms of a model's parameters, and digests of the values of parameters and buffers."""
-    named = {canonical_name(model, name): p for name, p in model.named_parameters()}
+    named = dict(canonical_parameters(model))
     forms = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in named.items()]
     return {
         "names, shapes and types of parameters": forms,

@@ -397,7 +397,7 @@ class Fetch:
             yield part
 
 
-def fetch_of(gather: Gather, *, workers: int, ahead: int, to: torch.device | str | None) -> Fetch:
+def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
     """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it.
 
     Raises:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from noisette import errors as checks
 from noisette.accounting.events import (
@@ -21,6 +19,7 @@ from noisette.accounting.events import (
 )
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
+from noisette.core.steps import Sampler
 from noisette.errors import PrivacyError
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
 from noisette.sampling.cyclic import CyclicPoissonSampler
@@ -29,12 +28,6 @@ from noisette.sampling.users import KeptRecordsSampler, UserRecords, Users, User
 
 ReleaseOf: TypeAlias = Callable[[float], StepRelease]
 """The release of one step with a given noise multiplier."""
-
-
-class Sampler(Protocol):
-    """Draws the batches of a run: the indices of the records in a step's batch, ascending; possibly none."""
-
-    def indices(self, *, step: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
