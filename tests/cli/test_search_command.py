@@ -94,7 +94,13 @@ def finished(folder, *options):
     whole = SearchSpace.draw
 
     def draw(self, recipe, random):
-        drawn.append(whole(self, recipe, random))
+        # As many digits as a number has: none of the report's other numbers can be one of these by chance.
+        one = whole(self, recipe, random)
+        numbers = {"lr": one.training.lr * (1 + random.random() / 1e6)}
+        norm = one.privacy.max_grad_norm * (1 - random.random() / 1e6)
+        drawn.append(
+            replace(one, training=replace(one.training, **numbers), privacy=replace(one.privacy, max_grad_norm=norm))
+        )
         return drawn[-1]
 
     with pytest.MonkeyPatch.context() as patch:
