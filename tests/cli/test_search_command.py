@@ -24,8 +24,9 @@ from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
 from noisette.training.report import SearchFacts
-from noisette.training.report.searched import score_of
-from noisette.training.search import Search, SearchSpace
+from noisette.training.report.facts import score_of
+from noisette.training.search import Search
+from noisette.training.search_space import SearchSpace
 
 ROOT = Path(__file__).parents[2]
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
