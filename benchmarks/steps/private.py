@@ -20,8 +20,8 @@ from noisette.core.release import GaussianRelease, GradientBound
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.noise.device import CompiledNoise
+from noisette.noise.joint_sums import JointSums
 from noisette.ranks import Alone
-from noisette.ranks.joint_sums import JointSums
 
 F = nn.functional
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
 from noisette.noise.banded import SLACK, BandedNoise, banded_coefficients, mean_squared_error, square_root_of_sums
+from noisette.noise.joint_sums import JointSums
 from noisette.ranks import Alone
-from noisette.ranks.joint_sums import JointSums
 
 KEY = SecretKey(bytes(range(32)))
 COEFFICIENTS = banded_coefficients(4, 20)

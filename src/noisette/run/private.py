@@ -28,8 +28,8 @@ from noisette.core.steps import DpSgd, Parts, check_free, held_by
 from noisette.errors import PrivacyError
 from noisette.noise.banded import BandedNoise, correlation_of
 from noisette.noise.device import CompiledNoise
+from noisette.noise.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.ranks.joint_sums import JointSums
 from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import SavedRun, capture_state
 from noisette.run.dataset_fingerprint import Fingerprint
