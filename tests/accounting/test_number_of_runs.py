@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.core.noise import SecretKey
 
 CASES = [(4.0, 1.0), (10.0, 0.0), (6.0, 0.5), (12.0, 3.0), (7.0, math.inf), (1.0, math.inf), (2.5, 40.0)]
@@ -79,10 +79,3 @@ def test_more_bits_are_drawn_where_the_first_do_not_decide():
     assert half._inverse(2**255 + 2**130, bits=256) == 2
     assert half._inverse(0, bits=128) == 1
     assert half._inverse(2**128 - 1, bits=128) is None
-
-
-def test_the_number_is_a_function_of_the_key_alone():
-    drawn = NumberOfRuns(50.0, 1.0)
-    key = SecretKey(b"k" * 32)
-    assert drawn.draw(key) == drawn.draw(SecretKey(b"k" * 32))
-    assert len({drawn.draw(SecretKey()) for _ in range(50)}) > 10

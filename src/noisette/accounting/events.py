@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, get_args
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
@@ -67,11 +67,7 @@ def in_whole_rounds(event: Event, times: int) -> int:
 
 
 def check_events(events: Events) -> None:
-    """Check that keys are events of one neighbouring relation and values are integers of at least one.
-
-    Raises:
-        TypeError, ValueError: they are not; the message names what is wrong.
-    """
+    """Check that keys are events of one neighbouring relation and values are integers of at least one."""
     relations: dict[str, Event] = {}
     for event, times in events.items():
         if not isinstance(event, Event):
@@ -128,45 +124,6 @@ class PoissonGaussian(Event):
 
     mechanism: ClassVar[str] = "Poisson Gaussian"
     sampling: ClassVar[str] = "Poisson"
-
-    @classmethod
-    def joint(cls, sampling_rate: float, noise_multipliers: Mapping[str, float]) -> Self:
-        """Several releases on one batch, each with its own noise multiplier: together one Gaussian mechanism.
-
-        In units of the noise the sensitivity of part i is 1 / sigma_i, and that of all parts together
-        1 / sigma_eff = sqrt(sum of 1 / sigma_i^2). Composing the parts as separate events would treat the batch as if
-        it were sampled anew for each part.
-
-        Raises:
-            ValueError: there is no part, or a value is outside its range.
-
-        >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)
-        2.8284
-        """
-        if not noise_multipliers:
-            raise ValueError("expected the noise multiplier of at least one part, got none")
-        positive(**{f"noise_multiplier of {name}": noise for name, noise in noise_multipliers.items()})
-        inverse = math.fsum(noise**-2 for noise in noise_multipliers.values())
-        shares = tuple((name, noise**-2 / inverse) for name, noise in noise_multipliers.items())
-        return cls(sampling_rate, inverse**-0.5, shares)
-
-    @classmethod
-    def quantile_query(cls, sampling_rate: float, count_deviation: float) -> Self:
-        """A noisy count of the examples on one side of a threshold, from which quantiles are estimated.
-
-        Each example adds plus or minus one half to the count, so its sensitivity is 1/2.
-
-        Args:
-            sampling_rate: probability in (0, 1] that an example is in the batch.
-            count_deviation: standard deviation of the noise on the count, in examples.
-
-        Source: Andrew et al. 2021, algorithm 1.
-
-        >>> PoissonGaussian.quantile_query(0.01, count_deviation=10.0)
-        PoissonGaussian(sampling_rate=0.01, noise_multiplier=20.0, parts=(('count', 1.0),))
-        """
-        positive(count_deviation=count_deviation)
-        return cls(sampling_rate, 2 * count_deviation, (("count", 1.0),))
 
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
