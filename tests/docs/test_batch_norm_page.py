@@ -18,8 +18,8 @@ def test_code_of_the_page_gives_the_numbers_that_it_states() -> None:
     names: dict[str, Any] = {}
     for block in BLOCKS:
         exec(block, names)
-    assert "(31.0, -32.0)" in BLOCKS[0]
-    assert "(31.0, 30.0)" in BLOCKS[0]
+    assert "(31.0, -32.0)" in BLOCKS[1]
+    assert "(31.0, 30.0)" in BLOCKS[1]
     assert names["mixture"] == (31.0, -32.0)
     assert names["public"] == (31.0, 30.0)
 
