@@ -118,7 +118,7 @@ def refusals() -> str:
     """Every message of a ``PrivacyError`` in the source; what stands in braces is filled in."""
     lines = [
         *("# Refusals", ""),
-        "Each message states what is wrong and the way out. Collected from the source: `…` stands for a value.",
+        "Each message states what is wrong and the remedy. Collected from the source: `…` stands for a value.",
     ]
     for path in sorted((_ROOT / "src/noisette").rglob("*.py")):
         messages = refusal_messages(path.read_text())
