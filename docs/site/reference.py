@@ -23,8 +23,8 @@ _EXPLANATION = (
     "batch-norm.md",
     "clipless.md",
 )
-_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md", "supported-layers.md")
-_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions")
+_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md")
+_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
