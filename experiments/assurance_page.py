@@ -85,7 +85,7 @@ def summary(results: Json, planted: Rows, around: Rows, attacks: Rows) -> str:
             f"- **{sum(row['caught'] for row in planted)} of {len(planted)} planted faults** are caught by the tests "
             "named for them.",
             f"- **{consistent} of {len(audited)} audits** of the training loop find the documented mechanism.",
-            f"- **{_passed(replays)} neighbouring runs** (a record removed, or invalid) publish the same.",
+            f"- **{_passed(replays)} replays** of whole runs with a record removed or invalid publish the same.",
             f"- **{_passed(around)} cases** of faults around a run have the stated outcome.",
             f"- **{len(attacks)} causes** behind 361 attempts of an adversarial reading are closed, each with tests in "
             "`tests/redteam`\n  ([attacks.json](assurance/attacks.json)).",

@@ -80,16 +80,25 @@ def as_page(text: str, models: Rows) -> str:
 
 def counts(models: Rows) -> str:
     """How many models of each library were tried, with what result."""
+    outcomes = Counter(row["result"].partition(",")[0] for row in models)
+    of_all = Counter(row["result"] for row in models)
+    built = len(models) - outcomes["not built"]
     columns = ["exact, vectorised", "exact, one by one", "not built"]
-    lines = [f"| library | tried | {' | '.join(columns)} | other |", "|---|---|" + "---|" * len(columns) + "---|"]
-    for library, title in [*LIBRARIES.items(), ("", "**all**")]:
-        results = Counter(row["result"] for row in models if library in ("", row["library"]))
+    lines = [
+        f"**{len(models):,} models and layers** were tried. **{outcomes['not built']} could not be built.** Of the other",
+        f"{built}, {outcomes['exact']} have the exact clipped sum ({of_all[columns[0]]} vectorised, {of_all[columns[1]]} "
+        f"one by one), and {outcomes['wrong']} a wrong one.",
+        "",
+        f"| library | tried | {' | '.join(columns)} | other |",
+        "|---|---|" + "---|" * len(columns) + "---|",
+    ]
+    for library, title in LIBRARIES.items():
+        results = Counter(row["result"] for row in models if row["library"] == library)
         of_columns = [results.pop(column, 0) for column in columns]
         numbers = [sum(of_columns) + results.total(), *of_columns, results.total()]
         lines.append(f"| {title} | " + " | ".join(map(str, numbers)) + " |")
-    exact = [row for row in models if row["result"].startswith("exact")]
-    untrained = [row["name"] for row in exact if row["note"]]
-    lines.append(f"\n{len(exact) - len(untrained)} of the {len(exact)} exact ones also train with their own dropout.")
+    untrained = [row["name"] for row in models if row["result"].startswith("exact") and row["note"]]
+    lines.append(f"\n{outcomes['exact'] - len(untrained)} of the exact ones also train with their own dropout.")
     lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}.")
     return "\n".join(lines)
 
