@@ -81,13 +81,13 @@ def as_page(text: str, models: Rows) -> str:
 def counts(models: Rows) -> str:
     """How many models of each library were tried, with what result."""
     outcomes = Counter(row["result"].partition(",")[0] for row in models)
-    of_all = Counter(row["result"] for row in models)
-    built = len(models) - outcomes["not built"]
+    exact, failed = outcomes["exact"], outcomes["not built"]
     columns = ["exact, vectorised", "exact, one by one", "not built"]
+    vectorised, one_by_one, _ = (sum(row["result"] == column for row in models) for column in columns)
     lines = [
-        f"**{len(models):,} models and layers** were tried. **{outcomes['not built']} could not be built.** Of the other",
-        f"{built}, {outcomes['exact']} have the exact clipped sum ({of_all[columns[0]]} vectorised, {of_all[columns[1]]} "
-        f"one by one), and {outcomes['wrong']} a wrong one.",
+        f"**{len(models):,} models and layers** were tried. **{failed} could not be built.** Of the other",
+        f"{len(models) - failed}, {exact} have the exact clipped sum ({vectorised} vectorised, {one_by_one} one by "
+        f"one), and {outcomes['wrong']} a wrong one.",
         "",
         f"| library | tried | {' | '.join(columns)} | other |",
         "|---|---|" + "---|" * len(columns) + "---|",
@@ -98,7 +98,7 @@ def counts(models: Rows) -> str:
         numbers = [sum(of_columns) + results.total(), *of_columns, results.total()]
         lines.append(f"| {title} | " + " | ".join(map(str, numbers)) + " |")
     untrained = [row["name"] for row in models if row["result"].startswith("exact") and row["note"]]
-    lines.append(f"\n{outcomes['exact'] - len(untrained)} of the exact ones also train with their own dropout.")
+    lines.append(f"\n{exact - len(untrained)} of the exact ones also train with their own dropout.")
     lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}.")
     return "\n".join(lines)
 

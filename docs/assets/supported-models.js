@@ -16,7 +16,7 @@
   input.placeholder = "for example: bert one by one";
   const count = add(place, "p");
   count.setAttribute("aria-live", "polite");
-  const table = add(add(place, "div"), "table");
+  const table = add(place, "table");
   const head = add(add(table, "thead"), "tr");
   for (const title of ["name", "clipped sum"]) add(head, "th", title);
   const body = add(table, "tbody");
