@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # `worksteal` gives neighbouring tests, which share fixtures, to one process.
 CHECK := tests/test_architecture.py tests/rules tests/core \
   $(addprefix tests/,clipping accounting sampling mechanisms) --ignore=tests/accounting/test_calibrate.py \
-  --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
+  --ignore=tests/accounting/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5
 
 .PHONY: demo check test test-all lint format docs notebooks bench gpu assurance clean
@@ -42,7 +42,7 @@ notebooks: .venv/.docs
 	$(BIN)/python docs/site/notebooks.py
 
 bench: .venv/.bench
-	$(BIN)/noisette bench --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results
+	$(BIN)/python -m benchmarks --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results
 	$(BIN)/python -m benchmarks.table
 
 # On a machine with a GPU, at most nine minutes: with the Python there whose torch finds it, so nothing large is installed.

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from noisette.bench.report import hardware
+from benchmarks.steps.report import hardware
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu [--device cuda] [--minutes 9] [--smoke] [--out benchmarks/results]
 
-Writes ``gpu-NAME.json`` anew after each part, and the figures of ``noisette bench`` in the folder ``gpu-NAME``. A part
-that is cut off has as its result what it had written by then. ``--smoke`` takes every part with tiny sizes, also on a
-machine without a GPU. The exit code is 0 if every part was run and passed.
+Writes ``gpu-NAME.json`` anew after each part, and the figures of ``python -m benchmarks`` in the folder ``gpu-NAME``.
+A part that is cut off has as its result what it had written by then. ``--smoke`` takes every part with tiny sizes, also on
+a machine without a GPU. The exit code is 0 if every part was run and passed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from noisette.bench.methods import METHODS
-from noisette.bench.report import hardware
+from benchmarks.steps.methods import METHODS
+from benchmarks.steps.report import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 Result = dict[str, Any]
@@ -128,7 +128,7 @@ def noise(place: Place, seconds: float) -> Result:
 def bench(
     experiment: str, methods: Sequence[str], dtype: str = "float32", model: str | None = None
 ) -> Callable[[Place, float], Result]:
-    """An experiment of ``noisette bench`` in this precision, by those of the methods that are installed."""
+    """An experiment of ``python -m benchmarks`` in this precision, by those of the methods that are installed."""
     there = [name for name in methods if name in METHODS]
 
     def run(place: Place, seconds: float) -> Result:
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("No GPU: torch finds no CUDA device, so nothing was run.")
     if options.device == "cpu" and not options.smoke:
-        sys.exit("On a processor only --smoke is run; `noisette bench --device cpu` measures it.")
+        sys.exit("On a processor only --smoke is run; `python -m benchmarks --device cpu` measures it.")
     end = time.monotonic() + 60 * options.minutes
     machine = facts(options.device)
     name = re.sub(r"[^a-z0-9]+", "-", f"{machine['device']}".lower()).strip("-")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.noise.device import CompiledNoise
 
 _STEPS = 5
 _COMPARED = 300_000

@@ -2,7 +2,7 @@
 
     python -m benchmarks.norms [--model bn-lenet-5] [--batch 1024] [--public 128] [--rounds 15] [--out DIR]
 
-The networks are those of noisette.models with batch norm behind every layer, converted. Their steps alternate on one
+The networks are those of noisette.nn.models with batch norm behind every layer, converted. Their steps alternate on one
 thread; medians are compared. Noise and update are part of a step.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from noisette.bench.private import by_engine
-from noisette.bench.report import hardware
+from benchmarks.steps.private import by_engine
+from benchmarks.steps.report import hardware
 from noisette.clipping.engines import BookKeeping
-from noisette.models import build
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
+from noisette.nn.models import build
 
 _WARM_UP = 3
 

@@ -7,7 +7,8 @@ import argparse
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisette import data, models
+from noisette import data
+from noisette.nn import models
 from noisette.training.recipe import Recipe
 
 F = torch.nn.functional

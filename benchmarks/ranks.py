@@ -25,10 +25,10 @@ from torch import Tensor, nn, optim
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
+from benchmarks.steps.models import MODELS
 from noisette import Alone, PerExampleClip, PrivateRun, Ranks, privatize
-from noisette.accounting.ledger import ledger as ledger_module
-from noisette.bench.models import MODELS
-from noisette.capture.schedule import Capture
+from noisette.accounting import ledger as ledger_module
+from noisette.capture.captured import Capture
 from noisette.core.noise import GaussianNoise
 
 BATCH, STEPS = 64, 12

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.steps.report import hardware
 from noisette import epsilon_for, noise_multiplier_for
-from noisette.bench.report import hardware
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 

@@ -13,10 +13,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from benchmarks.steps.comparison import ahead, best_of, overhead, summary
+from benchmarks.steps.methods import OURS, is_peer
+from benchmarks.steps.results import read
 from experiments.marked import replaced
-from noisette.bench.comparison import ahead, best_of, overhead, summary
-from noisette.bench.methods import OURS, is_peer
-from noisette.bench.results import read
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"

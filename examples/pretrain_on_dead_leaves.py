@@ -24,10 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette import models
 from noisette.data.dead_leaves import CLASSES, dead_leaves
-from noisette.nn import MirrorAndShift
-from noisette.nn.evaluation import in_evaluation
+from noisette.nn import MirrorAndShift, models
+from noisette.nn.batch_norm import in_evaluation
 
 
 def weights_for_any_classes(name: str, shape: tuple[int, ...], model: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from experiments.picture import main
 from noisette.nn import PublicBatchNorm, convert_batch_norm
-from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, standalone, svg
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 PICTURE = Path(__file__).parent.parent / "docs" / "batch-norm" / "one-record.svg"

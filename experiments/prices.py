@@ -41,8 +41,8 @@ from noisette.accounting import (  # noqa: E402
     TruncatedPoissonGaussian,
     UserLevel,
 )
-from noisette.accounting.accountants.registry import ACCOUNTANTS  # noqa: E402
-from noisette.accounting.serialization import facts_of  # noqa: E402
+from noisette.accounting.events import facts_of  # noqa: E402
+from noisette.accounting.registry import ACCOUNTANTS  # noqa: E402
 
 SURE = 1e-6  # the largest relative error of an oracle's value that a price is held against
 SMALLEST, LARGEST = 1e-3, 3000.0  # epsilons of the plans

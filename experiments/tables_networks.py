@@ -21,8 +21,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from experiments.tables import RESULTS, Table, table_of
 from experiments.tables_rates import NAMES
-from noisette import AutomaticClipping, FlatClipping, PerExampleClip, models, privatize
+from noisette import AutomaticClipping, FlatClipping, PerExampleClip, privatize
 from noisette.core.clip import ClippingRule
+from noisette.nn import models
 from noisette.training.defaults import MAX_GRAD_NORM, batches_for, learning_rate_for
 
 RULES: dict[str, Any] = {"automatic": AutomaticClipping, "flat": FlatClipping}

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, standalone, svg
 
 TITLES = {
     "adult": "Adult, 32,561 rows",

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from noisette import models
-from noisette._internal import atomic_files
-from noisette._internal.word_numbers import number_of
+from noisette.accounting import atomic_files
 from noisette.data.glove import glove
+from noisette.data.numbering import number_of
 from noisette.data.words import Vocabulary
+from noisette.nn import models
 
 DIMS = 50
 _ZIPF, _SMOOTHING = 12.0, 1e-3

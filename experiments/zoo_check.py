@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import OneByOneWarning
 from noisette.core.trees import tensors
 
 F = nn.functional

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette._internal.allocator import keep_freed_memory
-from noisette.cli.errors import INTERRUPTED, plain_errors
+from noisette.cli.options import INTERRUPTED, plain_errors
+from noisette.training.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
@@ -185,7 +185,7 @@ def _check_weights(weights: Path | None, rows: str | None, paper: Paper[Any], pa
     if weights is None and "weights" in part.options:
         raise ValueError(
             "the network starts from convolutions learnt from public images: give their file with --weights; the "
-            "documentation of noisette.models.pretrained explains how to make one"
+            "documentation of noisette.nn.models.pretrained explains how to make one"
         )
     if weights is not None and part.rows and len(_names(rows) or ()) != 1:
         raise ValueError(f"a file of weights fits one network: add --rows with one of {', '.join(part.rows)}")

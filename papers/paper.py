@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from noisette._internal import atomic_files
-from noisette.training.report.svg import standalone
-from noisette.training.report.templates import templates
+from noisette.accounting import atomic_files
+from noisette.training.report.figures import standalone
+from noisette.training.report.numbers import templates
 from papers.run_file import RUNS
 from papers.section import Section, markdown
 

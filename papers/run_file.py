@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import noisette
-from noisette._internal import atomic_files
+from noisette.accounting import atomic_files
 
 Run = TypeVar("Run")
 

@@ -9,22 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisette.accounting.accountants.pld import PldCurve
+from noisette.accounting.pld import PldCurve
 from noisette.core.state import seed_torch
 
 MARKERS = {
     "unit": (
-        *("clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
-        *("_internal", "capture", "core", "rules", "test_architecture.py"),
+        *("clipping", "accounting", "noise", "lipschitz", "nn", "data"),
+        *("capture", "core", "rules", "test_architecture.py"),
     ),
-    "run": (
-        *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),
-    ),
+    "run": (*("run", "ranks", "training", "audit", "assurance", "benchmarks", "integrations", "gpu", "redteam"),),
     "cli": ("cli", "papers", "docs", "zoo", "browser"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.
-TRAINING = {"training", "cli", "papers", "docs", "browser", "estimators", "integrations", "bench"}
+TRAINING = {"training", "cli", "papers", "docs", "browser", "integrations", "benchmarks"}
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "noisette"

@@ -23,8 +23,8 @@ _EXPLANATION = (
     "batch-norm.md",
     "clipless.md",
 )
-_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md", "supported-layers.md")
-_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions")
+_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md")
+_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,6 +32,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"api": api(), "commands": commands(), "recipe-keys": recipe_keys(), "refusals": refusals()}
     for name, content in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=content))
+    models = (_ROOT / "docs/supported-models.json").read_text()  # as a script: a page on disk may not read other files
+    data = File.generated(config, "assets/supported-models-data.js", content=f"const supportedModels = {models};")
+    files.append(data)
     config.nav = navigation(sorted(file.src_uri for file in files.documentation_pages()))
     return files
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PoissonGaussian, StrongComposition, epsilon_curve
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 from noisette.training.report.numbers import upward
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 from papers.abadi_2016.panels import MOMENTS
 from papers.abadi_2016.setting import DELTA
 from papers.section import Section

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PrivacyCurve
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from noisette.training.report.numbers import percent, power_of_ten
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.abadi_2016 import figure_3, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run

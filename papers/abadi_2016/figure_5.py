@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from noisette.accounting import MomentsAccountant
-from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, svg
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
 from papers.abadi_2016.figure_3 import PANELS
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run

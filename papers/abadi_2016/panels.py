@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from noisette.accounting import MomentsAccountant, PldAccountant, steps_for
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
 from noisette.training.report.numbers import duration, percent
-from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, svg
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import DELTA, Plan, Setting
 from papers.abadi_2016.spread import Spread, course, of_setting, within

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.bethune_2024.runs import Cell, Median, Run, median_of
 from papers.bethune_2024.schedules import (
     COLOUR_SCATTERING,

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.bethune_2024.runs import Run
 from papers.section import Section
 
@@ -21,7 +21,7 @@ TITLE = "Time per step as the batch grows"
 _ABOUT = (
     "Seconds per step of Lipschitz networks for images of 28 x 28 pixels, measured by the library's benchmark: steps "
     "without privacy, without clipping, and with clipping by two methods. Read from benchmarks/results/clipless.json; "
-    "to measure it yourself, run `noisette bench --experiments clipless --out benchmarks/results` and then this "
+    "to measure it yourself, run `python -m benchmarks --experiments clipless --out benchmarks/results` and then this "
     "command from the same folder. The paper's lines, below ours, are read off its figure 5: seconds per batch of "
     "convolutional networks on a GPU of 48 GB, so only the shapes of the curves are comparable.",
 )

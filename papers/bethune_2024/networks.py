@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette.models import FixedFeatures, Shape, lipschitz_mixer
-from noisette.models.lipschitz import linear_head
 from noisette.nn import AppendOne, DctCut
 from noisette.nn.lipschitz import GroupSort2, LayerCentering, LipschitzConcat, SphereInput
+from noisette.nn.models import FixedFeatures, Shape, lipschitz_mixer
+from noisette.nn.models.on_features import linear_head
 
 _COSINES = 512
 _BREADTH = 0.35  # standard deviation of the frequencies, for columns of deviation 1
@@ -74,7 +74,7 @@ def narrow_mixer(shape: Shape, classes: int) -> FixedFeatures:
 
 
 def free_narrow(shape: Shape, classes: int) -> FixedFeatures:
-    """:func:`noisette.models.lipschitz_rows` with unconstrained weights."""
+    """:func:`noisette.nn.models.lipschitz_rows` with unconstrained weights."""
     features, units = shape[0] + 1, 64
     hidden = nn.Sequential(nn.Linear(features, units, bias=False), GroupSort2())
     both = LipschitzConcat([nn.Identity(), hidden])

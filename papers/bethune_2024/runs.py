@@ -15,7 +15,7 @@ from papers.recipe_run import carry_out
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.training.outcome import Outcome
+    from noisette.training.evaluation import Outcome
     from papers.paper import Tell
 
 _POINTS = 10  # test accuracies along a run
@@ -96,7 +96,7 @@ def _measured(setting: Setting, outcome: Outcome) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from noisette.nn.lipschitz.certified_radius import certified_accuracy
+    from noisette.lipschitz.certified_radius import certified_accuracy
     from papers.bethune_2024.anomalies import area_under_roc
 
     model, test = outcome.model, outcome.data.test

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.davody_2020 import table_2
 from papers.davody_2020.runs import Cell, Run
 from papers.davody_2020.setting import NoisyWeights

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from noisette.training.report.svg import INK, ORANGE, STYLE, svg
+from noisette.training.report.figures import INK, ORANGE, STYLE, svg
 from papers.davody_2020.norms import MIXTURE, NORMS, Norm, seconds
 from papers.davody_2020.runs import Cell, Mean, Run, mean_of
 from papers.davody_2020.schedules import TABLE_5

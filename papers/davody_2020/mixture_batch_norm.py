@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.nn import ExactPerExampleBatchNorm
-from noisette.nn.joint_batch import JointBatch
+from noisette.nn.batch_norm import JointBatch
 
 
 class MixedBatch(JointBatch):

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from noisette.models import batch_norm, layer_norm, lenet_5, resnet, vgg
+from noisette.nn.models import batch_norm, layer_norm, lenet_5, resnet, vgg
 
 plain = lenet_5
 plain_tanh = partial(lenet_5, activation=nn.Tanh)

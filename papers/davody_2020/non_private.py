@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from noisette import BoundedSum, models
-from noisette.accounting.sampling_plan import schedule
+from noisette import BoundedSum
+from noisette.accounting.plan import schedule
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
-from noisette.nn import convert_batch_norm
+from noisette.nn import convert_batch_norm, models
 from noisette.training.build import public_examples
 from noisette.training.loop import evaluate
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE
 from papers.davody_2020 import schedules
 from papers.davody_2020.networks import lenet
 from papers.davody_2020.private import Private

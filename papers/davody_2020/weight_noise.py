@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from noisette import models
-from noisette.nn import WeightNoise
+from noisette.nn import WeightNoise, models
 from papers.davody_2020.distortion import Distortion, distortion_for
 from papers.davody_2020.setting import NoisyWeights
 

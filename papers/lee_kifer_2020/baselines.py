@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette.bench import sgd
-from noisette.bench.methods import METHODS
+from benchmarks.steps import sgd
+from benchmarks.steps.methods import METHODS
 
 
 def multi_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from noisette.bench.cell import Cell
-from noisette.bench.experiments import EXPERIMENTS
-from noisette.bench.figures import figure
-from noisette.bench.results import amount
+from benchmarks.steps.cell import Cell
+from benchmarks.steps.experiments import EXPERIMENTS
+from benchmarks.steps.figures import figure
+from benchmarks.steps.results import amount
 from papers.lee_kifer_2020.runs import Measured, Plan, Run, amount_of, captured_gain, gain
 from papers.section import Section
 

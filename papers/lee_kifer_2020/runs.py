@@ -1,4 +1,4 @@
-"""Finished and planned measurements: one cell of an experiment of ``noisette bench`` each."""
+"""Finished and planned measurements: one cell of an experiment of ``python -m benchmarks`` each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from noisette.bench.cell import Cell, Settings
-from noisette.bench.experiments import EXPERIMENTS
-from noisette.bench.report import measure
+from benchmarks.steps.cell import Cell, Settings
+from benchmarks.steps.experiments import EXPERIMENTS
+from benchmarks.steps.report import measure
 from papers import run_file
 from papers.lee_kifer_2020 import baselines as baselines  # adds multiLoss to the methods
 from papers.paper import Asked
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from noisette.data import DataSet
     from papers.paper import Tell
 
-Measured = Mapping[str, Any]  # a cell of a report of noisette bench
+Measured = Mapping[str, Any]  # a cell of a report of python -m benchmarks
 ROUNDS = 10  # as the paper repeats
 _LIMIT = 5.0  # seconds, after which the rounds of a cell end, once there are three
 

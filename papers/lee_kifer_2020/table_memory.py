@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from noisette.bench.cell import Cell
-from noisette.bench.results import amount
+from benchmarks.steps.cell import Cell
+from benchmarks.steps.results import amount
 from papers.lee_kifer_2020.figures import COLUMNS, ratio
 from papers.lee_kifer_2020.runs import Measured, Plan, Run, amount_of
 from papers.section import Section

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from noisette.bench.results import amount
+from benchmarks.steps.results import amount
 from papers import summary
 from papers.lee_kifer_2020 import table_memory
 from papers.lee_kifer_2020.figures import FIGURES, ratio

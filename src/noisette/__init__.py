@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from noisette._internal.version import __version__ as __version__
+__version__ = "0.1.0"
 
 # Public names by the module that defines them; `__init__.pyi` shows type checkers the same list.
 _PUBLIC = {
@@ -10,46 +10,36 @@ _PUBLIC = {
         *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
         *("BallsInBinsGaussian", "BandedGaussian", "TruncatedPoissonGaussian", "UserLevel"),
         *("DiscreteGaussian", "DpAmount", "Laplace", "ZcdpAmount"),
-        *(
-            "GdpAccountant",
-            "MomentsAccountant",
-            "NaiveComposition",
-            "PldAccountant",
-            "RdpAccountant",
-            "StrongComposition",
-        ),
-        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for", "TradeOff"),
+        *("GdpAccountant", "MomentsAccountant", "NaiveComposition", "PldAccountant", "RdpAccountant"),
+        *("StrongComposition", "TradeOff"),
+        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
-    "clipping.engines": ("engines",),  # the module itself
-    "clipping.adaptive": ("AdaptiveClip",),
-    "clipping.automatic": ("AutomaticClipping",),
     "capture.captured": ("CaptureWarning",),
-    "clipping.custom": ("CustomClipping",),
-    "clipping.one_by_one": ("OneByOneWarning",),
-    "clipping.flat": ("FlatClipping",),
-    "clipping.groupwise": ("GroupwiseClipping",),
-    "clipping.per_layer": ("PerLayerClipping",),
+    "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
     "clipping.per_example": ("PerExampleClip",),
-    "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
-    "estimators.classifier": ("PrivateClassifier",),
-    "estimators.regressor": ("PrivateRegressor",),
-    "rules.rule_check": ("rule",),
-    "lipschitz.bound": ("LipschitzBound",),
-    "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),
-    "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),
-    "mechanisms.pca": ("PrivatePCA", "private_pca"),
-    "nn.lipschitz.certified_radius": ("certified_accuracy", "certify"),
-    "sampling.buckets": ("PaddedBuckets",),
-    "sampling.loading": ("OwnRecords",),
-    "sampling.schemes": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
-    "sampling.users": ("Users",),
-    "ranks": ("Alone", "Ranks"),
-    "run.explain": ("explain",),
-    "run.private": ("PrivateRun",),
+    "clipping.rules": (
+        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
+        "PerLayerClipping",
+    ),
     "core.loss": ("Loss",),
+    "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),
     "core.steps": ("close_run",),
+    "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
+    "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
+    "lipschitz.bound": ("LipschitzBound",),
+    "lipschitz.certified_radius": ("certified_accuracy", "certify"),
+    "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),
+    "noise.pca": ("PrivatePCA", "private_pca"),
+    "ranks": ("Alone", "Ranks"),
+    "rules.rule_check": ("rule",),
+    "run.collation": ("PaddedBuckets",),
+    "run.explain": ("explain",),
+    "run.loading": ("OwnRecords",),
+    "run.private": ("PrivateRun",),
     "run.privatize": ("privatize",),
-    "training.adam_bc": ("AdamBC",),
+    "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
+    "run.users": ("Users",),
+    "training.optimizers": ("AdamBC",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -12,10 +12,10 @@ from dp_accounting.pld import PLDAccountant as LibraryAccountant
 
 from noisette import BandedGaussian, Ledger, PoissonGaussian
 from noisette.accounting import PldAccountant
-from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.ledger.ledger import RecordedRun
-from noisette.cli.event_words import in_words
-from noisette.sampling.schemes import CyclicPoisson
+from noisette.accounting.ledger import RecordedRun
+from noisette.accounting.registry import ACCOUNTANTS
+from noisette.cli.account import in_words
+from noisette.run.sampling import CyclicPoisson
 
 STEP = BandedGaussian(sampling_rate=0.02, noise_multiplier=1.2, bands=4)
 

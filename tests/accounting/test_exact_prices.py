@@ -20,7 +20,7 @@ from noisette.accounting import (
     PoissonGaussian,
     TruncatedPoissonGaussian,
 )
-from noisette.accounting.serialization import event_of
+from noisette.accounting.events import event_of
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "prices.jsonl"
 ROWS = [row for row in map(json.loads, RESULTS.read_text().splitlines()) if row["error"] <= SURE]

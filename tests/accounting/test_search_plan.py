@@ -7,7 +7,7 @@ import pytest
 
 from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant, RepeatAndSelect
 from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.search_plan import compare_search, largest_search, least_noise_search
+from noisette.accounting.plan import compare_search, largest_search, least_noise_search
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
 ORDERS = (

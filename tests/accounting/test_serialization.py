@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian, RepeatAndSelect
-from noisette.accounting.serialization import event_of, facts_of
+from noisette.accounting.events import event_of, facts_of
 
 rates = st.floats(1e-300, 1)
 noises = st.floats(1e-300, 1e300)

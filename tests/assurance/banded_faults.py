@@ -12,15 +12,15 @@ from torch import Tensor
 
 from noisette.accounting.events import BandedGaussian, PoissonGaussian
 from noisette.core.batches import PoissonSampler
-from noisette.mechanisms import banded_factor
-from noisette.mechanisms.banded_noise import BandedNoise
+from noisette.noise import banded as banded_factor
+from noisette.noise.banded import BandedNoise
+from noisette.run import sampling as schemes
 from noisette.run.private import PrivateRun
-from noisette.sampling import schemes
-from noisette.sampling.cyclic import CyclicPoissonSampler
+from noisette.run.sampling import CyclicPoissonSampler
 from planted import Mutant, Patch
 
-_NOISE = "mechanisms/test_banded_noise.py"
-_BATCHES = "sampling/test_cyclic.py"
+_NOISE = "noise/test_banded_noise.py"
+_BATCHES = "run/test_cyclic.py"
 _PRICE = "accounting/test_banded_price.py"
 _RUN = "run/test_banded_run.py"
 _AUDIT = "audit/test_banded_runs.py"
@@ -78,7 +78,7 @@ def not_normalised(patch: pytest.MonkeyPatch) -> None:
         found = whole(bands, steps)
         return tuple(value / found[0] for value in found)
 
-    for place in ("noisette.mechanisms.banded_factor", "test_banded_noise", "test_banded_run"):
+    for place in ("noisette.noise.banded", "test_banded_noise", "test_banded_run"):
         if module := sys.modules.get(place):
             patch.setattr(module, "banded_coefficients", longer)
 
@@ -137,7 +137,7 @@ def of_a_step(rate: Callable[[BandedGaussian], float]) -> Patch:
 
 def begun_rounds_are_free(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        "noisette.accounting.accountants.interface.in_whole_rounds",
+        "noisette.accounting.interface.in_whole_rounds",
         lambda event, times: max(1, times // event.round_length) * event.round_length,
     )
 
@@ -150,7 +150,7 @@ def parts_of_rounds(patch: pytest.MonkeyPatch) -> None:
 def leases_of_steps(patch: pytest.MonkeyPatch) -> None:
     """A run reserves as few steps as it takes."""
     parts_of_rounds(patch)
-    patch.setattr("noisette.accounting.ledger.ledger.in_whole_rounds", lambda event, steps: steps)
+    patch.setattr("noisette.accounting.ledger.in_whole_rounds", lambda event, steps: steps)
 
 
 def saved_noise(patch: pytest.MonkeyPatch) -> None:

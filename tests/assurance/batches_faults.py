@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from noisette.core.batches import PoissonSampler
+from noisette.run import sampling as schemes
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.sampling import schemes
-from noisette.sampling.balls_in_bins import BallsInBinsSampler
-from noisette.sampling.truncated import TruncatedPoissonSampler
-from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.sampling import BallsInBinsSampler, TruncatedPoissonSampler
+from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
 from planted import Mutant, Patch
 
-_USERS = "sampling/test_users.py"
-_TRUNCATED = "sampling/test_truncated.py"
-_BINS = "sampling/test_balls_in_bins.py"
+_USERS = "run/test_users.py"
+_TRUNCATED = "run/test_truncated.py"
+_BINS = "run/test_balls_in_bins.py"
 _RUNS = "run/test_kinds_of_batches.py"
 _AUDIT = "audit/test_user_runs.py::test_the_guarantee_holds_for_users_and_is_nearly_reached"
 
@@ -55,7 +54,7 @@ def together(self: KeptRecordsSampler, *, step: int) -> np.ndarray:
 
 
 def by_identity(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.sampling.users._by_value", lambda index, value: value)
+    patch.setattr("noisette.run.users._by_value", lambda index, value: value)
 
 
 def cut(self: TruncatedPoissonSampler, *, step: int) -> np.ndarray:
@@ -95,7 +94,7 @@ def users_not_recognised(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_is_a_user(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.sampling.users._is_missing", lambda value: False)
+    patch.setattr("noisette.run.users._is_missing", lambda value: False)
 
 
 def another_cap(patch: pytest.MonkeyPatch) -> None:

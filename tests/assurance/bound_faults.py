@@ -21,8 +21,8 @@ from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights
 from noisette.core.forms import Dense, Outer, Rows, Total
 from noisette.core.loss import Loss, Microbatch, one_value
 from noisette.core.release import GaussianRelease
-from noisette.rules.embedding import touched_rows
-from noisette.rules.kernel_factors import KernelFactors
+from noisette.rules.attention import touched_rows
+from noisette.rules.conv import KernelFactors
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/test_engines.py::test_clipped_sum_is_the_oracles"
@@ -149,7 +149,7 @@ def swapped_axes(patch: pytest.MonkeyPatch) -> None:
 
 def counted_padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        "noisette.rules.embedding.touched_rows",
+        "noisette.rules.attention.touched_rows",
         lambda ids, rows, weight, padding: touched_rows(ids, rows, weight, None),
     )
 

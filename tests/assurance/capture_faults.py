@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from noisette.capture import captured, graph, python_values, step
+from noisette.capture import captured, graph, step
+from noisette.capture import captured as python_values
 from noisette.core.clip import bounds_of
 from noisette.core.loss import OutsideTensors
 from planted import Mutant

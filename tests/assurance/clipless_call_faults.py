@@ -10,10 +10,11 @@ import torch
 
 from noisette.core.loss import OutsideTensors
 from noisette.core.state import ModelBuffers
-from noisette.lipschitz import bound, model_call, torch_modules
-from noisette.lipschitz.bound import LipschitzBound
-from noisette.lipschitz.loss_watch import LossWatch
-from noisette.nn.lipschitz import _targets
+from noisette.lipschitz import bound
+from noisette.lipschitz import bound as model_call
+from noisette.lipschitz import losses as _targets
+from noisette.lipschitz import propagation as torch_modules
+from noisette.lipschitz.bound import LipschitzBound, LossWatch
 from planted import Mutant, Patch
 
 _HERE = "redteam/test_clipless_bounds.py"

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from noisette.lipschitz import propagation
-from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.bound import LipschitzBound, weight_fingerprint
 from noisette.lipschitz.noise_allocation import Part, PerLayerAllocation
-from noisette.lipschitz.score_clipping import ScoreClipping
-from noisette.lipschitz.weight_fingerprint import weight_fingerprint
+from noisette.lipschitz.propagation import ScoreClipping
 from noisette.nn.lipschitz import BoundedInput
 from planted import Mutant
 

@@ -29,8 +29,8 @@ FAULTS = [
         "a process is killed at any line of the ledger's code, within any write, or where anything is drawn or written",
         "as above",
         (
-            "accounting/ledger/test_ledger_kills.py::test_a_kill_at_any_line_of_the_ledger_never_hides_a_call",
-            "accounting/ledger/test_ledger_kills.py::test_a_kill_within_any_write_leaves_what_can_be_mended",
+            "accounting/test_ledger_kills.py::test_a_kill_at_any_line_of_the_ledger_never_hides_a_call",
+            "accounting/test_ledger_kills.py::test_a_kill_within_any_write_leaves_what_can_be_mended",
             "assurance/test_ledger_shortening.py::test_a_kill_at_any_line_never_hides_a_step",
             "cli/test_train_resume.py::test_killed_at_every_named_point",
         ),
@@ -41,7 +41,7 @@ FAULTS = [
         (
             "assurance/test_run_faults.py::"
             "test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_on_with",
-            "accounting/ledger/test_ledger_kills.py::test_a_disk_that_fills_up_within_a_line_never_hides_a_call",
+            "accounting/test_ledger_kills.py::test_a_disk_that_fills_up_within_a_line_never_hides_a_call",
             "run/test_checkpoint_file.py::test_a_write_that_fails_anywhere_leaves_the_older_checkpoint",
             "cli/test_train.py::test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step",
             "cli/test_train.py::test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with",
@@ -56,9 +56,9 @@ FAULTS = [
         "a flipped bit, a cut or a byte too many in the ledger",
         "refused with the line; a last line that a crash has cut is mended on request, and nothing else",
         (
-            "accounting/ledger/test_ledger.py::test_a_flipped_bit_is_refused_with_its_line",
-            "accounting/ledger/test_ledger.py::test_a_line_cut_at_any_byte_is_refused_with_its_number_and_the_way_out",
-            "accounting/ledger/test_ledger.py::test_repair_refuses_what_no_crash_leaves",
+            "accounting/test_ledger.py::test_a_flipped_bit_is_refused_with_its_line",
+            "accounting/test_ledger.py::test_a_line_cut_at_any_byte_is_refused_with_its_number_and_the_way_out",
+            "accounting/test_ledger.py::test_repair_refuses_what_no_crash_leaves",
         ),
     ),
     Fault(
@@ -92,7 +92,7 @@ FAULTS = [
         (
             "cli/test_train_resume.py::test_a_run_that_still_goes_on_is_left_alone",
             "run/test_resume.py::test_two_runs_at_once_are_refused",
-            "accounting/ledger/test_ledger_lock.py::"
+            "accounting/test_ledger_lock.py::"
             "test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a_lock",
         ),
     ),
@@ -109,7 +109,7 @@ FAULTS = [
         "the copy can neither draw noise nor spend",
         (
             "core/test_keys.py::test_forked_process_may_not_use_the_key",
-            "accounting/ledger/test_ledger_lock.py::test_a_forked_process_cannot_write_and_takes_no_lock_along",
+            "accounting/test_ledger_lock.py::test_a_forked_process_cannot_write_and_takes_no_lock_along",
         ),
     ),
     Fault(
@@ -134,9 +134,9 @@ FAULTS = [
         "memory runs out in a piece of a batch",
         "the same examples come again in halves, and the sum is the same; one example that does not fit is an error",
         (
-            "sampling/test_microbatches.py::test_mechanism_is_that_of_the_whole_batch",
-            "sampling/test_microbatches.py::test_memory_that_runs_out_halves_the_size_for_good",
-            "sampling/test_microbatches.py::test_one_example_that_does_not_fit_is_the_users_error",
+            "run/test_microbatches.py::test_mechanism_is_that_of_the_whole_batch",
+            "run/test_microbatches.py::test_memory_that_runs_out_halves_the_size_for_good",
+            "run/test_microbatches.py::test_one_example_that_does_not_fit_is_the_users_error",
         ),
     ),
     Fault(

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.nn import augmentation, standardised_weights, views
+from noisette.nn import features as standardised_weights
+from noisette.nn import views
+from noisette.nn import views as augmentation
 from noisette.training import simulation
-from noisette.training.adam_bc import AdamBC
-from noisette.training.averages import WeightAverage
+from noisette.training.optimizers import AdamBC, WeightAverage
 from planted import Mutant
 
 

@@ -11,11 +11,10 @@ from types import ModuleType
 import pytest
 
 from noisette.accounting import Event, Ledger
-from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.ledger import lines
-from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.ledger import RecordedRun, Tally
-from noisette.accounting.run_parameters import RunParameters
+from noisette.accounting import ledger_file as lines
+from noisette.accounting.calibrate import PrivacyBudget, RunParameters
+from noisette.accounting.ledger import RecordedRun, Tally
+from noisette.accounting.ledger_file import LedgerFile
 from noisette.run.private import LedgerAccount
 from planted import Mutant
 
@@ -30,7 +29,7 @@ def link_replaced(patch: pytest.MonkeyPatch) -> None:
             return getattr(os, name)
 
     vars(System.path).update(vars(os.path), realpath=os.path.abspath)
-    patch.setattr("noisette.accounting.ledger.file.os", System("os"))
+    patch.setattr("noisette.accounting.ledger_file.os", System("os"))
 
 
 def second_name_replaced(patch: pytest.MonkeyPatch) -> None:
@@ -105,11 +104,11 @@ def cuts_hidden(patch: pytest.MonkeyPatch) -> None:
         content = path.read_bytes()
         yield content[: content.rfind(b"\n") + 1]
 
-    patch.setattr("noisette.accounting.ledger.ledger.contents", contents)
+    patch.setattr("noisette.accounting.ledger.contents", contents)
 
 
 def zeros_anywhere_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.ledger.lines._written", lambda content, path: content.rstrip(b"\0"))
+    patch.setattr("noisette.accounting.ledger_file._written", lambda content, path: content.rstrip(b"\0"))
 
 
 def run_renamed_on_resume(patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +128,7 @@ def more_steps_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def long_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.ledger.ledger._FEWEST_LEASES", 1)
+    patch.setattr("noisette.accounting.ledger._FEWEST_LEASES", 1)
 
 
 def unlocked_threads(patch: pytest.MonkeyPatch) -> None:
@@ -151,8 +150,8 @@ def unlocked_threads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(threading, "RLock", Open)
 
 
-_LINKS, _READERS = "accounting/ledger/test_ledger_links.py::", "accounting/ledger/test_ledger_readers.py::"
-_RUNS, _SHARED = "accounting/ledger/test_ledger_runs.py::", "run/test_shared_ledger.py::"
+_LINKS, _READERS = "accounting/test_ledger_links.py::", "accounting/test_ledger_readers.py::"
+_RUNS, _SHARED = "accounting/test_ledger_runs.py::", "run/test_shared_ledger.py::"
 
 MUTANTS = [
     Mutant(
@@ -244,6 +243,6 @@ MUTANTS = [
         "renamed file written",
         "a run and the one that takes its ledger's name count their steps apart",
         renamed_file_written,
-        ("accounting/ledger/test_ledger_links.py::test_a_renamed_ledger_takes_no_more_steps",),
+        ("accounting/test_ledger_links.py::test_a_renamed_ledger_takes_no_more_steps",),
     ),
 ]

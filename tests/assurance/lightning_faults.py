@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.integrations import boundary, lightning, lightning_checkpoint, lightning_run, lightning_surroundings
+from noisette.integrations import boundary, lightning, lightning_run
+from noisette.integrations import lightning_run as lightning_checkpoint
+from noisette.integrations import lightning_run as lightning_surroundings
 from planted import Mutant
 
 _FITS = "integrations/test_lightning.py"

@@ -10,7 +10,7 @@ import pytest
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from noisette.clipping import recorded_rows
+from noisette.clipping import engines as recorded_rows
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import steps
 from noisette.core.batches import Batch
@@ -18,9 +18,9 @@ from noisette.core.state import ModelBuffers
 from noisette.core.steps import DpSgd
 from noisette.integrations import boundary
 from noisette.nn import conversion
+from noisette.run import loading
+from noisette.run.collation import PaddedBuckets
 from noisette.run.private import PrivateRun
-from noisette.sampling import loading
-from noisette.sampling.buckets import PaddedBuckets
 from planted import Mutant
 
 _PADDING = "redteam/test_batch_padding.py"
@@ -215,7 +215,7 @@ MUTANTS = [
         last_of_a_bucket_left_out,
         (
             f"{_PADDING}::test_the_sum_is_that_of_records_padded_one_at_a_time",
-            "sampling/test_buckets.py::test_each_record_comes_once_in_the_bucket_of_its_own_length",
+            "run/test_buckets.py::test_each_record_comes_once_in_the_bucket_of_its_own_length",
         ),
     ),
     Mutant(

@@ -46,7 +46,7 @@ def any_limits(patch: pytest.MonkeyPatch) -> None:
 
 
 def two_terms(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.rules.brain_floats._TERMS", 2)
+    patch.setattr("noisette.rules.linear._TERMS", 2)
 
 
 def never_interrupted(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from noisette.core import noise
 from noisette.core.clip import Accumulator
 from noisette.core.noise import MASK, WHOLE, GaussianNoise, PlainPass, SecretKey, Window
 from noisette.core.release import BoundedSum, GaussianRelease
-from noisette.mechanisms import device_noise
+from noisette.noise import device as device_noise
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
@@ -321,15 +321,15 @@ MUTANTS = [
         "a keystream that is none",
         rotated_with_the_sign,
         (
-            "mechanisms/test_torch_noise.py::test_keystream",
-            "mechanisms/test_torch_noise.py::test_values_are_those_of_the_processor",
+            "noise/test_torch_noise.py::test_keystream",
+            "noise/test_torch_noise.py::test_values_are_those_of_the_processor",
         ),
     ),
     Mutant(
         "a kernel that ignores windows",
         "the difference of two shards has none",
         kernel_without_windows,
-        ("mechanisms/test_launch_table.py::test_each_tile_of_each_run_is_touched_once",),
+        ("noise/test_launch_table.py::test_each_tile_of_each_run_is_touched_once",),
     ),
     Mutant(
         "one key for all processes",

@@ -11,13 +11,13 @@ from noisette.clipping import per_example
 from noisette.core import state
 from noisette.core.steps import DpSgd
 from noisette.nn import weight_noise
-from noisette.run import held_noise
-from noisette.sampling import loading as fetching
+from noisette.run import loading as fetching
+from noisette.run import private as held_noise
 from planted import Mutant
 from ranks_faults import on_each_rank
 
 _GENERATORS = "redteam/test_generator_state.py"
-_FETCHING = "sampling/test_fetching.py"
+_FETCHING = "run/test_fetching.py"
 
 
 def known_seeds(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from noisette.clipping import one_by_one
+from noisette.clipping import engines as one_by_one
 from noisette.core.loss import Microbatch
 from planted import Mutant
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from noisette.accounting import PoissonGaussian, TruncatedPoissonGaussian
-from noisette.accounting.accountants.pld import PldCurve
-from noisette.accounting.accountants.privacy_loss import of_event
-from noisette.accounting.accountants.privacy_loss.distribution import Directions
+from noisette.accounting import privacy_loss as of_event
+from noisette.accounting.pld import PldCurve
+from noisette.accounting.privacy_loss import Directions
 from planted import Mutant
 
 _TEST = "accounting/test_exact_prices.py::test_no_price_is_below_the_known_truth"

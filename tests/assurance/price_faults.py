@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
-from noisette.accounting.accountants.group_privacy import Mixture
-from noisette.accounting.accountants.privacy_loss import distribution, of_event
-from noisette.accounting.accountants.privacy_loss.distribution import Directions
+from noisette.accounting import privacy_loss as distribution
+from noisette.accounting import privacy_loss as of_event
 from noisette.accounting.events import Sampled
+from noisette.accounting.interface import Mixture
+from noisette.accounting.privacy_loss import Directions
 from planted import Mutant, Patch
 
-_LOSSES = "accounting/accountants/test_privacy_loss.py"
-_OF_EVENT = "noisette.accounting.accountants.privacy_loss.of_event"
+_LOSSES = "accounting/test_privacy_loss.py"
+_OF_EVENT = "noisette.accounting.privacy_loss"
 
 
 def replaced(target: str, value: object) -> Patch:
@@ -64,7 +65,7 @@ MUTANTS = [
     Mutant(
         "infinite losses are forgotten",
         "a declared delta costs nothing",
-        replaced("noisette.accounting.accountants.privacy_loss.contour.Composition.lost", 0.0),
+        replaced("noisette.accounting.pld.Composition.lost", 0.0),
         (f"{_LOSSES}::test_amounts_compose_as_randomised_responses",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import process_group
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.mechanisms.joint_sums import JointSums
+from noisette.noise.joint_sums import JointSums
 from noisette.ranks import Ranks
 from noisette.run.private import PrivateRun
 from planted import Mutant, Patch
@@ -104,11 +104,11 @@ def errors_kept_to_oneself(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_silent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.ranks.choice.were_started_together", lambda: False)
+    patch.setattr("noisette.ranks.launch.were_started_together", lambda: False)
 
 
 def wrappers_in_names(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.ranks.wrappers.canonical_name", lambda root, name: name)
+    patch.setattr("noisette.ranks.process_group.canonical_name", lambda root, name: name)
 
 
 _PLANTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None], str]] = [

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from noisette.core import batches as gaps
+from noisette.run import collation, loading
+from noisette.run import loading as fetching
 from noisette.run.private import LedgerAccount
-from noisette.sampling import collation, loading
-from noisette.sampling import loading as fetching
 from planted import Mutant
 
 _GAPS = "core/test_gaps.py"
-_FETCHING = "sampling/test_fetching.py"
-_OWN = "sampling/test_own_records.py"
+_FETCHING = "run/test_fetching.py"
+_OWN = "run/test_own_records.py"
 _ALONE = "redteam/test_collation_alone.py"
-_COLLATION = "sampling/test_collation.py"
+_COLLATION = "run/test_collation.py"
 
 _at_gaps = gaps.records_at_gaps
 
@@ -150,7 +150,7 @@ MUTANTS = [
         (
             f"{_ALONE}::test_neighbours[transform]",
             f"{_ALONE}::test_neighbours[transform and subset]",
-            "sampling/test_loading.py::test_rows_of_a_table_are_asked_for_one_at_a_time",
+            "run/test_loading.py::test_rows_of_a_table_are_asked_for_one_at_a_time",
         ),
     ),
     Mutant(

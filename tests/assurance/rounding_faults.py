@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from noisette.core import forms
-from noisette.rules.kernel_gradients import KernelGradients
+from noisette.rules.conv import KernelGradients
 from planted import Mutant
 
 _ROUNDING = "redteam/test_rounding.py::"
@@ -45,8 +45,8 @@ def _any_plan(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_floor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.clipping.adaptive._RANGE", (0.0, float("inf")))
-    patch.setattr("noisette.clipping.adaptive.SMALLEST_BOUND", 0.0)
+    patch.setattr("noisette.clipping.rules._RANGE", (0.0, float("inf")))
+    patch.setattr("noisette.clipping.rules.SMALLEST_BOUND", 0.0)
 
 
 MUTANTS = [

@@ -15,24 +15,28 @@ from scipy.special import ndtr
 from torch import nn
 
 from noisette.accounting import Ledger, RepeatAndSelect
-from noisette.accounting.accountants.gdp import GdpCurve
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.gdp import GdpCurve
+from noisette.accounting.ledger import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.search_plan import SearchPlan
+from noisette.accounting.plan import SearchPlan
 from noisette.core.noise import SecretKey
 from noisette.data import Split
-from noisette.nn.evaluation import in_evaluation
+from noisette.nn.batch_norm import in_evaluation
 from noisette.run.private import PrivateRun
-from noisette.training.outcome import Point
+from noisette.training import search
+from noisette.training import search as rehearsal
+from noisette.training import search as scores
+from noisette.training import search_space as space
+from noisette.training.evaluation import Point
 from noisette.training.recipe import Recipe
-from noisette.training.search import Found, HeldOutScore, Search, rehearsal, scores, search, space
+from noisette.training.search import Found, HeldOutScore, Search
 from planted import Mutant
 
 _SEARCH = "run/test_repeat_and_select.py"
 _COMMAND = "cli/test_search_command.py"
-_OF_RECIPES = "training/search/test_search.py"
-_SCORES = "training/search/test_search_scores.py"
-_SPACE = "training/search/test_search_space.py"
+_OF_RECIPES = "training/test_search.py"
+_SCORES = "training/test_search_scores.py"
+_SPACE = "training/test_search_space.py"
 
 
 def charged_afterwards(patch: pytest.MonkeyPatch) -> None:
@@ -251,6 +255,6 @@ MUTANTS = [
         "the closed form loses its digits",
         "delta is stated too small",
         cancelling,
-        ("accounting/accountants/test_gdp.py::test_delta_of_thousands_of_curves",),
+        ("accounting/test_gdp.py::test_delta_of_thousands_of_curves",),
     ),
 ]

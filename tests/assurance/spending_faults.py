@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Ledger, RdpAccountant
-from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.calibrate import least_noisy
+from noisette.accounting.calibrate import PrivacyBudget, least_noisy
 from noisette.accounting.events import StepRelease
-from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.ledger import Tally
-from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
+from noisette.accounting.ledger import Tally
+from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, sealed_entries
 from noisette.core.steps import DpSgd
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
@@ -82,7 +80,7 @@ def given_back_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def unlocked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.ledger.file._lock", lambda descriptor: None)
+    patch.setattr("noisette.accounting.ledger_file._lock", lambda descriptor: None)
 
 
 def digests_unread(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +94,7 @@ def digests_unread(patch: pytest.MonkeyPatch) -> None:
             return None
         return entry, End(end.lines + 1, end.size + len(line), entry.line(end)[1].head)
 
-    patch.setattr("noisette.accounting.ledger.lines._entry_after", entry_after)
+    patch.setattr("noisette.accounting.ledger_file._entry_after", entry_after)
 
 
 def any_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -132,7 +130,7 @@ def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.budget.NOISE_TAIL", 0.0)
+    patch.setattr("noisette.accounting.calibrate.NOISE_TAIL", 0.0)
 
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:
@@ -187,7 +185,7 @@ def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:
                 lines.pop()
         return b"".join(lines)
 
-    patch.setattr("noisette.accounting.ledger.repair.repaired", repaired)
+    patch.setattr("noisette.accounting.ledger_file.repaired", repaired)
 
 
 MUTANTS = [
@@ -202,8 +200,8 @@ MUTANTS = [
         "a crash of the machine hides steps",
         not_synced,
         (
-            "accounting/ledger/test_ledger.py::test_the_reservation_is_on_disk_before_reserve_returns",
-            "accounting/ledger/test_ledger_kills.py::test_a_ledger_whose_sync_failed_is_written_no_more",
+            "accounting/test_ledger.py::test_the_reservation_is_on_disk_before_reserve_returns",
+            "accounting/test_ledger_kills.py::test_a_ledger_whose_sync_failed_is_written_no_more",
         ),
     ),
     Mutant(
@@ -216,26 +214,26 @@ MUTANTS = [
         "commits alone are counted",
         "a crash hides up to one lease of steps",
         commits_alone,
-        ("accounting/ledger/test_ledger.py::test_what_counts_is_what_is_reserved",),
+        ("accounting/test_ledger.py::test_what_counts_is_what_is_reserved",),
     ),
     Mutant(
         "leases of dead processes given back",
         "a crash hides up to one lease of steps",
         leases_of_the_dead_given_back,
-        ("accounting/ledger/test_ledger.py::test_a_crash_keeps_the_reservation",),
+        ("accounting/test_ledger.py::test_a_crash_keeps_the_reservation",),
     ),
     Mutant(
         "steps given back twice",
         "a full disk makes the price too small",
         given_back_again,
-        ("accounting/ledger/test_ledger.py::test_steps_whose_release_failed_are_not_given_back_later",),
+        ("accounting/test_ledger.py::test_steps_whose_release_failed_are_not_given_back_later",),
     ),
     Mutant(
         "ledger not locked",
         "two runs each price their own steps alone",
         unlocked,
         (
-            "accounting/ledger/test_ledger_lock.py::test_a_second_object_is_refused_until_the_first_is_closed",
+            "accounting/test_ledger_lock.py::test_a_second_object_is_refused_until_the_first_is_closed",
             "run/test_resume.py::test_two_runs_at_once_are_refused",
         ),
     ),
@@ -243,13 +241,13 @@ MUTANTS = [
         "digests of the ledger not read",
         "an altered ledger has a price",
         digests_unread,
-        ("accounting/ledger/test_ledger.py::test_a_missing_line_and_swapped_lines_are_refused",),
+        ("accounting/test_ledger.py::test_a_missing_line_and_swapped_lines_are_refused",),
     ),
     Mutant(
         "mending drops whole lines",
         "reservations that were used are forgotten",
         repaired_by_dropping,
-        ("accounting/ledger/test_ledger.py::test_repair_refuses_what_no_crash_leaves",),
+        ("accounting/test_ledger.py::test_repair_refuses_what_no_crash_leaves",),
     ),
     Mutant(
         "any ledger accepted on resume",

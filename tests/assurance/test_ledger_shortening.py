@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
-from noisette.accounting.ledger.compaction import Tail
-from noisette.accounting.ledger.lines import End, Entry, Kind, Series
+from noisette.accounting.ledger_file import End, Entry, Kind, Series, Tail
 from noisette.errors import PrivacyError
 
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
@@ -30,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends of eight lines are long."""
-    monkeypatch.setattr("noisette.accounting.ledger.compaction.MOST_LINES", 8)
+    monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
 
 
 def steps(ledger: Ledger, number: int, *, lease: int = 4) -> None:
@@ -239,7 +238,7 @@ def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reservation in a file that a crash would take back is none."""
-    from noisette._internal import atomic_files
+    from noisette.accounting import atomic_files
 
     sync = atomic_files.sync
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import OneByOneWarning
 from noisette.core import loss as losses
 from noisette.core import trace
 from noisette.core.forms import PHYSICAL, Dense

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from noisette.audit import RunAudit, Scores, StepAudit
+from noisette.audit.audited_run import Point
 from noisette.audit.figures import run_figure, step_figure
-from noisette.audit.whole_run import Point
-from noisette.training.report.svg import standalone
+from noisette.training.report.figures import standalone
 
 
 def scores(shape: tuple[int, int], mean: float) -> Scores:

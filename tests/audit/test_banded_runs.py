@@ -8,9 +8,8 @@ import pytest
 from noisette import CyclicPoisson
 from noisette.audit.certificate import certified_epsilon, certified_mu
 from noisette.core.noise import GaussianNoise
-from noisette.mechanisms.banded_factor import banded_coefficients
-from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.sampling.cyclic import CyclicPoissonSampler
+from noisette.noise.banded import BandedNoise, banded_coefficients
+from noisette.run.sampling import CyclicPoissonSampler
 from row_attack import row_steps
 
 RECORDS, BANDS, STEPS, DELTA, NOISE = 40_000, 4, 24, 0.01, 2.0

@@ -12,8 +12,7 @@ from torch import nn
 
 from noisette.audit import Attack, Membership, audit_one_run, membership_of
 from noisette.audit.figures import membership_figure
-from noisette.audit.membership import by_class, by_loss, by_shadows, confidences_of, halves
-from noisette.audit.one_run import with_canaries
+from noisette.audit.membership import by_class, by_loss, by_shadows, confidences_of, halves, with_canaries
 from noisette.data import DataSet, Split
 
 

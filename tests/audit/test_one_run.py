@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 
 from noisette.audit import audit_guesses, epsilon_of
-from noisette.audit.one_run import Guesses, certified_mu_of_guesses, chance_of_guesses
+from noisette.audit.membership import Guesses, certified_mu_of_guesses, chance_of_guesses
 
 
 def ideal(random: np.random.Generator, mu: float, m: int) -> tuple[np.ndarray, np.ndarray]:

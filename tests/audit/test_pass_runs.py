@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 
 from noisette import BallsInBins
 from noisette.audit import certified_epsilon
-from noisette.sampling.balls_in_bins import BallsInBinsSampler
+from noisette.run.sampling import BallsInBinsSampler
 from row_attack import row_steps
 
 RECORDS, BINS, STEPS, DELTA, NOISE = 60_000, 60, 60, 0.03, 0.7

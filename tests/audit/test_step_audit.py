@@ -41,7 +41,7 @@ from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, V
 from noisette.core.clip import Accumulator, ClippedSum, Engine
 from noisette.core.noise import GaussianNoise
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.lipschitz.score_clipping import ScoreClipping
+from noisette.lipschitz.propagation import ScoreClipping
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
 ENGINES = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap()]

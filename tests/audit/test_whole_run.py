@@ -7,7 +7,7 @@ import pytest
 
 from noisette import PerExampleClip, PldAccountant
 from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
-from noisette.audit.whole_run import likelihood_ratio
+from noisette.audit.audited_run import likelihood_ratio
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise

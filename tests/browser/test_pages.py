@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from noisette.bench import results
+from benchmarks.steps import results
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
 

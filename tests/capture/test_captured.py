@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.capture import captured as module
-from noisette.capture.captured import Captured, CaptureWarning, relative_difference, tolerance_of
+from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of, tolerance_of
 from noisette.capture.graph import Function, Graph
-from noisette.capture.schedule import Schedule, schedule_of
 
 X = torch.arange(6, dtype=torch.float64).view(3, 2)
 AUTO = Schedule(at_once=False, compiles=False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.capture.python_values import python_values
+from noisette.capture.captured import python_values
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noisette.capture.schedule import SCHEDULES, Schedule, schedule_of
+from noisette.capture.captured import SCHEDULES, Schedule, schedule_of
 
 
 def test_each_value_has_its_schedule() -> None:

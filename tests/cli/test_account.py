@@ -11,11 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from noisette.accounting import BandedGaussian, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
-from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.account import account
-from noisette.cli.errors import plain_errors
-from noisette.cli.privacy_cost import rounded_down, rounded_up
+from noisette.cli.account import account, rounded_down, rounded_up
+from noisette.cli.options import plain_errors
 from noisette.errors import PrivacyError
 from noisette.training.recipe import PrivacySection, Recipe
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from noisette.audit.audited_run import AuditedRun
 from noisette.cli import app
 from noisette.core.noise import GaussianNoise
-from noisette.models import build
+from noisette.nn.models import build
 from noisette.training.recipe import Recipe
 
 RECIPE = """

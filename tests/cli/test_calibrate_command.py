@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
-from noisette.cli.calibrate import calibrate
+from noisette.cli.account import calibrate
 
 app = typer.Typer()
 app.command()(calibrate)

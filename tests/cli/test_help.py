@@ -9,9 +9,10 @@ import typer
 from typer.testing import CliRunner
 
 import noisette
-from noisette import data, models
+from noisette import data
 from noisette.cli import app
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.nn import models
 from noisette.training.recipe import BATCH_NORMS, accountant_names
 
 

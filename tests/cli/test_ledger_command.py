@@ -14,7 +14,7 @@ from noisette.accounting import (
     PoissonGaussian,
     RepeatAndSelect,
 )
-from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.ledger import ledger as app
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))

@@ -24,8 +24,9 @@ from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
 from noisette.training.report import SearchFacts
-from noisette.training.report.searched import score_of
-from noisette.training.search import Search, SearchSpace
+from noisette.training.report.facts import score_of
+from noisette.training.search import Search
+from noisette.training.search_space import SearchSpace
 
 ROOT = Path(__file__).parents[2]
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
@@ -94,7 +95,13 @@ def finished(folder, *options):
     whole = SearchSpace.draw
 
     def draw(self, recipe, random):
-        drawn.append(whole(self, recipe, random))
+        # As many digits as a number has: none of the report's other numbers can be one of these by chance.
+        one = whole(self, recipe, random)
+        numbers = {"lr": one.training.lr * (1 + random.random() / 1e6)}
+        norm = one.privacy.max_grad_norm * (1 - random.random() / 1e6)
+        drawn.append(
+            replace(one, training=replace(one.training, **numbers), privacy=replace(one.privacy, max_grad_norm=norm))
+        )
         return drawn[-1]
 
     with pytest.MonkeyPatch.context() as patch:

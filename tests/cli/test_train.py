@@ -23,9 +23,10 @@ from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 from typer.testing import CliRunner
 
-from noisette import data, models
+from noisette import data
 from noisette.cli import app
 from noisette.cli.watch import Watch
+from noisette.nn import models
 
 KEYS = {
     *("version", "recipe", "data", "note", "declared_size", "parameters", "epsilon", "accountant_version"),

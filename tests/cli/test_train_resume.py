@@ -34,7 +34,7 @@ import glob, importlib, json, os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
-import noisette.cli.watch, noisette.training.loop, noisette.training.report, noisette.data
+import noisette.cli.training, noisette.training.loop, noisette.training.report, noisette.data
 import dp_accounting.rdp, matplotlib.figure, sklearn.datasets, torch._dynamo  # once, not in every child
 from noisette.cli import main
 from noisette.core.release import GaussianRelease
@@ -91,19 +91,19 @@ print(json.dumps(statuses))
 
 # Everywhere that something is written or drawn, and between.
 POINTS = [
-    "noisette.accounting.ledger.ledger:Ledger.reserve",
-    "noisette.accounting.ledger.ledger:Ledger.commit",
-    "noisette.accounting.ledger.ledger:Ledger.release",
-    "noisette.accounting.ledger.file:LedgerFile._sync",
+    "noisette.accounting.ledger:Ledger.reserve",
+    "noisette.accounting.ledger:Ledger.commit",
+    "noisette.accounting.ledger:Ledger.release",
+    "noisette.accounting.ledger_file:LedgerFile._sync",
     "noisette.core.batches:PoissonSampler.indices",
     "noisette.clipping.per_example:PerExampleClip.backward",
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
     "noisette.run.dataset_fingerprint:Fingerprint.write",
-    "noisette.run.checkpoint_file:save_file",
-    "noisette.run.checkpoint_file:write",
-    "noisette._internal.atomic_files:sync",
+    "noisette.run.checkpoint:save_file",
+    "noisette.run.checkpoint:write",
+    "noisette.accounting.atomic_files:sync",
     "os:replace",
     "shutil:rmtree",
 ]
@@ -172,8 +172,8 @@ def check_whole(folder: Path) -> None:
 
 def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> None:
     kills = [
-        ("after", "noisette.accounting.ledger.ledger:Ledger.reserve", 1),
-        ("before", "noisette.accounting.ledger.ledger:Ledger.commit", 5),
+        ("after", "noisette.accounting.ledger:Ledger.reserve", 1),
+        ("before", "noisette.accounting.ledger:Ledger.commit", 5),
         ("after", "noisette.core.noise:GaussianNoise.add_", 9),
         ("before", "os:replace", 10),
         ("whole",),
@@ -253,7 +253,7 @@ def test_sigterm_saves_the_run_at_the_step_at_hand_and_loses_nothing(
 
 
 def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from noisette import models
+    from noisette.nn import models
 
     monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(signal.SIGTERM))
     shown = train(*OPTIONS)

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from engine_check import ENGINES, Watched
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, ReweightGP, Vmap
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import BookKeeping, OneByOneWarning, ReweightGP, Vmap
 from noisette.core.clip import Engine
 from oracle import example_gradients
 

@@ -24,8 +24,7 @@ from captured_models import (
     words,
 )
 from model_cases import Forward
-from noisette import models
-from noisette.nn import PublicBatchNorm, WeightNoise
+from noisette.nn import PublicBatchNorm, WeightNoise, models
 
 
 def noisy(model: nn.Module, *, each_time_step: bool = False) -> nn.Module:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from captured_check import graphs_of
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5

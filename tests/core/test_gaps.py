@@ -12,8 +12,8 @@ from scipy import stats
 from noisette.core import batches as gaps
 from noisette.core.batches import DENSEST, PoissonSampler, records_at_gaps
 from noisette.core.noise import SecretKey
-from noisette.sampling.truncated import TruncatedPoissonSampler
-from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.sampling import TruncatedPoissonSampler
+from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
 
 BELOW = math.nextafter(DENSEST, 0)
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from noisette.capture.captured import schedule_of
 from noisette.capture.graph import why_not_compiled
-from noisette.capture.schedule import schedule_of
 from noisette.core.noise import (
     PAIRS,
     TILE,
@@ -31,9 +31,8 @@ from noisette.core.noise import (
     Words,
     never,
 )
-from noisette.mechanisms import device_noise
-from noisette.mechanisms.compiled_noise import Compiled, CompiledNoise, CompiledPass, example_inputs, is_faithful
-from noisette.mechanisms.device_noise import noise_of_words
+from noisette.noise import device as device_noise
+from noisette.noise.device import Compiled, CompiledNoise, CompiledPass, example_inputs, is_faithful, noise_of_words
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 KEY = SecretKey(bytes(32))

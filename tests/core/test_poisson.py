@@ -17,8 +17,8 @@ from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
 from noisette.core.noise import SecretKey
-from noisette.sampling.loading import Fetch, Thread, records_of
-from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.loading import Fetch, Thread, records_of
+from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 Z = 6.1
 

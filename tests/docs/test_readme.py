@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from noisette.bench.methods import is_peer
+from benchmarks.steps.methods import is_peer
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

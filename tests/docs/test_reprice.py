@@ -29,8 +29,7 @@ from noisette.accounting import (
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.events import Event
-from noisette.accounting.serialization import _KINDS
+from noisette.accounting.events import _KINDS, Event
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))

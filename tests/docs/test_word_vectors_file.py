@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.word_vectors import DIMS, main, vectors_of_numbers, whitened
-from noisette import models
-from noisette._internal.word_numbers import number_of
+from noisette.data.numbering import number_of
 from noisette.data.words import Vocabulary
+from noisette.nn import models
 
 WORDS = [f"word{number}" for number in range(300)]
 

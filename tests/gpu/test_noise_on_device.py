@@ -8,9 +8,8 @@ from torch import nn
 
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
-from noisette.mechanisms.banded_factor import banded_coefficients
-from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.noise.banded import BandedNoise, banded_coefficients
+from noisette.noise.device import CompiledNoise
 
 KEY = SecretKey(bytes(range(32)))
 SIZES = (1, 3, 255, 256, 257, 5_000, 140_001)

@@ -17,9 +17,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from noisette import PrivacyError
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import OneByOneWarning, RecordedCall
 from noisette.clipping.per_example import PerExampleClip
-from noisette.clipping.recorded_rows import RecordedCall
 from noisette.integrations.boundary import Boundary
 
 C = 0.3

@@ -15,9 +15,8 @@ pytest.importorskip("accelerate", reason="the Trainer of transformers needs acce
 
 from transformers import default_data_collator  # noqa: E402
 
-from noisette.integrations.tokenized_records import bucketed  # noqa: E402
-from noisette.integrations.transformers import PrivateTrainer  # noqa: E402
-from noisette.sampling.loading import records_of  # noqa: E402
+from noisette.integrations.transformers import PrivateTrainer, bucketed  # noqa: E402
+from noisette.run.loading import records_of  # noqa: E402
 from small_trainer import arguments, config, model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries

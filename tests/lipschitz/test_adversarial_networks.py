@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from lipschitz_networks import NETWORKS, X0, dense
 from noisette import LipschitzBound
 from noisette.lipschitz import NormBound, propagation
-from noisette.lipschitz.project import project
-from noisette.nn.lipschitz import (
-    BallBias,
-    BoundedInput,
-    SpectralConv2d,
-    SpectralLinear,
-    TauCrossEntropy,
-)
+from noisette.lipschitz.projections import project
+from noisette.nn.lipschitz import BallBias, BoundedInput, SpectralConv2d, SpectralLinear, TauCrossEntropy
 
 F = nn.functional
 TAU = 20.0

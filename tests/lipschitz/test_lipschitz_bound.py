@@ -25,7 +25,7 @@ from noisette import (
 )
 from noisette.accounting import Ledger
 from noisette.lipschitz import LipschitzFunction, NormBound, Sensitivities, register_bounds
-from noisette.lipschitz.worst_case import largest_gradient_ratio
+from noisette.lipschitz.bound import largest_gradient_ratio
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, PatchConv2d, SpectralLinear, TauCrossEntropy
 
 F = nn.functional

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipschitz_ascent import spectral_norm
-from noisette.lipschitz.norm_bounds import frobenius_bound, residual_bound
+from noisette.lipschitz.propagation import frobenius_bound, residual_bound
 
 SHAPES = [(1, 1), (1, 9), (9, 1), (5, 5), (40, 12), (12, 40), (3, 200)]
 BOUNDS = [residual_bound, frobenius_bound]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from noisette import models
 from noisette.data.dead_leaves import dead_leaves
-from noisette.nn import PatchFeatures
+from noisette.nn import PatchFeatures, models
 
 IMAGES = torch.rand(40, 3, 14, 14, generator=torch.Generator().manual_seed(1)).double()
 

@@ -10,8 +10,7 @@ import torch
 
 from noisette.lipschitz import NormBound
 from noisette.nn import Scattering2d
-from noisette.nn.scattering import ANGLES
-from noisette.nn.scattering_bound import lipschitz_constant
+from noisette.nn.features import ANGLES, lipschitz_constant
 
 
 def morlet(deviation: float, angle: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from lstm_by_hand import lstm_by_hand
 from model_cases import squares
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.nn import WeightNoise
-from noisette.nn._time_steps import TimeSteps
+from noisette.nn.weight_noise import TimeSteps
 
 SHAPES: dict[str, Callable[[type[nn.RNNBase]], nn.RNNBase]] = {
     "plain": lambda kind: kind(4, 3),

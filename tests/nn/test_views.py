@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import ENGINES
+from noisette.clipping.rules import FlatClipping
 from noisette.nn import MirrorAndShift, MirrorAverage, fixed_views, mean_over_stored_views, mean_over_views
 from noisette.nn.views import StoredViewsAverage
 

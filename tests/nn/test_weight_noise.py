@@ -22,7 +22,7 @@ from model_cases import Forward, cnn, cross_entropy, mlp, squares
 from noisette import PerExampleClip, PrivacyError, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
 from noisette.nn import WeightNoise, convert_batch_norm
-from noisette.run.held_noise import held_noise
+from noisette.run.private import held_noise
 from oracle import clipped_sum
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette import models
-from noisette.nn import Whitening
+from noisette.nn import Whitening, models
 
 PUBLIC = torch.randn(200, 3, 4, generator=torch.Generator().manual_seed(1)).double()
 PUBLIC = PUBLIC * torch.linspace(0.1, 3, 12).view(3, 4) + PUBLIC.flip(1).cos()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from noisette import models
 from noisette.data import DataSet, Split
+from noisette.nn import models
 from noisette.training.loop import train
 from noisette.training.recipe import ModelSection, PrivacySection, ProjectionSection, Recipe, TrainingSection
 from noisette.training.report import documents, facts_of

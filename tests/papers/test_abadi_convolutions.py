@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from noisette import models
 from noisette.data.shaded_leaves import shaded_leaves
+from noisette.nn import models
 from papers.abadi_2016 import public_convolutions
 from papers.abadi_2016.public_convolutions import contrast, distorted, learnt
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from noisette import models
 from noisette.accounting import Gaussian, MomentsAccountant
+from noisette.nn import models
 from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.setting import Plan

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from noisette import models
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.data import names
+from noisette.nn import models
 from papers.bethune_2024 import (
     figure_pareto,
     figure_robustness,

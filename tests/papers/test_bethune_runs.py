@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import certified_accuracy, models
+from noisette import certified_accuracy
 from noisette.data import DataSet, Split
+from noisette.nn import models
 from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
 from papers.bethune_2024.anomalies import area_under_roc
 from papers.bethune_2024.runs import Cell, read

@@ -13,7 +13,7 @@ from noisette import PerExampleClip, PrivacyError, privatize
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.nn import convert_batch_norm
-from noisette.run.model_checks import check_no_batch_norm
+from noisette.run.private import check_no_batch_norm
 from norm_models import network
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 from papers.davody_2020.non_private import noised_gradients

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from noisette import models
 from noisette.data import DataSet, Split
+from noisette.nn import models
 from papers.davody_2020 import norms, schedules, table_6, table_7
 from papers.davody_2020.networks import lenet
 from papers.davody_2020.private import Private

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from noisette import models
+from noisette.nn import models
 from papers.davody_2020 import figure_1, figure_norms, networks, norms, table_2, table_3, table_5
 from papers.davody_2020.parts import PAPER
 from papers.davody_2020.runs import Run, Setting, mean_of, read

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import models
 from noisette.data import DataSet, Split, load
+from noisette.nn import models
 from papers.davody_2020 import distortion, table_2, table_3, table_4, weight_noise
 from papers.davody_2020.setting import NoisyWeights
 from papers.davody_2020.weight_noise import Examples, accuracy_under_noise, train, with_fresh_statistics

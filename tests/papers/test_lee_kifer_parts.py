@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from noisette.bench.methods import METHODS
+from benchmarks.steps.methods import METHODS
 from papers.__main__ import app
 from papers.lee_kifer_2020 import table_memory
 from papers.lee_kifer_2020.figures import COLUMNS, FIGURES

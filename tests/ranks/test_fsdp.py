@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsdp_loop import refused, restored, run_out_once, shared_numbers, spoilt, start_and_save, take_steps
-from noisette.run import checkpoint_file
+from noisette.run import checkpoint as checkpoint_file
 from process_group import alone, on_ranks
 from ranks_loop import Course
 

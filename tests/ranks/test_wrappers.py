@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.ranks.wrappers import canonical_name, canonical_parameters
+from noisette.ranks.process_group import canonical_name, canonical_parameters
 
 
 class OptimizedModule(nn.Module):

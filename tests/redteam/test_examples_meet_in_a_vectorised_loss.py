@@ -146,7 +146,7 @@ def of_model(m: nn.Module, x: Tensor) -> Tensor:
     return m(x).square().sum()
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")  # of branches_on_any
+@pytest.mark.filterwarnings("ignore::noisette.clipping.engines.OneByOneWarning")  # of branches_on_any
 @pytest.mark.parametrize("forward", FORWARDS, ids=lambda forward: forward.__name__)
 def test_no_value_reaches_another_example(forward: Callable[[Any, Tensor], Tensor]) -> None:
     one, other = neighbours()

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, engines
-from noisette.clipping.adaptive import AdaptiveClip
-from noisette.clipping.flat import FlatClipping
+from noisette.clipping.rules import AdaptiveClip, FlatClipping
 from noisette.core.forms import Dense, Outer, gram_product
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-import noisette.rules.autotune as autotune
-from noisette.rules.autotune import fastest, few_operations
+import noisette.rules.conv as autotune
+from noisette.rules.conv import fastest, few_operations
 
 CPU = torch.device("cpu")
 

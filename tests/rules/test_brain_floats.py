@@ -10,9 +10,8 @@ from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.core.forms import AS_COMPUTED
-from noisette.rules import brain_floats
-from noisette.rules.brain_floats import BrainOuter, split
-from noisette.rules.linear import linear_weight
+from noisette.rules import linear as brain_floats
+from noisette.rules.linear import BrainOuter, linear_weight, split
 
 
 def factors(t: int, o: int, i: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.core.forms import Examples
-from noisette.rules.broadcasting import add_other, unbroadcast, unbroadcast_channels
+from noisette.rules.linear import add_other, unbroadcast, unbroadcast_channels
 from rule_oracle import by_autograd, check_form, double
 
 B = 4

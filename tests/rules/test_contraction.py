@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.core.forms import Dense, Examples, Outer
-from noisette.rules.contraction import GroupedOuter, explicit_letters, factor_gradients
+from noisette.rules.linear import GroupedOuter, explicit_letters, factor_gradients
 from rule_oracle import by_autograd, check_form, double
 
 B = 4

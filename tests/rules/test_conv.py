@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.core.forms import Examples, compact, find_rule
-from noisette.rules.autotune import few_operations
-from noisette.rules.conv import conv_over_time
-from noisette.rules.explicit_kernels import EXPLICIT_PLANS, few_operations_plans
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients
-from noisette.rules.kernel_grams import GRAM_PLANS
+from noisette.rules.conv import (
+    EXPLICIT_PLANS,
+    GRAM_PLANS,
+    Geometry,
+    KernelGradients,
+    conv_over_time,
+    few_operations,
+    few_operations_plans,
+)
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 from noisette import PerExampleClip
-from noisette.rules import kernel_gradients
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients, explicit_plans
-from noisette.rules.kernel_grams import GRAM_PLANS
+from noisette.rules import conv as kernel_gradients
+from noisette.rules.conv import GRAM_PLANS, Geometry, KernelGradients, explicit_plans
 
 LARGE = {
     "patch embedding": (lambda: nn.Conv2d(3, 768, 16, 16), (3, 224, 224)),

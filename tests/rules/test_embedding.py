@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from noisette.core.forms import REWRITES, Examples
-from noisette.rules.embedding import embedding_weight
+from noisette.rules.attention import embedding_weight
 from rule_oracle import by_autograd, check_form, double
 
 B = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.rules.explicit_kernels import EXPLICIT_PLANS, by_backend, few_operations_plans
+from noisette.rules.conv import EXPLICIT_PLANS, by_backend, few_operations_plans
 from rule_oracle import TOLERANCE, of_single_examples, uneven
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from noisette.core.forms import Dense, Examples, compact, find_rule
-from noisette.rules import autotune, kernel_gradients
-from noisette.rules.autotune import NotMeasuredError, few_operations, operations_are_few
+from noisette.rules import conv as autotune
+from noisette.rules import conv as kernel_gradients
+from noisette.rules.conv import NotMeasuredError, few_operations, operations_are_few
 
 F = torch.nn.functional
 

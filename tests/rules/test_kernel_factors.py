@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from noisette.rules.kernel_factors import Geometry, KernelFactors, backend_gradient
+from noisette.rules.conv import Geometry, KernelFactors, backend_gradient
 from rule_oracle import TOLERANCE, double
 
 F = torch.nn.functional

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from noisette.core import forms
 from noisette.core.forms import Dense, Examples, compact, find_rule
-from noisette.rules import explicit_kernels, kernel_gradients
-from noisette.rules.autotune import few_operations
-from noisette.rules.explicit_kernels import EXPLICIT_PLANS
-from noisette.rules.kernel_gradients import KernelGradients
-from noisette.rules.kernel_grams import GRAM_PLANS
+from noisette.rules import conv as explicit_kernels
+from noisette.rules import conv as kernel_gradients
+from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, few_operations
 from rule_oracle import TOLERANCE, double
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients
-from noisette.rules.kernel_grams import GRAM_PLANS
+from noisette.rules.conv import GRAM_PLANS, Geometry, KernelGradients
 from rule_oracle import TOLERANCE, of_single_examples, uneven
 
 

@@ -16,7 +16,7 @@ from noisette.core.backward import ForwardPass, per_example_gradients, search
 from noisette.core.forms import PHYSICAL, Operation
 from noisette.errors import PrivacyError
 from noisette.rules import rule_check
-from noisette.rules.public_statistics import normalise_channels
+from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
 B = 3  # examples

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.forms import DERIVATIONS, Dense, DerivedWeight, Examples, find_rule
-from noisette.rules.public_statistics import (
-    Statistic,
-    normalise_channels,
-    public_mean,
-    public_variance,
-)
-from noisette.rules.shared_slope import Channels
+from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 from rule_oracle import TOLERANCE, by_autograd, double
 
 B, C = 4, 3

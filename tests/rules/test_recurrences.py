@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.rules import recurrences
-from noisette.rules.recurrences import KnownStates
+from noisette.rules import recurrent as recurrences
+from noisette.rules.recurrent import KnownStates
 from rule_oracle import double
 
 B, T, H, P = 3, 5, 4, 2

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.core.forms import Dense, Outer, Total, compact, find_inner_product
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients
-from noisette.rules.shared_slope import Channels, SharedSlope
+from noisette.rules.conv import Geometry, KernelGradients
+from noisette.rules.normalization import Channels, SharedSlope
 from rule_oracle import check_form, double
 
 B = 5

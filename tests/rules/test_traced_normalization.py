@@ -9,7 +9,7 @@ import torch
 from test_traced_recurrent_layers import check
 from torch import nn
 
-from noisette.rules.autotune import few_operations
+from noisette.rules.conv import few_operations
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layer": lambda: nn.LayerNorm([3, 4]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from noisette.rules.unrolled_recurrences import LayerWeights, Unrolled
+from noisette.rules.recurrent import LayerWeights, Unrolled
 
 B, T, FEATURES, UNITS = 3, 5, 4, 2
 

@@ -28,7 +28,7 @@ from noisette import (
 )
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING, shares_of
-from noisette.mechanisms.banded_factor import banded_coefficients
+from noisette.noise.banded import banded_coefficients
 
 SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3
 SECRET = bytes(range(32))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette._internal import atomic_files
-from noisette.run import checkpoint_file
+from noisette.accounting import atomic_files
+from noisette.run import checkpoint as checkpoint_file
 
 CONTENT: dict[str, Any] = {
     "numbers": [1, -2.5, 1e-300, math.inf, True, None, 2**70],

@@ -23,8 +23,7 @@ from noisette import (
     RdpAccountant,
     privatize,
 )
-from noisette._internal import atomic_files
-from noisette.accounting import Gaussian
+from noisette.accounting import Gaussian, atomic_files
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 
@@ -450,7 +449,7 @@ def test_nothing_saved_is_said(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    from noisette.run import checkpoint_file
+    from noisette.run import checkpoint as checkpoint_file
 
     begun(tmp_path)
     kept = checkpoint_file.read(tmp_path / "saved")
@@ -463,7 +462,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
-    from noisette.run import checkpoint_file
+    from noisette.run import checkpoint as checkpoint_file
 
     begun(tmp_path, pair(rule="adaptive"))
     kept = checkpoint_file.read(tmp_path / "saved")

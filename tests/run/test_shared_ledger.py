@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
 from noisette.accounting import Event, Events, Gaussian
-from noisette.accounting.accountants.rdp import RdpCurve
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger import RecordedRun
+from noisette.accounting.rdp import RdpCurve
 
 NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BUDGET, DELTA, STEPS = 3.0, 1e-3, 4

@@ -10,7 +10,7 @@ import torch
 
 import noisette
 from noisette.core.batches import Batch
-from noisette.sampling.joint_batch import JointBatch
+from noisette.run.loading import JointBatch
 
 
 def a_run(steps: int = 2) -> tuple[noisette.PrivateRun, torch.optim.Optimizer]:

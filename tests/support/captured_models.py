@@ -13,8 +13,7 @@ from torch.nn.utils import parametrizations
 
 from lipschitz_networks import NETWORKS as LIPSCHITZ
 from model_cases import Forward
-from noisette import models
-from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
+from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
 
 Batch = dict[str, Tensor]
 Loss = Callable[..., Tensor]  # (model, **batch) -> a tensor with one value for one example

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Case, Inputs
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.clipping.engines import BookKeeping, OneByOneWarning, PerExampleLoop, ReweightGP, Vmap
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping, Engine

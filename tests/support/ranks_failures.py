@@ -20,12 +20,12 @@ from ranks_loop import RECORDS, TERMS, loss, network, records
 STEPS = 8
 # Where a rank may be struck: the object whose method is about to run, or has just run.
 PLACES = {
-    "before the reservation": ("noisette.accounting.ledger.ledger.Ledger.reserve", True),
-    "after the reservation": ("noisette.accounting.ledger.ledger.Ledger.reserve", False),
+    "before the reservation": ("noisette.accounting.ledger.Ledger.reserve", True),
+    "after the reservation": ("noisette.accounting.ledger.Ledger.reserve", False),
     "before the batch is drawn": ("noisette.core.batches.PoissonSampler.indices", True),
     "in a microbatch": ("noisette.clipping.per_example.PerExampleClip.add", True),
-    "before the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", True),
-    "after the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", False),
+    "before the commit": ("noisette.accounting.ledger.Ledger.commit", True),
+    "after the commit": ("noisette.accounting.ledger.Ledger.commit", False),
     "before the sums are joined": ("noisette.ranks.process_group.Ranks.add_up", True),
     "in the noise": ("noisette.core.noise.GaussianNoise.add_", True),
     "before the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", True),

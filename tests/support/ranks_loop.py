@@ -27,7 +27,7 @@ from noisette import (
     private_pca,
     privatize,
 )
-from noisette.ranks.wrappers import canonical_name
+from noisette.ranks.process_group import canonical_name
 
 RECORDS, STEPS = 60, 5
 TERMS = {"steps": STEPS, "noise_multiplier": 1.1, "delta": 1e-3}
@@ -125,7 +125,7 @@ def course_of(run: PrivateRun, model: nn.Module, size: int = 7) -> Course:
 def in_small_buckets(**settings: Any) -> Course:
     """:func:`take_steps` where few values are exchanged at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.mechanisms.joint_sums._BUCKET", 10)
+        patch.setattr("noisette.noise.joint_sums._BUCKET", 10)
         return take_steps(**settings)
 
 

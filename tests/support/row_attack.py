@@ -10,7 +10,7 @@ import torch
 
 from noisette import PerExampleClip, PrivateRun, privatize
 from noisette.audit import Rows
-from noisette.audit.step_game import CanaryAxes
+from noisette.audit.step_audit import CanaryAxes
 
 
 def row_steps(axes: int, records: int, *, noise: float, **declared: Any) -> Iterator[tuple[PrivateRun, np.ndarray]]:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients
+from noisette.rules.conv import Geometry, KernelGradients
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from noisette import models
 from noisette.data import DataSet, load
+from noisette.nn import models
 from noisette.training.build import TrainingSetup
+from noisette.training.evaluation import Outcome
 from noisette.training.loop import evaluate, resume, train
-from noisette.training.outcome import Outcome
 from noisette.training.recipe import (
     AugmentationSection,
     DataSection,

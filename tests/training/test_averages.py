@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from noisette.data import load
-from noisette.training.averages import WeightAverage
-from noisette.training.learning_rate import learning_rate
 from noisette.training.loop import resume, train
+from noisette.training.optimizers import WeightAverage, learning_rate
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 
 

@@ -14,17 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import AutomaticClipping, FlatClipping, PrivacyError, models
+from noisette import AutomaticClipping, FlatClipping, PrivacyError
 from noisette import nn as norms
-from noisette._internal.registry import Entry
+from noisette.accounting.registry import Entry
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.nn import models
 from noisette.training.build import TrainingSetup, replace_batch_norm
+from noisette.training.evaluation import Outcome, Point
 from noisette.training.loop import evaluate, resume, train
-from noisette.training.outcome import Outcome, Point
 from noisette.training.recipe import (
     DataSection,
     LipschitzSection,

@@ -14,13 +14,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from noisette import FlatClipping, RdpAccountant
-from noisette.accounting.accountants import registry as accountants
+from noisette.accounting import registry as accountants
 from noisette.cli import app
-from noisette.clipping import registry as clipping
+from noisette.clipping import rules as clipping
 from noisette.clipping.engines import BookKeeping
 from noisette.data import DataSet, Split
 from noisette.data import registry as data_sets
-from noisette.models import registry as models
+from noisette.nn.models import registry as models
 
 SPLIT = Split(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2)
 RECIPE = {

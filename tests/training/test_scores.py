@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from noisette.data.target import Target
-from noisette.training.scores import class_figures, number_figures, outputs
+from noisette.training.evaluation import class_figures, number_figures, outputs
 
 
 def area(scores: list[float], members: list[bool]) -> float:

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from noisette import models
 from noisette.cli import app
 from noisette.data import DataSet, Split, load
+from noisette.nn import models
 from noisette.run.private import PrivateRun
+from noisette.training.evaluation import Outcome, Point
 from noisette.training.loop import evaluate, resume, train
-from noisette.training.outcome import Outcome, Point
 from noisette.training.recipe import (
     DataSection,
     ModelSection,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from noisette import models
 from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
 from noisette.core.release import shares_of
 from noisette.data import DataSet, Split, load
+from noisette.nn import models
+from noisette.training.evaluation import Outcome
 from noisette.training.loop import evaluate, train
-from noisette.training.outcome import Outcome
 from noisette.training.recipe import (
     DataSection,
     ModelSection,

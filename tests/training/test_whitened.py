@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from noisette import models
 from noisette.data import DataSet, Split, load
 from noisette.errors import PrivacyError
-from noisette.nn import Whitening
+from noisette.nn import Whitening, models
 from noisette.training.loop import resume, train
-from noisette.training.recipe import (
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, Recipe, TrainingSection
 from noisette.training.report.facts import facts_of
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement

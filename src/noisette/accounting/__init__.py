@@ -1,19 +1,13 @@
 """Privacy accounting: events, the accountants that compute their cost, and the ledger. No module here imports torch."""
 
-from noisette.accounting.accountants.composition import NaiveComposition as NaiveComposition
-from noisette.accounting.accountants.composition import StrongComposition as StrongComposition
-from noisette.accounting.accountants.gdp import GdpAccountant as GdpAccountant
-from noisette.accounting.accountants.interface import Accountant as Accountant
-from noisette.accounting.accountants.interface import PrivacyCurve as PrivacyCurve
-from noisette.accounting.accountants.moments import MomentsAccountant as MomentsAccountant
-from noisette.accounting.accountants.pld import PldAccountant as PldAccountant
-from noisette.accounting.accountants.rdp import RdpAccountant as RdpAccountant
 from noisette.accounting.calibrate import delta_for as delta_for
 from noisette.accounting.calibrate import epsilon_curve as epsilon_curve
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
+from noisette.accounting.composition import NaiveComposition as NaiveComposition
+from noisette.accounting.composition import StrongComposition as StrongComposition
 from noisette.accounting.events import BallsInBinsGaussian as BallsInBinsGaussian
 from noisette.accounting.events import BandedGaussian as BandedGaussian
 from noisette.accounting.events import DiscreteGaussian as DiscreteGaussian
@@ -30,5 +24,11 @@ from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
 from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting.events import UserLevel as UserLevel
 from noisette.accounting.events import ZcdpAmount as ZcdpAmount
-from noisette.accounting.ledger.ledger import Ledger as Ledger
+from noisette.accounting.gdp import GdpAccountant as GdpAccountant
+from noisette.accounting.interface import Accountant as Accountant
+from noisette.accounting.interface import PrivacyCurve as PrivacyCurve
+from noisette.accounting.ledger import Ledger as Ledger
+from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
+from noisette.accounting.pld import PldAccountant as PldAccountant
+from noisette.accounting.rdp import RdpAccountant as RdpAccountant
 from noisette.accounting.trade_off import TradeOff as TradeOff

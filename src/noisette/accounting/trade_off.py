@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from noisette.accounting.accountants.interface import PrivacyCurve
+from noisette.accounting.interface import PrivacyCurve
 from noisette.errors import below_one, not_negative, open_fraction
 
 _PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter

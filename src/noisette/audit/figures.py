@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from noisette.audit.audited_run import RunAudit
 from noisette.audit.certificate import epsilon_of
 from noisette.audit.membership import Membership
 from noisette.audit.step_audit import StepAudit
-from noisette.audit.whole_run import RunAudit
+from noisette.training.report.figures import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 from noisette.training.report.numbers import power_of_ten
-from noisette.training.report.svg import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (7.6, 2.9)
 _BINS = 60

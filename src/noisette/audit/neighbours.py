@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
-from noisette.audit.step_game import Scores, released_steps
+from noisette.audit.step_audit import FALSE_ALARM, Scores, StepAudit, Verdict, released_steps
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
 

@@ -1,22 +1,353 @@
-"""The audit of one step: whether it leaks more than is guaranteed, and whether it is the documented mechanism."""
+"""Models and records for audits: the gradient of each canary has an axis of its own, and exceeds every bound.
+
+Canary k is record k. Its gradient has the same value at element k of every trained parameter, and zeros elsewhere; the
+gradients of ordinary records have other elements.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from scipy.special import ndtri
-from torch import Tensor
+from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.audit.canary_models import Canaries, CanaryModel
+from noisette.accounting import Accountant
 from noisette.audit.certificate import certified_mu, epsilon_of
-from noisette.audit.step_game import BoundFactory, Scores, run_step_game
+from noisette.core.batches import Batch
+from noisette.core.release import BoundedSum, GradientBound, shares_of
+from noisette.nn import PublicBatchNorm, use_public_batch
+from noisette.nn.lipschitz import BoundedInput, SpectralLinear
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
+
+# Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
+LENGTH = 1000.0
+_ELSEWHERE = 8  # axes of the ordinary records
+
+
+class CanaryModel(Protocol):
+    """A model, and records that contain canaries."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Trained on the records."""
+        ...
+
+    @property
+    def records(self) -> Tensor:
+        """The canaries, then ordinary records, (records, ...)."""
+        ...
+
+    @property
+    def canaries(self) -> int:
+        """The number of records that are canaries."""
+        ...
+
+    def losses(self, output: Tensor) -> Tensor:
+        """One loss for each row of the model's output."""
+        ...
+
+
+def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
+    """Canaries on their axes in each part of ``widths`` elements, ordinary records on the axes behind them."""
+    parts = []
+    for width in widths:
+        part = torch.zeros(canaries + ordinary, width)
+        part[:canaries, :canaries] = LENGTH * torch.eye(canaries)
+        part[canaries:, canaries:] = torch.randn(ordinary, width - canaries)
+        parts.append(part)
+    return torch.cat(parts, 1)
+
+
+class _TwoLayers(nn.Module):
+    """The gradient of an example's output is the example itself, split over two parameters of different size."""
+
+    def __init__(self, widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.cut = widths[0]
+        self.a, self.b = (nn.Linear(width, 1, bias=False) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x[:, : self.cut]) + self.b(x[:, self.cut :])
+
+
+class Axes:
+    """For every clipping rule: two linear layers, whose gradient is the record."""
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        widths = canaries + _ELSEWHERE, canaries + 4 * _ELSEWHERE + 1
+        self.canaries = canaries
+        self.model = _TwoLayers(widths)
+        self.records = _records(canaries, ordinary, widths)
+
+    def losses(self, output: Tensor) -> Tensor:
+        return output.squeeze(1)
+
+
+class BehindPublicNorm:
+    """For models with public batch norm: a linear layer whose output is normalised by public statistics.
+
+    The public examples are on the axes of the ordinary records, so they change a canary's gradient on those axes only.
+    """
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        width = canaries + _ELSEWHERE
+        self.canaries = canaries
+        self.records = _records(canaries, ordinary, (width,))
+        layer = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(layer.weight[:, :canaries].detach())
+        self.model = nn.Sequential(layer, PublicBatchNorm(1, affine=False))
+        public = torch.zeros(64, width)
+        public[:, canaries:] = torch.randn(64, _ELSEWHERE)
+        use_public_batch(self.model, public)
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output.squeeze(1)
+
+
+class LipschitzAxes:
+    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one.
+
+    The gradient of an example is that of its score times its input, so its norm equals the bound, whatever that is.
+    """
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        width = canaries + _ELSEWHERE
+        self.canaries = canaries
+        self.input_shape = (width,)
+        self.records = _records(canaries, ordinary, (width,))
+        self.model = nn.Sequential(BoundedInput(1.0), SpectralLinear(width, 1))
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output.squeeze(1)
+
+
+class _SignedRows(nn.Module):
+    """Row x of a table; for x beyond the table, minus the row at the remainder."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table.num_embeddings
+        return self.table(x % rows).squeeze(1) * torch.where(x < rows, 1.0, -1.0)
+
+
+class Rows:
+    """For audits with many thousands of canaries: a table in which each record changes one row.
+
+    Args:
+        canaries: number of canaries; each has an axis of its own.
+        crowd: ordinary records on the axis of each canary, which move it in the opposite direction. With them an audit
+            can distinguish a sampler that shuffles, so that each record is in one batch per epoch, from Poisson
+            sampling.
+    """
+
+    def __init__(self, canaries: int, crowd: int = 0) -> None:
+        self.canaries = canaries
+        self.model = _SignedRows(canaries)
+        self.records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Records for a training step of your own. At a linear model without bias the gradient of a record is the record.
+
+    >>> canaries = Canaries(count=3, ordinary=2)
+    >>> canaries.records.shape, canaries.model()
+    (torch.Size([5, 11]), Linear(in_features=11, out_features=1, bias=False))
+    """
+
+    count: int = 512
+    ordinary: int = 100
+
+    @property
+    def width(self) -> int:
+        """The number of elements of a record, and of the model's gradient."""
+        return self.count + _ELSEWHERE
+
+    @property
+    def records(self) -> Tensor:
+        """The canaries, then ordinary records, (count + ordinary, width); drawn anew on each access."""
+        return _records(self.count, self.ordinary, (self.width,))
+
+    def model(self) -> nn.Linear:
+        """A linear model: with its output as the loss, the gradient of an example is the example."""
+        return nn.Linear(self.width, 1, bias=False)
+
+
+_MICROBATCH = 200
+_LR = 0.1
+
+BoundFactory = Callable[[nn.Module], GradientBound]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of canaries in units of the noise: N(0, 1) for those out of a batch, N(``shift``, 1) for those in it.
+
+    Args:
+        values: (steps, canaries).
+        inside: whether the canary was in the step's batch, (steps, canaries).
+        noise_multiplier: the documented one; one record moves all of a step by at most one over it.
+        shift: the documented mean of those in: one over the noise multiplier where canaries reach every bound.
+    """
+
+    values: np.ndarray
+    inside: np.ndarray
+    noise_multiplier: float
+    shift: float
+
+    @property
+    def of_those_in(self) -> np.ndarray:
+        """The scores of canaries that were in the batch, in one row."""
+        return self.values[self.inside]
+
+    @property
+    def of_those_out(self) -> np.ndarray:
+        """The scores of canaries that were not, in one row."""
+        return self.values[~self.inside]
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """The scores less the documented means, which leaves the noise, (steps, canaries)."""
+        return self.values - self.shift * self.inside
+
+
+def run_step_game(
+    bound_of: BoundFactory, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
+) -> Scores:
+    """Score canaries in the real training loop of :func:`noisette.privatize`.
+
+    Args:
+        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
+        noise_multiplier: of the run.
+        canary_model: model, records and losses; ``Axes()`` unless given.
+        steps: number of steps; each gives a score for every canary.
+
+    Raises:
+        ValueError: a number outside its domain.
+        PrivacyError: the bound refuses the model or the losses.
+    """
+    checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
+    canary_model = canary_model if canary_model is not None else Axes()
+    bound = bound_of(canary_model.model)
+    expected = len(canary_model.records) / 2
+    values, coins, shift = [], [], 0.0
+    for _, batch, sums in released_steps(
+        bound,
+        canary_model.records,
+        lambda run, records: run.accumulate(lambda model, record: canary_model.losses(model(record)), records),
+        noise_multiplier=noise_multiplier,
+        sampling_rate=0.5,
+        steps=steps,
+        expected_batch_size=expected,
+        microbatch_size=_MICROBATCH,
+        lr=_LR,
+    ):
+        axes = CanaryAxes.of(sums, bound.parameters)
+        shift = axes.shift / noise_multiplier
+        values.append(axes.scores(canary_model.canaries, expected) / noise_multiplier)
+        coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
+    return Scores(np.array(values), np.array(coins), noise_multiplier, shift)
+
+
+def released_steps(
+    bound: GradientBound,
+    records: Tensor | tuple[Tensor, ...],
+    add: Callable[[PrivateRun, Any], None],
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    expected_batch_size: float,
+    microbatch_size: int,
+    lr: float = 0.0,
+    accountant: Accountant | None = None,
+) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
+    """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
+
+    Args:
+        bound: of the model that is trained.
+        records: the data set.
+        add: adds the gradients of a microbatch, by ``run.accumulate``.
+        noise_multiplier: of the run.
+        sampling_rate: of the run.
+        steps: of the run.
+        expected_batch_size: by which each sum is divided.
+        microbatch_size: the largest number of records in a call of ``add``.
+        lr: learning rate of SGD; 0 keeps the weights.
+        accountant: of the run; that of ``privatize`` unless given.
+
+    Yields:
+        The run, the batch, and sums that hold nothing but the bounds of this step.
+    """
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
+    with privatize(
+        bound,
+        optimizer,
+        records,
+        sampling_rate=sampling_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        accountant=accountant,
+    ) as run:
+        for batch in run.batches():
+            sums = bound.pop_sums()
+            for microbatch in batch.microbatches(microbatch_size):
+                add(run, microbatch)
+            optimizer.step()
+            yield run, batch, sums
+            optimizer.zero_grad()
+
+
+@dataclass(frozen=True)
+class CanaryAxes:
+    """The directions in which canaries move a release, in units of the noise at multiplier one.
+
+    A canary reaches the bound of each sum by equal amounts in each of its parameters.
+    """
+
+    weights: Sequence[tuple[Tensor, float]]  # each parameter with the weight of its elements in a score
+    shift: float  # mean score of a canary that is in the batch
+
+    @classmethod
+    def of(cls, sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor]) -> CanaryAxes:
+        """For a release of these sums; sums of anything but parameters, such as a count, are ignored."""
+        trained = {id(p) for p in parameters.values()}
+        reached = [
+            (part, share)
+            for part, share in zip(sums, shares_of(sums), strict=True)
+            if all(id(p) in trained for p in part.params)
+        ]
+        length = math.sqrt(sum(share for _, share in reached))
+        weights = [
+            (p, share / (part.bound * math.sqrt(len(part.params)) * length))
+            for part, share in reached
+            for p in part.params
+        ]
+        return cls(weights, length)
+
+    def scores(self, canaries: int, expected_batch_size: float) -> np.ndarray:
+        """The component of the released gradients along the axis of each canary, (canaries,)."""
+        scores = torch.zeros(canaries, dtype=torch.float64)
+        for p, weight in self.weights:
+            assert p.grad is not None
+            scores += p.grad.double().flatten()[:canaries] * (weight * expected_batch_size)
+        return scores.numpy()
+
 
 FALSE_ALARM = 1e-9
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products

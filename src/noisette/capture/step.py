@@ -16,10 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from noisette._internal.waiting import wait_for
-from noisette.capture.captured import Captured, CaptureWarning
-from noisette.capture.python_values import python_values
-from noisette.capture.schedule import Schedule
+from noisette.capture.captured import Captured, CaptureWarning, Schedule, python_values, wait_for
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import version_of

@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 import noisette
-from noisette.cli.account import account
+from noisette.cli.account import account, calibrate
 from noisette.cli.audit import audit
-from noisette.cli.bench import bench
-from noisette.cli.calibrate import calibrate
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
@@ -28,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, search, predict, schema, doctor, account, calibrate, plan, audit, bench):
+for command in (train, search, predict, schema, doctor, account, calibrate, plan, audit):
     app.command()(command)
 app.add_typer(ledger)
 

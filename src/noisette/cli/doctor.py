@@ -10,9 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, option
-from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, target_of, wrong_inputs
+from noisette.cli.options import (
+    CLASSES,
+    WRONG_CALL,
+    DataDir,
+    given_shape,
+    made_by,
+    option,
+    plain_errors,
+    target_of,
+    wrong_inputs,
+)
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""``noisette ledger``: show a ledger, compute its privacy cost, and repair it after a crash."""
+"""Which ledger a run folder or a file stands for on the command line."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,21 +16,162 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
+    DiscreteGaussian,
+    DpAmount,
     Events,
+    Gaussian,
     GroupPrivacy,
+    Laplace,
     Ledger,
+    ZcdpAmount,
 )
-from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import check_events
-from noisette.accounting.serialization import facts_of
+from noisette.accounting.calibrate import NOISE_TAIL
+from noisette.accounting.events import Event, check_events, facts_of
+from noisette.accounting.ledger import LEDGER_FILE
+from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.errors import plain_errors
-from noisette.cli.event_words import in_words
-from noisette.cli.ledger_charge import charge
-from noisette.cli.ledger_place import ledger_at
-from noisette.cli.privacy_cost import accountant_facts, rounded_up
+from noisette.cli.account import accountant_facts, in_words, rounded_up
+from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
+
+
+def ledger_at(place: Path) -> Path:
+    """The ledger at this place, or of the run that was to be written there and has not ended.
+
+    Where the place alone does not say which ledger is meant, a line on standard error does.
+
+    Raises:
+        ValueError: there is no ledger at the place, and several runs for it have not ended.
+    """
+    from noisette.training.unfinished import in_words, unfinished_runs
+
+    named = place / LEDGER_FILE if place.is_dir() else place
+    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
+    ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
+    if not named.exists() and len(ledgers) > 1:
+        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
+        raise ValueError(
+            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
+        )
+    used = named if named.exists() or not ledgers else ledgers[0]
+    if ledgers:
+        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
+    return used
+
+
+_WHAT = "The release: give one of"
+
+
+@plain_errors()
+def charge(
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|FILE",
+            help="A run folder, also that of a run which was cut off, or a ledger file, also a new one.",
+            show_default=False,
+        ),
+    ],
+    *,
+    zcdp: Annotated[
+        float | None, typer.Option(metavar="RHO", help="Stated as zCDP: rho above 0.", rich_help_panel=_WHAT)
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Stated as epsilon, with --delta where it is not 0: 0 or more.", rich_help_panel=_WHAT),
+    ] = None,
+    laplace: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NOISE",
+            help="Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    discrete_gaussian: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NOISE",
+            help="A count with discrete Gaussian noise of this parameter sigma, where one record counts 1.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    gaussian: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NOISE",
+            help="Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
+    tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
+    times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
+    dataset: Annotated[
+        str | None, typer.Option(help="The name of the data set, for a new ledger.", show_default=False)
+    ] = None,
+) -> None:
+    """Record a release by another mechanism or another tool, so that the ledger holds everything on its data set.
+
+    Run it before the release. It is never taken back, and nothing checks that what another tool states is true.
+
+    Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
+    """
+    given = {
+        "zcdp": zcdp,
+        "epsilon": epsilon,
+        "laplace": laplace,
+        "discrete_gaussian": discrete_gaussian,
+        "gaussian": gaussian,
+    }
+    checks.all_of(
+        partial(checks.exactly_one, **given),
+        partial(checks.count, times=times),
+        lambda: _check_amount(epsilon, delta, zcdp, tool),
+    )
+    event = next(_event(name, value, delta=delta, tool=tool) for name, value in given.items() if value is not None)
+    path = ledger_at(place)
+    with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
+        ledger.charge(event, times)
+        typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
+
+
+def _event(name: str, value: float, *, delta: float, tool: str) -> Event:
+    match name:
+        case "zcdp":
+            return ZcdpAmount(value, tool)
+        case "epsilon":
+            return DpAmount(value, delta, tool)
+        case "laplace":
+            return Laplace(value)
+        case "discrete_gaussian":
+            return DiscreteGaussian(value)
+        case _:
+            return Gaussian(value)
+
+
+def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
+    if delta and epsilon is None:
+        raise ValueError(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
+    if tool and epsilon is None and zcdp is None:
+        raise ValueError(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
+
+
+def _dataset(path: Path, given: str | None) -> str:
+    """The name of the data set: that of the ledger, or the given one where it begins a ledger.
+
+    Raises:
+        ValueError: a new ledger has no name, or a ledger has another one.
+    """
+    known = Ledger.read(path) if path.is_file() else None
+    if known is None or not known.entries:
+        if given is None:
+            raise ValueError(f"there is no ledger at {path}; to begin one, name its data set with --dataset")
+        return given
+    if given not in (None, known.dataset):
+        raise ValueError(f"{path} is the ledger of data set {known.dataset!r}, not of {given!r}; leave out --dataset")
+    return known.dataset
+
 
 ledger = typer.Typer(
     name="ledger",

@@ -20,12 +20,11 @@ from noisette import errors as checks
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.plan import LEAST_STEPS, NEARLY, Setting, recommended, with_noise, within_budget
 from noisette.cli import options
-from noisette.cli.errors import INTERRUPTED, plain_errors
-from noisette.cli.privacy_cost import PrivacyCost, accountant_facts, json_number, rounded_up
+from noisette.cli.account import PrivacyCost, accountant_facts, json_number, rounded_up
+from noisette.cli.options import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
-    from noisette.training.report.plan_figures import Line, Panel
-    from noisette.training.report.plot import Cells
+    from noisette.training.report.figures import Cells, Line, Panel
 
 _DIGITS = 4  # the accuracy of these epsilons
 
@@ -179,7 +178,7 @@ class _Found:
 
     def draw(self, path: Path) -> None:
         """Write the figure, or the page with figure and tables."""
-        from noisette.training.report.plot import Plot
+        from noisette.training.report.figures import Plot
 
         title = f"Noise for ε = {self.epsilon:g} with {self.size:,} records"
         lead = (
@@ -266,7 +265,7 @@ class _Found:
         return f"ε after {self.chosen.epochs:g} epochs, by noise multiplier"
 
     def _panels(self) -> list[Panel]:
-        from noisette.training.report.plan_figures import Panel
+        from noisette.training.report.figures import Panel
 
         by_noise = _lines(self.by_noise, lambda setting: (setting.noise_multiplier, setting.epsilon))
         noise = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
@@ -305,7 +304,7 @@ def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 def _lines(settings: Sequence[Setting], point: Callable[[Setting], tuple[float, float]]) -> list[Line]:
     """A line for each batch size; larger sizes have a stronger colour."""
-    from noisette.training.report.plan_figures import Line
+    from noisette.training.report.figures import Line
 
     rows = _by_batch(settings)
     lines = []

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisette.cli.errors import plain_errors
-from noisette.cli.options import option
+from noisette.cli.options import option, plain_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +52,7 @@ def predict(
     if out is None:
         typer.echo(content, nl=False)
     else:
-        from noisette._internal import atomic_files
+        from noisette.accounting import atomic_files
 
         atomic_files.write(out, content.encode())
         typer.echo(f"predictions  {out}")

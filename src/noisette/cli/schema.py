@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from noisette.cli.errors import plain_errors
-from noisette.cli.options import listed, numbers, option
+from noisette.cli.options import listed, numbers, option, plain_errors
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 
@@ -224,7 +223,7 @@ def _check(facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) 
 
 
 def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
-    from noisette._internal import atomic_files
+    from noisette.accounting import atomic_files
 
     lines = [
         "# What is publicly known about the columns, for noisette train --columns. Written without reading any row:",

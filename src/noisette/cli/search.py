@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from noisette import errors as checks
-from noisette._internal.allocator import keep_freed_memory
-from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, option
+from noisette.cli.options import DataDir, option, plain_errors
 from noisette.cli.stopping import Stopping
 from noisette.cli.training import mention_others, mention_replaced, report
+from noisette.training.allocator import keep_freed_memory
 from noisette.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.report import Facts, RunFolder
-    from noisette.training.search import Score, Search, SearchSpace
+    from noisette.training.search import Score, Search
+    from noisette.training.search_space import SearchSpace
 
 _SCORES = ("public-set", "held-out")
 _SHARE = 0.1  # held out, unless it is given
@@ -149,13 +149,13 @@ def _check_score(score_on: str, holdout: float | None, score_noise: float | None
 
 
 def _space(over: list[str], recipe: Recipe) -> SearchSpace:
-    from noisette.training.search import SearchSpace
+    from noisette.training.search_space import SearchSpace
 
     return SearchSpace.read(over, recipe)
 
 
 def _check_recipe(recipe: Recipe, score_on: str) -> None:
-    from noisette.training.search.search import check_recipe
+    from noisette.training.search import check_recipe
 
     check_recipe(recipe, public=score_on == "public-set")
 
@@ -185,8 +185,8 @@ def _search(
     Raises:
         typer.Exit: the search found nothing.
     """
-    from noisette.training.load import load_data, load_public
     from noisette.training.report import RunFolder
+    from noisette.training.saved_model import load_data, load_public
     from noisette.training.search import Search
 
     keep_freed_memory()
@@ -213,7 +213,7 @@ def _make(search: Search, folder: RunFolder) -> Facts:
     """Make a search whose ledger lies in this folder, and complete the folder with its best run."""
     from noisette.accounting import Ledger
     from noisette.training.report import documents
-    from noisette.training.report.of_search import announcement, facts_of_search
+    from noisette.training.report.page import announcement, facts_of_search
 
     _check_room(folder.place, search.model_bytes)
     typer.echo("\n".join(announcement(search)), err=True)

@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-from noisette.cli.errors import TERMINATED
+from noisette.cli.options import TERMINATED
 
 
 class Stopping:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from noisette import data as data_sets
-from noisette._internal.registry import described
-from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, listed, numbers, option, whole_numbers
+from noisette.accounting.registry import described
+from noisette.cli.options import DataDir, listed, numbers, option, plain_errors, whole_numbers
 from noisette.cli.training import begin, go_on, scaled
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.models import names as model_names
+from noisette.nn.models import names as model_names
 from noisette.training.recipe import (
     BATCH_NORMS,
     BATCHES,

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from noisette._internal.allocator import keep_freed_memory
-from noisette.cli.errors import INTERRUPTED, TERMINATED
+from noisette.cli.options import INTERRUPTED, TERMINATED
+from noisette.training.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
     from noisette.training.recipe import Recipe
     from noisette.training.report import Facts, RunFolder
+
 
 _KEY_BYTES = 32  # of the key that decides which records are held out
 
@@ -189,7 +190,7 @@ def _loaded(
     ranks: AnyRanks, recipe: Recipe, data_dir: Path | None, holdout_key: bytes = b""
 ) -> tuple[DataSet, DataSet | None]:
     """The records and the public examples, which every rank loads; rank 0 has the key of the records held out."""
-    from noisette.training.load import load_data, load_public
+    from noisette.training.saved_model import load_data, load_public
 
     key = bytes.fromhex(ranks.from_first("the key of the records held out", holdout_key.hex))
     with ranks.unanimous("the data"):
@@ -220,7 +221,7 @@ def on_ranks() -> Iterator[AnyRanks]:
 
 def scaled(recipe: Recipe, factor: int, data_dir: Path | None) -> Recipe:
     """The recipe of a small run that stands for the one by this recipe; the data are read for their declared size."""
-    from noisette.training.load import load_data
+    from noisette.training.saved_model import load_data
     from noisette.training.simulation import scaled_down
 
     size = load_data(recipe, data_dir, holdout_key=secrets.token_bytes(_KEY_BYTES)).declared_size
@@ -230,7 +231,7 @@ def scaled(recipe: Recipe, factor: int, data_dir: Path | None) -> Recipe:
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that a run can be continued from any folder."""
     from noisette.data import names
-    from noisette.models.local_folder import is_folder_of_model
+    from noisette.nn.models.factory import is_folder_of_model
 
     def whole(path: str | None) -> str | None:
         return path and str(Path(path).resolve())

@@ -15,7 +15,7 @@ from noisette.training.report import percent, upward
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
-    from noisette.training.outcome import Point
+    from noisette.training.evaluation import Point
 
 
 _COMPILER = logging.getLogger("noisette.capture")

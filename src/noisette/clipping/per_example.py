@@ -15,13 +15,19 @@ from torch.nn.parameter import is_lazy
 
 import noisette.rules  # noqa: F401 - registers them
 from noisette import errors as checks
-from noisette.capture.schedule import Capture, schedule_of
+from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
-from noisette.clipping.engines import BookKeeping
-from noisette.clipping.flat import FlatClipping
-from noisette.clipping.one_by_one import OneByOneWarning, clipped_sum_one_by_one, says_one_by_one
-from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.clipping.recorded_rows import RecordedCall, Returned, clipped_sum_of, record_rows
+from noisette.clipping.engines import (
+    BookKeeping,
+    OneByOneWarning,
+    RecordedCall,
+    Returned,
+    clipped_sum_of,
+    clipped_sum_one_by_one,
+    record_rows,
+    says_one_by_one,
+)
+from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
 from noisette.core.backward import ForwardPass, UncoveredError, search
 from noisette.core.clip import (
     Accumulator,
@@ -41,9 +47,9 @@ from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
+from noisette.ranks.process_group import Unwrapped, canonical_parameters
 from noisette.ranks.shards import Shards, local
-from noisette.ranks.wrappers import Unwrapped, canonical_parameters
-from noisette.rules.autotune import few_operations
+from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from noisette._internal.registry import Entry
+from noisette.accounting.registry import Entry
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from noisette import errors as checks
-from noisette._internal.dead_leaves import KINDS, SIZES, drawn
 from noisette.data.dataset import DataSet, Split
+from noisette.data.leaves import KINDS, SIZES, drawn
 
 TRAIN, TEST = 10_000, 1_000
 CLASSES = tuple(f"{size} {kind}" for size in SIZES for kind in KINDS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from noisette import errors as checks
-from noisette._internal.shaded_leaves import drawn
 from noisette.data.dataset import DataSet, Split
+from noisette.data.leaves import drawn_shaded as drawn
 
 TRAIN, TEST = 10_000, 1_000
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from noisette.clipping.engines import RecordedCall, Returned
 from noisette.clipping.per_example import PerExampleClip
-from noisette.clipping.recorded_rows import RecordedCall, Returned
 from noisette.core.loss import Microbatch
 from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError

@@ -19,10 +19,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisette.accounting.sampling_plan import check_numbers
+from noisette.accounting.plan import check_numbers
 from noisette.errors import PrivacyError, plain
-from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps
-from noisette.integrations.lightning_settings import module_of_lightning, problems_of_module
+from noisette.integrations.lightning_run import (
+    Declared,
+    LightningRun,
+    Step,
+    Steps,
+    module_of_lightning,
+    problems_of_module,
+)
 
 _IN_CHECKPOINT = "private_run"
 _Module: Any = object  # the class of the user's module stands behind in the order of methods

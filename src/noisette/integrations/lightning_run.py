@@ -1,32 +1,266 @@
-"""The private run behind a ``fit`` of Lightning: how it begins or goes on, its steps, its part of a checkpoint."""
+"""Metrics of torchmetrics in a ``training_step``: they do nothing while losses of private records are computed."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
-from noisette.integrations import lightning_checkpoint
 from noisette.integrations.boundary import Boundary
-from noisette.integrations.lightning_settings import (
-    problems_of_compilation,
-    problems_of_loader,
-    problems_of_trainer,
-)
-from noisette.integrations.lightning_surroundings import muted_metrics
+from noisette.run import checkpoint as checkpoint_file
+from noisette.run.checkpoint import SavedRun, capture_state
+from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.loading import Collate
 from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.privatize import check_declared_again, privatize
+
+
+class NotComputed:
+    """What a metric returns for private records: it may be logged, which does nothing, and enter no computation."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise PrivacyError(
+            "training_step computes with the value of a metric of torchmetrics, which is not computed of private "
+            "records: call the metric in validation_step, or use a function of torch in the loss"
+        )
+
+    def __torch_function__(self, *_: object) -> Any:
+        return self.value
+
+
+class _Muted(nn.Module):
+    """In the place of each metric; always the same object, as a captured step expects."""
+
+    def forward(self, *_: object, **__: object) -> NotComputed:
+        return NotComputed()
+
+    compute = update = reset = forward
+
+
+_MUTED = _Muted()
+
+
+@contextmanager
+def muted_metrics(module: nn.Module) -> Iterator[None]:
+    """Within it, metrics that the module holds do nothing."""
+    held = [
+        (part._modules, name, metric)
+        for part in module.modules()
+        if not _is_metric(part)
+        for name, metric in part._modules.items()
+        if _is_metric(metric)
+    ]
+    for modules, name, _ in held:
+        modules[name] = _MUTED
+    try:
+        yield
+    finally:
+        for modules, name, metric in held:
+            modules[name] = metric
+
+
+def _is_metric(part: object) -> bool:
+    return any(
+        base.__name__ in ("Metric", "MetricCollection") and base.__module__.startswith("torchmetrics.")
+        for base in type(part).__mro__
+    )
+
+
+_MODULES = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_FINDERS = {
+    "LearningRateFinder": "it trains on the records without a price; choose the rate on public records",
+    "BatchSizeFinder": "the batch size is declared; memory is bounded by microbatches",
+    "GradientAccumulationScheduler": "the batch size is declared; memory is bounded by microbatches",
+}
+_OWN_HOOKS = {
+    "optimizer_step": "the private step calls the optimizer; change the rate by a scheduler",
+    "backward": "gradients are computed for each record alone",
+    "configure_gradient_clipping": "each record is clipped to max_grad_norm",
+}
+
+
+def module_of_lightning(module: Any) -> type | None:
+    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``."""
+    for base in type(module).__mro__:
+        if base.__name__ == "LightningModule" and base.__module__ in _MODULES:
+            return base
+    return None
+
+
+def problems_of_module(module: Any) -> Iterator[str]:
+    """What is wrong with a module of Lightning, before it is private."""
+    lightning = module_of_lightning(module)
+    if lightning is None:
+        yield f"expected a LightningModule, got a {type(module).__name__}"
+        return
+    for hook in ("training_step", "configure_optimizers"):
+        if getattr(type(module), hook, None) is getattr(lightning, hook):
+            yield f"{type(module).__name__} has no {hook}"
+    for hook, why in _OWN_HOOKS.items():
+        if getattr(type(module), hook) is not getattr(lightning, hook):
+            yield f"{type(module).__name__} overrides {hook}: {why}"
+
+
+def problems_of_trainer(trainer: Any) -> Iterator[str]:
+    """What contradicts the guarantee in a trainer's arguments."""
+    if trainer.accumulate_grad_batches != 1:
+        yield (
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: give the loader the whole batch_size; memory "
+            "is bounded by microbatches"
+        )
+    if trainer.gradient_clip_val:
+        yield f"gradient_clip_val={trainer.gradient_clip_val}: each record is clipped to max_grad_norm; leave it out"
+    if trainer.precision not in _PRECISIONS:
+        yield f'precision="{trainer.precision}": use one of {", ".join(_PRECISIONS)}'
+    if trainer.fast_dev_run or trainer.overfit_batches:
+        name = "fast_dev_run" if trainer.fast_dev_run else "overfit_batches"
+        yield f"{name}: each step on private records has its price; try the module on public ones, without make_private"
+    elif trainer.limit_train_batches != 1.0:
+        yield f"limit_train_batches={trainer.limit_train_batches}: shorten the training by max_steps"
+    if type(trainer.strategy).__name__ not in _STRATEGIES:
+        yield f'strategy {type(trainer.strategy).__name__}: use strategy="ddp", or shard with noisette.privatize'
+    elif getattr(trainer.strategy, "_start_method", "popen") != "popen":
+        yield 'a strategy that spawns or forks: use strategy="ddp", which starts the script once for each device'
+    if trainer.max_epochs == -1 and trainer.max_steps == -1:
+        yield "max_epochs=-1: declare max_epochs or max_steps; the noise depends on the number of steps"
+    for callback in trainer.callbacks:
+        for base in type(callback).__mro__:
+            if base.__name__ in _FINDERS:
+                yield f"the callback {type(callback).__name__}: {_FINDERS[base.__name__]}"
+
+
+def problems_of_compilation(module: Any) -> Iterator[str]:
+    """What is wrong with a module that is given to ``fit`` compiled."""
+    if getattr(module, "_compiler_ctx", None) is not None:
+        yield "torch.compile: the private step is captured and compiled by itself; give fit the module itself"
+
+
+def problems_of_loader(loader: Any) -> Iterator[str]:
+    """What is wrong with a loader of the training records, of which data set, batch size and collation are taken."""
+    if not isinstance(loader, DataLoader):
+        yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        yield (
+            "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
+            "as list(dataset)"
+        )
+        return
+    if not loader.batch_size:
+        yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
+    sampler = loader.sampler
+    if not isinstance(sampler, RandomSampler | SequentialSampler) or getattr(sampler, "replacement", False):
+        yield (
+            f"the training loader has a {type(sampler).__name__}: batches are Poisson samples, in which each record is "
+            "with the same probability; leave the sampler out"
+        )
+
+
+_DECLARED = "declared"
+_RECORDS = "private-run"  # folder beside the ledger, with a folder for each unfinished run
+
+
+def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
+    """What a checkpoint says of a run with a ledger on disk; the fingerprint is written if it is not there.
+
+    Args:
+        run: the run.
+        dataset: its records.
+        declared: the numbers that were declared for it.
+    """
+    assert run.ledger.path is not None
+    folder = _fingerprint_of(run.ledger.path, run.terms.run)
+    if run.steps_left and not folder.is_dir():
+        folder.mkdir(parents=True)
+        Fingerprint.of(dataset).write(folder)
+    with TemporaryDirectory() as made:
+        SavedRun.write(
+            Path(made),
+            run.bound,
+            terms=run.terms,
+            steps_taken=run.steps_taken,
+            ledger=run.ledger,
+            learned={},
+            extras={},
+        )
+        facts = checkpoint_file.read(Path(made))
+    return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
+
+
+def resumed(
+    saved: Mapping[str, Any],
+    ledger: Path,
+    clip: PerExampleClip,
+    optimizer: Optimizer,
+    dataset: Any,
+    collate: Collate | None,
+    declared: Mapping[str, float | None],
+) -> PrivateRun:
+    """The run of a checkpoint whose weights and optimizer state Lightning has restored by now.
+
+    Args:
+        saved: what :func:`facts_of` returned.
+        ledger: where the ledger of the run is now.
+        clip: of the module.
+        optimizer: of its parameters.
+        dataset: the records of the run.
+        collate: as for :func:`noisette.privatize`.
+        declared: the numbers that are declared now.
+
+    Raises:
+        ValueError: they are not those of the run.
+        FileNotFoundError: the fingerprint of the records is not beside the ledger.
+        ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`.
+    """
+    saved = dict(saved)
+    check_declared_again(saved.pop(_DECLARED, {}), declared)
+    fingerprint = _fingerprint_of(ledger, saved["terms"]["run"])
+    with TemporaryDirectory() as made:
+        folder = Path(made).resolve()
+        place = {"ledger": os.path.relpath(ledger, folder)}
+        checkpoint_file.write(folder, {**saved, **place, "learned": capture_state(clip.model, optimizer)})
+        if fingerprint.is_dir():
+            shutil.copytree(fingerprint, folder, dirs_exist_ok=True)
+        try:
+            return PrivateRun.resume(folder, clip, optimizer, dataset, collate_fn=collate)
+        except FileNotFoundError as error:
+            if fingerprint.is_dir() or not ledger.is_file():
+                raise
+            raise FileNotFoundError(
+                f"{fingerprint} is not there, by which the run knows its records: move it along with its ledger"
+            ) from error
+
+
+def forget_records(run: PrivateRun) -> None:
+    """Delete the fingerprint of a run that has no steps left."""
+    if run.steps_left or run.ledger.path is None:
+        return
+    folder = _fingerprint_of(run.ledger.path, run.terms.run)
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()  # if it was the last one
+
+
+def _fingerprint_of(ledger: Path, run: str) -> Path:
+    return ledger.parent / _RECORDS / run
+
 
 _WHOLE = 2**31  # examples of a microbatch: the whole batch
 
@@ -218,7 +452,7 @@ class LightningRun:
         self._ledger = self._declared.ledger or Path(self._saved["ledger"])
         dataset, collate, (optimizer,) = self._loader.dataset, _collate(self._loader), trainer.optimizers
         now = self._numbers(trainer)
-        return lightning_checkpoint.resumed(self._saved, self._ledger, clip, optimizer, dataset, collate, now)
+        return resumed(self._saved, self._ledger, clip, optimizer, dataset, collate, now)
 
     # A step
 
@@ -314,7 +548,7 @@ class LightningRun:
         run = self._run
         if run is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
-        return lightning_checkpoint.facts_of(run, self._loader.dataset, self._declared_numbers)
+        return facts_of(run, self._loader.dataset, self._declared_numbers)
 
     def close(self) -> None:
         """End the run, if there is one; what was reserved and not used is given back."""
@@ -324,7 +558,7 @@ class LightningRun:
         try:
             self._last = self.facts()
         finally:
-            lightning_checkpoint.forget_records(run)
+            forget_records(run)
             self._hook.remove()
             run.close()
             self._run, self._batches = None, iter(())

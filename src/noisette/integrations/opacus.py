@@ -27,10 +27,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
-from noisette.clipping.automatic import AutomaticClipping
-from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
-from noisette.clipping.per_layer import PerLayerClipping
+from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import Boundary
 from noisette.run.private import PrivateRun

@@ -1,6 +1,7 @@
-"""Hugging Face's ``Trainer`` with differential privacy: same models, data sets, callbacks and checkpoints.
+"""The training records of a ``Trainer``: each is collated alone, then padded to the bucket of its own length.
 
-Needs ``pip install noisette[transformers]``.
+Which fields are padded is decided by their names and by the kind of model, which are public, never by the lengths that
+are met in the records.
 """
 
 from __future__ import annotations
@@ -9,23 +10,323 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.models.auto import modeling_auto
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
-from noisette.integrations.tokenized_records import bucketed
-from noisette.integrations.transformers_arguments import PrivateTrainingArguments, declared
-from noisette.integrations.transformers_surroundings import Surroundings
+from noisette.errors import PrivacyError
 from noisette.run.checkpoint import SavedRun
-from noisette.run.declared_again import check_declared_again
+from noisette.run.collation import PaddedBuckets, row_of
+from noisette.run.loading import record
 from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.privatize import check_declared_again, privatize
+
+Collate = Callable[[list[Any]], Mapping[str, Any]]
+_IGNORED_LABEL = -100  # which the losses of transformers leave out
+_ONE_FOR_EACH_TOKEN: dict[str, float] = {
+    "attention_mask": 0,
+    "token_type_ids": 0,
+    "position_ids": 0,
+    "special_tokens_mask": 1,
+    "global_attention_mask": 0,
+    "mm_token_type_ids": 0,
+    "bbox": 0,
+}
+_OF_TARGETS: dict[str, float] = {"decoder_attention_mask": 0, "labels": _IGNORED_LABEL}  # with a length of their own
+
+
+def _classes(*kinds: str) -> set[str]:
+    """Names of the model classes of these kinds; a version of transformers may lack a kind."""
+    return {
+        name
+        for kind in kinds
+        for entry in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}).values()
+        for name in ([entry] if isinstance(entry, str) else entry)
+    }
+
+
+_OF_TOKENS = _classes("TOKEN_CLASSIFICATION")
+_OF_TEXTS = _classes(
+    *("CAUSAL_LM", "MASKED_LM", "PRETRAINING", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "VISION_2_SEQ"),
+    *("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"),
+)
+_OF_CHOICES = _classes("MULTIPLE_CHOICE")
+
+
+class CollatedRecords:
+    """Records as tensors, each made by the collator from that record alone.
+
+    Args:
+        records: with ``len`` and indexing.
+        collate: makes a batch of a list of records.
+    """
+
+    def __init__(self, records: Any, collate: Collate) -> None:
+        self._records = records
+        self._collate = collate
+
+    @property
+    def known_by(self) -> Any:
+        """The records, by which a resumed run recognises the data set."""
+        return self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        made = self._collate([record(self._records, int(index))])
+        one = row_of({name: _as_tensor(value) for name, value in made.items()})
+        if "input_ids" in one and "attention_mask" not in one:  # so that padding is left out
+            one["attention_mask"] = torch.ones_like(one["input_ids"])
+        return one
+
+
+def _as_tensor(value: Any) -> Any:
+    """Lists of numbers as a tensor; any other value as it is."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # such as texts, which nobody may read
+        return value
+
+
+def bucketed(
+    records: Any,
+    collate: Collate,
+    edges: Sequence[int],
+    pad_token: int,
+    model: nn.Module,
+    padded_fields: Mapping[str, float],
+) -> Any:
+    """The training records, padded by buckets where they are texts.
+
+    Args:
+        records: of the trainer.
+        collate: its collator.
+        edges: lengths of the buckets.
+        pad_token: fills up token ids.
+        model: whose class says whether there is a label for each token.
+        padded_fields: further fields with a value for each token, and what fills them up.
+
+    Raises:
+        TypeError: there is no training set, or one without ``len`` and indexing.
+        ValueError: a record lacks a field that the first one has, or has fields of different lengths.
+    """
+    if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+        raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
+    collated: Any = CollatedRecords(records, collate)
+    names = collated[0].keys() if len(collated) else set()
+    for fills in _fills(model, pad_token, padded_fields):
+        pad: dict[int | str, float] = {name: fill for name, fill in fills.items() if name in names}
+        if pad:
+            collated = PaddedBuckets(collated, edges, pad=pad)
+    return collated
+
+
+def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """The fields that are as long as the text, and those that are as long as its target, with what fills them up."""
+    of_text: dict[str, float] = {"input_ids": pad_token} | _ONE_FOR_EACH_TOKEN
+    of_target: dict[str, float] = {}
+    kinds = {kind.__name__ for kind in type(_unwrapped(model)).__mro__}
+    if kinds & _OF_CHOICES:  # the first axis of a record is that of the choices
+        of_text = {}
+    elif kinds & _OF_TEXTS and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        of_target = {"decoder_input_ids": pad_token} | _OF_TARGETS
+    elif kinds & (_OF_TEXTS | _OF_TOKENS):
+        of_text["labels"] = _IGNORED_LABEL
+    return of_text | dict(more), {name: fill for name, fill in of_target.items() if name not in more}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model of transformers within one of PEFT."""
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+_NUMBERS = (bool, int, float, str, type(None))
+
+
+class _State:
+    """The trainer's state while losses are computed: it takes down what is read of it."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self._read.add(name)
+        return getattr(self._state, name)
+
+    def numbers_read(self) -> list[Any]:
+        return [getattr(self._state, name) for name in sorted(self._read)]
+
+
+class Surroundings:
+    """Tells when losses are computed, which is when nothing is logged, and what they may read of their trainer.
+
+    A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its arguments,
+    and those of its state that were read, are given to the loss as well.
+
+    Args:
+        trainer: whose losses are computed.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._state_of_loss = _State(trainer.state)
+        self.is_loss_computed = False
+
+    @contextmanager
+    def loss(self) -> Iterator[Any]:
+        """Within it losses are computed by the function that it gives."""
+        trainer, state = self._trainer, self._trainer.state
+        values = [*vars(trainer).values(), *vars(trainer.args).values(), *self._state_of_loss.numbers_read()]
+        numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
+        trainer.state, self.is_loss_computed = self._state_of_loss, True
+        try:
+            yield partial(_loss_of_one, trainer.compute_loss, numbers)
+        finally:
+            trainer.state, self.is_loss_computed = state, False
+
+
+def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The loss of one record.
+
+    Raises:
+        PrivacyError: there is none: whether a record takes part would depend on the record.
+    """
+    loss = compute_loss(model, dict(inputs))
+    loss = loss[0] if isinstance(loss, tuple) else loss
+    if loss is None:
+        raise PrivacyError(
+            "compute_loss returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
+        )
+    return loss
+
+
+_SEE_CHECKPOINT = "the steps of a run that goes on are those that it has left, with fresh batches; leave it out"
+_REFUSED = {
+    "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
+    "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
+    "dataloader_drop_last": "Poisson batches have no last one; leave it out",
+    "torch_compile": "the private step is captured and compiled by itself; leave it out",
+    "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
+    "fsdp": "shard the model with fully_shard and train it with noisette.privatize",
+    "parallelism_config": "shard the model with fully_shard and train it with noisette.privatize",
+    "neftune_noise_alpha": "register a forward hook on the embedding that adds this noise; leave it out",
+    "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
+    "debug": "it prints values that the model computes of private records; leave it out",
+    "include_num_input_tokens_seen": "the number of tokens in private records is not released; leave it out",
+    "data_seed": "batches are drawn with a secret key; leave it out",
+    "ignore_data_skip": _SEE_CHECKPOINT,
+    "restore_callback_states_from_checkpoint": "callbacks begin anew; leave it out",
+    "enable_jit_checkpoint": "a checkpoint is written between steps alone; use save_steps",
+    "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
+    "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
+    "ddp_find_unused_parameters": "the run adds up the ranks' gradients by itself; leave it out",
+    "ddp_bucket_cap_mb": "the run adds up the ranks' gradients by itself; leave it out",
+    "ddp_broadcast_buffers": "the run adds up the ranks' gradients by itself; leave it out",
+    "ddp_static_graph": "the run adds up the ranks' gradients by itself; leave it out",
+}
+
+
+@dataclass
+class PrivateTrainingArguments(TrainingArguments):
+    """``TrainingArguments`` with a privacy budget.
+
+    ``max_grad_norm`` is the clipping norm of one example. ``per_device_train_batch_size`` times
+    ``gradient_accumulation_steps`` is the expected size of a Poisson batch; the former is also the size of a
+    microbatch. An epoch is as many steps as give each record one expected turn.
+
+    Args:
+        epsilon: the privacy budget of the training, together with everything in ``ledger``.
+        delta: probability with which epsilon may fail; below one over ``public_size``.
+        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in units of the clipping
+            norm.
+        public_size: declared number of training records. It is not computed from the data set.
+        bucket_edges: the lengths to which texts are padded, ascending; a longer text is cut. Chosen without looking at
+            private lengths.
+        padded_fields: fields of a record, beside those of transformers, that have a value for each token, and what
+            fills them up, such as ``{"tags": -100}``.
+        ledger: the file that records every release; ``ledger.jsonl`` in the output folder unless given.
+
+    Raises:
+        ValueError: a number is missing, or a setting contradicts the guarantee; all problems are listed.
+    """
+
+    epsilon: float | None = field(default=None, metadata={"help": "Privacy budget of the training."})
+    delta: float | None = field(default=None, metadata={"help": "Probability with which epsilon may fail."})
+    noise_multiplier: float | None = field(default=None, metadata={"help": "Noise, in units of the clipping norm."})
+    public_size: int | None = field(default=None, metadata={"help": "Declared number of training records."})
+    bucket_edges: tuple[int, ...] = field(
+        default=(16, 32, 64, 128, 256, 512), metadata={"help": "Lengths to which texts are padded."}
+    )
+    padded_fields: dict | None = field(
+        default=None, metadata={"help": "Further fields with a value for each token, and what fills them up."}
+    )
+    ledger: str | None = field(default=None, metadata={"help": "The file that records every release."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+
+    @property
+    def expected_batch_size(self) -> int:
+        """Examples of a step on average: the constant that the noised sum is divided by."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def length(self) -> str:
+        """How long the training is to be, in words."""
+        return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
+
+    def _problems(self) -> Iterator[str]:
+        """Each setting that is missing or contradicts the guarantee, with the way out."""
+        if self.epsilon is None and self.noise_multiplier is None:
+            yield "declare epsilon, the privacy budget, or noise_multiplier"
+        if self.delta is None:
+            yield "declare delta, below one over the number of records, such as 1e-5"
+        if self.public_size is None:
+            yield "declare public_size, the number of training records; it is not read from the data set"
+        elif self.expected_batch_size > self.public_size:
+            yield (
+                f"a batch of {self.expected_batch_size} examples is larger than public_size={self.public_size}; lower "
+                "per_device_train_batch_size or gradient_accumulation_steps"
+            )
+        if not self.max_grad_norm or self.max_grad_norm <= 0:
+            yield f"expected max_grad_norm above 0, the clipping norm of one example, got {self.max_grad_norm}"
+        if getattr(self, "train_sampling_strategy", "random") != "random":
+            yield f"train_sampling_strategy={self.train_sampling_strategy!r}: batches are Poisson samples; leave it out"
+        for name, why in _REFUSED.items():
+            value = getattr(self, name, None)
+            if value and value != "no":
+                yield f"{name}={value!r}: {why}"
+
+
+def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
+    """What a run is told at its start, under the names of the arguments; a run that goes on must be told the same."""
+    return {
+        "epsilon": args.epsilon,
+        "delta": args.delta,
+        "noise_multiplier": args.noise_multiplier,
+        "public_size": args.public_size,
+        "max_grad_norm": float(args.max_grad_norm),
+        "per_device_train_batch_size * gradient_accumulation_steps": args.expected_batch_size,
+        "max_steps or num_train_epochs": args.length,
+    }
+
 
 __all__ = ["PrivateTrainer", "PrivateTrainingArguments"]
 

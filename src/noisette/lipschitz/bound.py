@@ -1,32 +1,313 @@
-"""Sensitivities without clipping: Lipschitz constants of the layers bound the gradient of every example."""
+"""A fingerprint of the weights that bounds depend on, to find out whether they have changed since their projection."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
+from noisette.core import loss as vmap
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, ClippingRule
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, shared_numbers_refused, vectorized_losses
+from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused, vectorized_losses
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
 from noisette.errors import PrivacyError
-from noisette.lipschitz import NormBound, propagation
-from noisette.lipschitz.loss_watch import LossWatch
-from noisette.lipschitz.model_call import ModelCall, gradient_at_scores, recorded_calls
+from noisette.lipschitz import propagation
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
-from noisette.lipschitz.project import project
-from noisette.lipschitz.score_clipping import ScoreClipping
-from noisette.lipschitz.weight_fingerprint import weight_fingerprint
-from noisette.lipschitz.worst_case import check_stated_bounds
+from noisette.lipschitz.projections import project
+from noisette.lipschitz.propagation import NormBound, ScoreClipping, check_measured_shape, is_constrained, is_measured
+from noisette.ranks.process_group import Unwrapped
 from noisette.ranks.shards import is_sharded
-from noisette.ranks.wrappers import Unwrapped
+
+
+def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
+    """It changes if a weight is written, replaced or cast, and if a certified norm is no longer that of its weight.
+
+    Writes through ``.data`` are not seen.
+    """
+    weights = [(p._version, p.data_ptr(), p.dtype) for p in model.parameters()]
+    norms = [(m, m.projection, getattr(m, "norm", None)) for m in model.modules() if is_constrained(m)]
+    return (*weights, *norms)
+
+
+_STARTS = 2
+_STEPS = 30
+_STEP_SIZE = 0.3  # relative to the norm of the variable
+_ROUNDING = 2.0**-13
+
+
+def check_stated_bounds(
+    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
+) -> None:
+    """Check that a short search finds no example that exceeds the bounds, if the model has modules of the user's.
+
+    Raises:
+        PrivacyError: it found one.
+    """
+    kinds = {type(module) for module in model.modules()}
+    own = sorted(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "noisette"))
+    if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
+        raise PrivacyError(
+            f"an example was found whose gradient is {ratio:.4g} times its bound. Bounds of your own modules "
+            f"({', '.join(own)}) do not hold: correct their bound_forward, bound_backward or registered bounds"
+        )
+
+
+def largest_gradient_ratio(
+    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
+) -> float:
+    """The largest ratio of one example's gradient norm to its bound that the search found, over all parameters.
+
+    Args:
+        model: the network with its current weights.
+        shape: of one example.
+        limit: norm of the gradient with respect to the scores.
+        sensitivities: the bounds, by name of parameter.
+    """
+    params = dict(model.named_parameters())
+    bounds = [(params[name], bound) for name, bound in sensitivities.items()]
+    largest = 0.0
+    with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
+        torch.manual_seed(0)
+        for _ in range(_STARTS):
+            start = torch.randn(1, *shape).to(bounds[0][0])
+            with suppress(RuntimeError):  # an operation without a second derivative ends the search
+                for ratio in _ascent(model, start, limit, bounds):
+                    largest = max(largest, ratio)
+    return largest
+
+
+def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Tensor, float]]) -> Iterator[float]:
+    """The ratio at each step of an ascent over the input and the score gradient, whose norm stays at ``limit``."""
+    cotangent = torch.randn_like(model(x).detach())
+    for _ in range(_STEPS):
+        x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
+        direction = limit * cotangent / cotangent.norm()
+        gradients = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
+        # Squared ratios, because a norm has no derivative at zero.
+        ratios = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(gradients, bounds, strict=True)])
+        yield float(ratios.detach().max().sqrt())
+        climbs = torch.autograd.grad(ratios.sum(), [x, cotangent], materialize_grads=True)
+        x, cotangent = (
+            value + _STEP_SIZE * value.norm() * climb / climb.norm().clamp(min=torch.finfo(climb.dtype).tiny)
+            for value, climb in zip((x, cotangent), climbs, strict=True)
+        )
+
+
+class LossWatch(TorchFunctionMode):
+    """Checks every tensor that the loss uses within it.
+
+    Args:
+        of_model: parameters and buffers.
+        outside: the tensors from outside that the loss used before.
+
+    Raises:
+        PrivacyError: the loss uses a tensor from outside that may have been computed from records, or one that an
+            earlier call has left.
+    """
+
+    def __init__(self, of_model: Iterable[Tensor], outside: OutsideTensors) -> None:
+        super().__init__()
+        # The values keep their tensors alive, so that no ``id`` is reused.
+        self._known = {id(tensor): tensor for tensor in of_model}
+        self._outside = outside
+        self._call = object()
+        self._has_begun = False
+
+    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+        """The loss begins, with these tensors of the examples."""
+        self._has_begun = True
+        for tensor in tensors:
+            setattr(tensor, CALL, self._call)
+
+    def buffer(self, name: str, copy: Tensor) -> Tensor:
+        """What stands in the model for the copy of a buffer: the copy."""
+        self._known[id(copy)] = copy
+        return copy
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._has_begun:
+            return func(*args, **kwargs)  # what prepares the arguments
+        for tensor in tensors_among(args, kwargs):
+            if is_wrapped(tensor):
+                self._check_of_this_call(tensor)
+            elif id(tensor) not in self._known:
+                self._outside.check(tensor)
+        output = func(*args, **kwargs)
+        for tensor in outputs_of(output):
+            if is_wrapped(tensor):
+                setattr(tensor, CALL, self._call)
+            else:
+                self._known[id(tensor)] = tensor
+                if not tensor.requires_grad:
+                    self._outside.made(tensor)
+        return output
+
+    def _check_of_this_call(self, tensor: Tensor) -> None:
+        """Without it ``vmap`` would take a tensor of other examples row by row, as that of the examples now."""
+        if getattr(tensor, CALL, self._call) is not self._call:
+            raise kept_from_another_call(tensor)
+        setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
+
+
+_KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The scores of one call of the model for all examples, (b, 1, ...), twice.
+
+    The loss is computed from ``leaf``, which has the numbers of ``scores`` and no graph. So the backward pass of the
+    loss ends at the scores, and that of the model begins at them, with a gradient of bounded norm.
+    """
+
+    scores: Tensor
+    leaf: Tensor
+
+
+@contextmanager
+def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[ModelCall]]:
+    """Within it every call of the model with gradients enabled adds to the list, and no hook of the user runs.
+
+    Bounds are about what modules compute, and a hook may change that. A warning names the modules that have some.
+    Afterwards the hooks are there again, and the model has none of ours.
+
+    Args:
+        model: the model, called inside of ``vmap`` with one example.
+        shape: declared shape of one example at its input.
+
+    Raises:
+        PrivacyError: (in a call) it is not one that the bounds are about.
+    """
+    calls: list[ModelCall] = []
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            return None
+        with torch._C.DisableTorchFunction():  # what is recorded here is no operation of the loss
+            _check_precision(output)
+            _check_shapes(shape, [*args, *kwargs.values()], output)
+            level = _level_of(output)
+            with vmap.outside():
+                scores = vmap.physical(output)
+                if not scores.requires_grad:
+                    raise PrivacyError("the scores depend on no trainable parameter: unfreeze one (requires_grad_())")
+                call = ModelCall(scores, scores.detach().requires_grad_())
+        calls.append(call)
+        return vmap.batched(call.leaf, level).clone()  # which the loss may write into
+
+    if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
+        warnings.warn(
+            f"hooks of {', '.join(hooked)} do not run in accumulate, because bounds are about modules alone. What a "
+            "hook changes belongs in a module with bounds or in the loss; to log values, call the model yourself",
+            stacklevel=5,  # where accumulate is called
+        )
+    found = [(hooks, dict(hooks)) for hooks in _hooks(model) if hooks]
+    for hooks, _ in found:
+        hooks.clear()
+    measured = [module for module in model.modules() if is_measured(module)]
+    handles = [module.register_forward_hook(check_measured_shape) for module in measured]
+    handles.append(model.register_forward_hook(record, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+        for hooks, kept in found:
+            hooks.update(kept)
+
+
+def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mapping[str, Tensor]) -> Tensor:
+    """The gradient of each example's loss with respect to the scores of the last call, (b, 1, ...).
+
+    Raises:
+        PrivacyError: the losses depend on no call, on several, or on a parameter otherwise than through the scores.
+    """
+    if not calls:
+        raise PrivacyError(
+            "the losses do not come from a call of the model: call it in the loss, with gradients enabled"
+        )
+    if not losses.requires_grad:
+        raise PrivacyError("the losses do not depend on the scores of the model's last call")
+    sources = [*parameters.values(), *(call.leaf for call in calls)]
+    gradients = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
+    *others, last = gradients[len(parameters) :]
+    reached = [name for name, g in zip(parameters, gradients, strict=False) if g is not None]
+    if reached or any(g is not None for g in others):
+        what = ", ".join(reached) if reached else f"the scores of {len(calls)} calls of the model"
+        raise PrivacyError(
+            f"the losses depend on {what} other than through the scores of the model's last call: compute them only "
+            "from these scores; put penalties on the weights into the optimizer (weight_decay)"
+        )
+    if last is None:
+        raise PrivacyError("the losses do not depend on the scores of the model's last call")
+    return last
+
+
+def _hooks(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
+    """The tables of all hooks that a call of the model passes."""
+    yield from (getattr(torch_module, "_global" + kind) for kind in _KINDS)
+    for module in model.modules():
+        yield from _hooks_of(module)
+
+
+def _hooks_of(module: nn.Module) -> list[MutableMapping[int, Any]]:
+    return [getattr(module, kind) for kind in _KINDS]
+
+
+def _check_precision(output: Any) -> None:
+    if not isinstance(output, Tensor):
+        raise PrivacyError(f"the model must return one tensor of scores, got {type(output).__name__}")
+    if torch.is_autocast_enabled(output.device.type):
+        raise PrivacyError("rounding under autocast exceeds the slack of the bounds; call the model outside of it")
+    if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        raise PrivacyError(
+            "rounding in TF32 exceeds the slack of the bounds; set torch.backends.cuda.matmul.allow_tf32 = False"
+        )
+
+
+def _check_shapes(shape: tuple[int, ...], arguments: list[Any], scores: Tensor) -> None:
+    """Check that the first tensor of a call and its scores have the shapes of one example that the bounds assume."""
+    found = next((leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)), None)
+    if found is None or found.dim() == 0 or tuple(found.shape[1:]) != shape:
+        got = "no tensor" if found is None else f"an input of shape {tuple(found.shape)}"
+        raise PrivacyError(
+            f"the bounds are those of examples of shape {shape} (input_shape), but the model got {got}: expected "
+            f"(1, {', '.join(map(str, shape))}). Resize or pad the examples, or declare the larger shape"
+        )
+    if found.shape[0] != 1:
+        raise PrivacyError(
+            f"the model was called with {found.shape[0]} rows for one example, but its bounds are those of one row: "
+            "call it with a batch axis of length 1"
+        )
+    if scores.dim() == 0 or scores.shape[0] != 1:
+        raise PrivacyError(f"the model must return one row of scores for an example, got shape {tuple(scores.shape)}")
+
+
+def _level_of(scores: Tensor) -> int:
+    """The level of ``vmap`` at which the scores are those of all examples."""
+    if not vmap.is_wrapped(scores):
+        raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
+    if not vmap.is_batched(scores) or vmap.is_wrapped(vmap.physical(scores)):
+        raise PrivacyError(
+            "the model was called inside of another vmap or another transformation of torch.func; call it with one "
+            "example, outside of it"
+        )
+    return vmap.level_of(scores)
 
 
 class LipschitzLoss(Protocol):

@@ -10,12 +10,13 @@ Source: Bethune et al. 2024, section 3 and appendix D; the iteration is that of 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from noisette.lipschitz.norm_bounds import frobenius_bound, residual_bound
+from noisette.lipschitz.propagation import Constrained, frobenius_bound, is_constrained, residual_bound
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
 _CONVERGENT = 1.7  # largest singular value to start from: below sqrt(3), where a step would change its sign
@@ -132,3 +133,28 @@ def _require_finite(matrices: Tensor) -> None:
             f"{bad} of {matrices.numel()} weights are not finite numbers, so they cannot be projected; a learning rate "
             "that is too large causes this"
         )
+
+
+@torch.no_grad()
+def project(model: nn.Module) -> None:
+    """Project every constrained parameter of the model onto its set, and certify its norm there.
+
+    Only released values are read, so this has no privacy cost.
+
+    Source: Bethune et al. 2024, algorithm 2, line "project".
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
+    batches: dict[object, list[Constrained]] = defaultdict(list)
+    for module in model.modules():
+        if is_constrained(module):
+            stack = module.matrices()
+            batches[module.projection, stack.shape, stack.dtype, stack.device].append(module)
+    for modules in batches.values():
+        stacks = [module.matrices() for module in modules]
+        projected, norms = modules[0].projection(torch.cat(stacks))
+        sizes = [len(stack) for stack in stacks]
+        for module, stack, new, own in zip(modules, stacks, projected.split(sizes), norms.split(sizes), strict=True):
+            stack.copy_(new)
+            module.set_certified_norms(own)

@@ -13,10 +13,17 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from noisette import errors as checks
 from noisette.errors import PrivacyError
-from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
-from noisette.nn.evaluation import in_evaluation
-from noisette.nn.joint_batch import ExactPerExampleBatchNorm
-from noisette.nn.public_batch import PublicBatch, like, norms_of
+from noisette.nn.batch_norm import (
+    ChannelNorm,
+    ExactPerExampleBatchNorm,
+    FrozenBatchNorm,
+    PublicBatch,
+    PublicBatchNorm,
+    PublicNorm,
+    in_evaluation,
+    like,
+    norms_of,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]

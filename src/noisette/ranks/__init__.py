@@ -6,8 +6,8 @@ process and for many.
 """
 
 from noisette.core.release import Alone as Alone
-from noisette.ranks.choice import AnyRanks as AnyRanks
-from noisette.ranks.choice import in_step as in_step
-from noisette.ranks.choice import ranks_of as ranks_of
+from noisette.ranks.launch import AnyRanks as AnyRanks
+from noisette.ranks.launch import in_step as in_step
 from noisette.ranks.launch import launched as launched
+from noisette.ranks.launch import ranks_of as ranks_of
 from noisette.ranks.process_group import Ranks as Ranks

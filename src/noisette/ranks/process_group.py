@@ -1,4 +1,4 @@
-"""Many processes that train one model on one data set: the ranks of a process group of torch."""
+"""What ranks tell each other to agree: one short message of a fixed size each, as text that runs no code."""
 
 from __future__ import annotations
 
@@ -6,19 +6,92 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from noisette import errors as checks
 from noisette.core.noise import KEY_BYTES, SecretKey
-from noisette.errors import PrivacyError
-from noisette.ranks.messages import MESSAGE_BYTES, Message, are_together, raise_if_any_refuses
+from noisette.errors import MissingRuleError, PrivacyError
+
+MESSAGE_BYTES = 2048
+_LONGEST_TEXT = 1200  # characters; in JSON a character may take several bytes
+_KINDS = (PrivacyError, MissingRuleError, ValueError, TypeError, FileNotFoundError, OSError, MemoryError)
+_ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank says at a point where all ranks meet.
+
+    Args:
+        phase: the point at which it is.
+        error: the type of the error that keeps it from going on; empty if nothing does.
+        text: of the error.
+        numbers: of which the largest of all ranks is asked for.
+    """
+
+    phase: str
+    error: str = ""
+    text: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def refusing(cls, phase: str, error: BaseException) -> Message:
+        """The message of a rank that cannot go on."""
+        names = [kind.__name__ for kind in type(error).__mro__]
+        try:
+            text = str(error)
+        except Exception:
+            text = "an error without a text"
+        return cls(phase, next((name for name in names if name in _ERRORS), names[0]), text)
+
+    def packed(self) -> Tensor:
+        """The message as bytes; a text that is too long is cut."""
+        for longest in (_LONGEST_TEXT, 200, 0):
+            facts = [self.phase, self.error, self.text[:longest], dict(self.numbers)]
+            content = json.dumps(facts, ensure_ascii=False).encode(errors="replace")
+            if len(content) <= MESSAGE_BYTES:
+                break
+        return torch.frombuffer(bytearray(content.ljust(MESSAGE_BYTES)), dtype=torch.uint8)
+
+    @classmethod
+    def unpacked(cls, content: Tensor) -> Message:
+        """The message with these bytes."""
+        return cls(*json.loads(bytes(content.tolist())))
+
+
+def are_together(messages: list[Message]) -> bool:
+    """Whether all ranks are at the same point, from which they may go on together also after an error."""
+    return len({message.phase for message in messages}) == 1
+
+
+def raise_if_any_refuses(messages: list[Message]) -> None:
+    """Check that all ranks are at the same point, and that none of them refuses.
+
+    Raises:
+        Exception: of the type that the first refusing rank met.
+        PrivacyError: the ranks are at different points.
+    """
+    for rank, message in enumerate(messages):
+        if message.error:
+            kind = _ERRORS.get(message.error)
+            name = "" if kind else f"{message.error}: "
+            raise (kind or PrivacyError)(f"rank {rank}, at {message.phase}: {name}{message.text}")
+    if not are_together(messages):
+        where = "; ".join(f"rank {rank} is at {message.phase}" for rank, message in enumerate(messages))
+        raise PrivacyError(
+            f"the ranks of a run do different things: {where}. Every rank runs the same script, takes every batch and "
+            "closes the run at the same step"
+        )
+
 
 TIMEOUT = 600.0  # seconds
 _LONGEST = 1e8  # seconds; three years
@@ -247,3 +320,74 @@ def _members(data: Any) -> list[int]:
     if isinstance(data, DeviceMesh):
         return sorted(data.mesh.flatten().tolist())
     return sorted(dist.get_process_group_ranks(data))
+
+
+# The attribute under which a wrapper holds its module, and the name of the wrapper's class.
+_WRAPPERS = {
+    "module": "DistributedDataParallel",
+    "_orig_mod": "OptimizedModule",
+    "_checkpoint_wrapped_module": "CheckpointWrapper",
+}
+
+
+# What keeps a wrapper from exchanging anything: buffers in its call, gradients in a backward pass, and the first
+# gradients of a graph that it was told is always the same.
+_AT_REST = {
+    "require_forward_param_sync": False,
+    "require_backward_grad_sync": False,
+    "_static_graph_delay_allreduce_enqueued": True,
+}
+
+
+def canonical_name(root: nn.Module, name: str) -> str:
+    """The name of a parameter or buffer of a module, without the wrappers on its path.
+
+    The noise of a parameter is drawn by its name, so a run must have the same names however its model is wrapped.
+
+    >>> from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    >>> canonical_name(checkpoint_wrapper(nn.Linear(1, 1)), "_checkpoint_wrapped_module.weight")
+    'weight'
+    """
+    kept: list[str] = []
+    module: object = root
+    for part in name.split("."):
+        if part not in _WRAPPERS or _WRAPPERS[part] not in {kind.__name__ for kind in type(module).__mro__}:
+            kept.append(part)
+        module = getattr(module, part, None)
+    return ".".join(kept)
+
+
+def canonical_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a module by their canonical names."""
+    for name, p in root.named_parameters():
+        yield canonical_name(root, name), p
+
+
+class Unwrapped:
+    """The module inside ``DistributedDataParallel``, whose exchange between ranks rests until :meth:`close`.
+
+    A private run adds up the sums of the ranks itself. What the wrapper sends in each call would make ranks wait for
+    each other that have different numbers of microbatches.
+
+    Raises:
+        PrivacyError: the module is ``nn.DataParallel``, which divides a batch among threads.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if isinstance(model, DataParallel):
+            raise PrivacyError(
+                "nn.DataParallel copies the model into threads, whose uses of parameters cannot be recorded; start one "
+                "process for each GPU with torchrun, and give the bound the model itself"
+            )
+        self.module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._before: list[tuple[nn.Module, str, bool]] = []
+        for wrapper in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
+            for flag, value in _AT_REST.items():
+                self._before.append((wrapper, flag, getattr(wrapper, flag, value)))
+                setattr(wrapper, flag, value)
+
+    def close(self) -> None:
+        """The wrapper exchanges as before."""
+        for wrapper, flag, before in self._before:
+            setattr(wrapper, flag, before)
+        self._before = []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.errors import PrivacyError
-from noisette.ranks.wrappers import canonical_parameters
+from noisette.ranks.process_group import canonical_parameters
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -1,19 +1,482 @@
-"""Convolutions and transposed convolutions in one to three dimensions.
-
-The gradient of a kernel is a correlation of images with the output's gradients. A transposed convolution is the same
-with images and gradients exchanged.
-"""
+"""Autotuning: of several exact plans for one result, the one that was fastest for this shape on this device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from noisette.core.forms import Dense, ExampleGradients, Examples, rewrite, rule_per_operand
-from noisette.rules.kernel_factors import Geometry
-from noisette.rules.kernel_gradients import KernelGradients
+from noisette.core.forms import (
+    Dense,
+    ExampleGradients,
+    Examples,
+    compact,
+    examples_at_once,
+    gram_product,
+    rewrite,
+    rule_per_operand,
+    scale_rows,
+)
+
+_WINNERS: dict[Hashable, str] = {}
+_FEW_OPERATIONS = ContextVar("few_operations", default=False)
+
+
+class NotMeasuredError(RuntimeError):
+    """A choice of plans was asked for within a trace, and nothing has been measured before it."""
+
+
+@contextmanager
+def few_operations() -> Iterator[None]:
+    """Within it only plans are chosen whose number of operations does not depend on the number of examples.
+
+    For a step that is traced: every operation becomes a node of the graph, and a graph of thousands of nodes takes
+    minutes to compile. Run the same step within this context before the trace, so that its plans are measured.
+    """
+    token = _FEW_OPERATIONS.set(True)
+    try:
+        yield
+    finally:
+        _FEW_OPERATIONS.reset(token)
+
+
+def operations_are_few() -> bool:
+    """Whether the call is within :func:`few_operations`."""
+    return _FEW_OPERATIONS.get()
+
+
+def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], device: torch.device) -> str:
+    """Name of the fastest candidate for this key, measured at its first use.
+
+    Under ``torch.use_deterministic_algorithms(True)`` nothing is measured and the first candidate is chosen, so that
+    two runs have the same rounding errors.
+
+    Raises:
+        NotMeasuredError: the call is traced, and this key has not been measured: times of a trace mean nothing, and the
+            operations of every candidate would be part of the graph.
+    """
+    if torch.are_deterministic_algorithms_enabled() or len(candidates) == 1:
+        return next(iter(candidates))
+    key = (key, operations_are_few(), device.type, torch.get_num_threads())
+    if key not in _WINNERS:
+        if get_proxy_mode() is not None:
+            raise NotMeasuredError(
+                f"nothing was measured for the plans {', '.join(candidates)}; run the step once within "
+                "few_operations() before it is traced"
+            )
+        # The first call of a backend includes choosing and compiling its kernels, so each candidate is called twice.
+        first = {name: _best_time(candidate, device, 2) for name, candidate in candidates.items()}
+        close = [name for name, seconds in first.items() if seconds < 2 * min(first.values())]
+        _WINNERS[key] = min(close, key=lambda name: _best_time(candidates[name], device, 3))
+    return _WINNERS[key]
+
+
+def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds of the fastest of this many calls."""
+    seconds = _seconds_on_gpu if device.type == "cuda" else _seconds_on_processor
+    return min(seconds(candidate, device) for _ in range(repeats))
+
+
+def _seconds_on_processor(candidate: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    candidate()
+    return time.perf_counter() - start
+
+
+def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> float:
+    """The time between two events in the GPU's own queue, which leaves out what the processor does before and after."""
+    stream = torch.cuda.current_stream(device)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    candidate()
+    end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+F = torch.nn.functional
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel size, stride, padding and dilation of each axis, and the number of groups."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def offsets(self) -> int:
+        return math.prod(self.kernel)
+
+
+@dataclass(frozen=True)
+class KernelFactors:
+    """Images, and gradients of the convolution's output on them."""
+
+    x: Tensor  # (b, c, *image)
+    dy: Tensor  # (b, o, *positions)
+    geometry: Geometry
+    weight: torch.Size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all gradients together: (b, o, c / groups, *kernel)."""
+        b, c = self.x.shape[:2]
+        return (b, self.dy.shape[1], c // self.geometry.groups, *self.geometry.kernel)
+
+    @property
+    def factors_size(self) -> int:
+        """Number of elements of the factors."""
+        return self.x.numel() + self.dy.numel()
+
+    @property
+    def size_of_an_example(self) -> int:
+        """Number of elements of one example's factors."""
+        return self.x.shape[1:].numel() + self.dy.shape[1:].numel()
+
+    @property
+    def positions(self) -> int:
+        return self.dy.shape[2:].numel()
+
+    @property
+    def unfolded_size(self) -> int:
+        """Number of elements of one example's unfolded image."""
+        return self.x.shape[1] * self.geometry.offsets * self.positions
+
+    def select(self, examples: Tensor | slice) -> Self:
+        return replace(self, x=self.x[examples], dy=self.dy[examples])
+
+    def split(self, size: int) -> list[Self]:
+        """The same for this many examples at a time."""
+        pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
+        return [replace(self, x=x, dy=dy) for x, dy in pairs]
+
+    def padded(self) -> Tensor:
+        """The images with zeros around them."""
+        padding = self.geometry.padding
+        return F.pad(self.x, [n for n in reversed(padding) for _ in range(2)]) if any(padding) else self.x
+
+    def unfolded(self) -> Tensor:
+        """Patches of the images, axes (example and group, channel and offset, position).
+
+        ``as_strided`` reads pixel stride p + dilation u for output position p and kernel offset u without a copy of the
+        image: a step of p moves ``stride`` pixels, a step of u moves ``dilation`` pixels.
+        """
+        g, padded = self.geometry, self.padded()
+        b, c = padded.shape[:2]
+        strides = padded.stride()[2:]
+        offsets = [d * s for d, s in zip(g.dilation, strides, strict=True)]
+        steps = [d * s for d, s in zip(g.stride, strides, strict=True)]
+        windows = padded.as_strided(
+            (b, c, *g.kernel, *self.dy.shape[2:]), (*padded.stride()[:2], *offsets, *steps), padded.storage_offset()
+        )
+        return windows.reshape(b * g.groups, c // g.groups * g.offsets, self.positions)
+
+
+def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
+    """The backend's own weight gradient (o, c / groups, *kernel), summed over the batch."""
+    weight = x.new_empty(dy.shape[1], x.shape[1] // g.groups, *g.kernel)
+    return torch.ops.aten.convolution_backward(
+        dy, x, weight, None, g.stride, g.padding, g.dilation, False, [0] * len(g.kernel), g.groups, [False, True, False]
+    )[1]
+
+
+Explicit = Callable[[KernelFactors], Tensor]  # gradients (b, o, c / groups, *kernel)
+
+# Elements of an unfolded image that a processor multiplies before they leave its cache.
+_CACHED = 2**19
+
+
+def by_unfold(form: KernelFactors) -> Tensor:
+    """Matrix products of dy (o, positions) and the unfolded images (positions, channels and offsets), in parts."""
+    out = form.x.new_empty(form.shape)
+    at_once = _CACHED if out.device.type == "cpu" else form.factors_size
+    size = max(1, at_once // form.unfolded_size)
+    for part, gradients in zip(form.split(size), out.split(size), strict=True):
+        dy, patches = _matrices(part)
+        torch.bmm(dy, patches, out=gradients.view(len(dy), dy.shape[1], patches.shape[2]))
+    return out
+
+
+def by_whole_unfold(form: KernelFactors) -> Tensor:
+    """The same with the whole batch as one part."""
+    return torch.bmm(*_matrices(form)).view(form.shape)
+
+
+def _matrices(form: KernelFactors) -> tuple[Tensor, Tensor]:
+    """(example and group, o / groups, position) and (example and group, position, channel and offset)."""
+    patches = form.unfolded().transpose(1, 2)
+    return form.dy.reshape(len(patches), form.dy.shape[1] // form.geometry.groups, form.positions), patches
+
+
+def by_loop(form: KernelFactors) -> Tensor:
+    """The backend's weight gradient, one example after another."""
+    out = form.x.new_empty(form.shape)
+    for one, gradient in zip(form.split(1), out, strict=True):
+        gradient.copy_(backend_gradient(one.x, one.dy, one.geometry))
+    return out
+
+
+def by_backend(form: KernelFactors) -> Tensor:
+    """One weight gradient of the backend, of a single image that has the channels of every example as groups."""
+    if len(form.x) == 0:
+        return form.x.new_empty(form.shape)
+    x, dy = (factor.reshape(1, -1, *factor.shape[2:]) for factor in (form.x, form.dy))
+    groups = len(form.x) * form.geometry.groups
+    return backend_gradient(x, dy, replace(form.geometry, groups=groups)).view(form.shape)
+
+
+def by_groups(form: KernelFactors) -> Tensor:
+    """One convolution with a group for every example and dy as its kernel.
+
+    The roles of stride and dilation are exchanged: two neighbouring outputs of this convolution are two neighbouring
+    kernel offsets, ``dilation`` pixels apart; two neighbouring elements of dy are ``stride`` pixels apart.
+    """
+    g, (b, o, c) = form.geometry, form.shape[:3]
+    groups, axes = b * g.groups, len(g.kernel)
+    images = form.x.reshape(groups, c, *form.x.shape[2:]).transpose(0, 1)
+    kernels = form.dy.reshape(b * o, 1, *form.dy.shape[2:])
+    gradients = torch.convolution(images, kernels, None, g.dilation, g.padding, g.stride, False, [0] * axes, groups)
+    # Where the stride does not divide the image, there are more outputs than kernel offsets.
+    gradients = gradients[(..., *(slice(0, k) for k in g.kernel))]
+    return gradients.unflatten(1, (b, o)).movedim(0, 2).contiguous()
+
+
+EXPLICIT_PLANS: dict[str, Explicit] = {
+    "unfold": by_unfold,
+    "loop": by_loop,
+    "backend": by_backend,
+    "grouped": by_groups,
+}
+
+
+def few_operations_plans(form: KernelFactors) -> dict[str, tuple[Explicit, int]]:
+    """Plans whose number of operations is that of one example, each with its temporary elements per example."""
+    size = form.weight.numel()
+    return {
+        "unfold": (by_whole_unfold, form.unfolded_size + size),
+        "backend": (by_backend, size),
+        "grouped": (by_groups, 2 * size),
+    }
+
+
+Norms = Callable[[KernelFactors], Tensor]  # squared norms, (b,)
+
+
+def gram_of_pixels(form: KernelFactors) -> Tensor:
+    """Norms from one Gram matrix of the padded image; the unfolded image is never formed.
+
+    The entry (p, q) of U^T U is the sum over kernel offsets u of the inner product of pixels p + u and q + u, so one
+    Gram matrix serves every offset. For a kernel of 2 in one dimension, it is gram[p, q] + gram[p + 1, q + 1]. In more
+    dimensions the sum is taken along one axis of the kernel after another.
+    """
+    g, positions = form.geometry, form.dy.shape[2:]
+    padded = form.padded()
+    image = padded.shape[2:]
+    pixels = padded.reshape(-1, padded.shape[1] // g.groups, image.numel())
+    patches = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *image, *image)
+    for axis, (offsets, dilation, stride, n) in enumerate(zip(g.kernel, g.dilation, g.stride, positions, strict=True)):
+        seen = (slice(u * dilation, u * dilation + (n - 1) * stride + 1, stride) for u in range(offsets))
+        before, between = [slice(None)] * (1 + axis), [slice(None)] * (len(image) - 1)
+        shifted = [patches[(*before, pixel, *between, pixel)] for pixel in seen]
+        patches = _sum(shifted)
+    return _gram_norms(form, patches.reshape(-1, form.positions, form.positions))
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    """The sum of views, without a copy of them."""
+    if len(terms) == 1:
+        return terms[0]
+    total = terms[0] + terms[1]
+    for term in terms[2:]:
+        total += term
+    return total
+
+
+def gram_of_patches(form: KernelFactors) -> Tensor:
+    """Norms from the same Gram matrices, with the images unfolded: fewer passes where the kernel has many offsets."""
+    patches = form.unfolded()
+    return _gram_norms(form, torch.bmm(patches.transpose(1, 2), patches))
+
+
+def _gram_norms(form: KernelFactors, patches: Tensor) -> Tensor:
+    """Squared norms (b,) from the Gram matrices of patches, (example and group, position, position)."""
+    dy = form.dy.reshape(patches.shape[0], -1, form.positions)
+    norms = gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
+    return norms.view(-1, form.geometry.groups).sum(1)
+
+
+def _pixel_gram_size(form: KernelFactors) -> int:
+    g = form.geometry
+    return g.groups * math.prod(n + 2 * p for n, p in zip(form.x.shape[2:], g.padding, strict=True)) ** 2
+
+
+def _patch_gram_size(form: KernelFactors) -> int:
+    return form.unfolded_size + form.geometry.groups * form.positions**2
+
+
+# Each with its number of temporary elements per example.
+GRAM_PLANS: dict[str, tuple[Norms, Callable[[KernelFactors], int]]] = {
+    "gram of pixels": (gram_of_pixels, _pixel_gram_size),
+    "gram of patches": (gram_of_patches, _patch_gram_size),
+}
+
+
+# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
+_KEEP_EXPLICIT = 1
+# The same where operations are few.
+_KEEP_IN_A_GRAPH = 3
+# Explicit gradients of at most this many elements may replace their factors whatever their sizes, where that is faster.
+_SMALL = 2**22
+# Below this many examples nothing is measured.
+_MEASURED_FROM = 16
+# Where operations are few: temporary elements of a part of the batch in multiples of the whole batch's factors, and the
+# number of parts.
+_PART, _PARTS = 2, 4
+
+
+@dataclass(frozen=True)
+class KernelGradients(KernelFactors):
+    """G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding), for output position p and kernel offset u."""
+
+    @property
+    def has_few_positions(self) -> bool:
+        """Gram matrices over positions are no larger than the gradients; where they are larger, they never pay off."""
+        return self.geometry.groups * self.positions**2 <= self.weight.numel()
+
+    @property
+    def affordable(self) -> int:
+        """Number of temporary elements per example that a plan may need: that of the gradient, or of the factors.
+
+        A patch embedding of kernel and stride 16 on images of 224 x 224 would take a Gram matrix of pixels of 10 GB.
+        """
+        return max(self.weight.numel(), _SMALL, self.size_of_an_example)
+
+    def squared_norms(self) -> Tensor:
+        if len(self.x) == 0:
+            return self.dy.new_zeros(0)
+        plans = plans_of_few_parts(self) if operations_are_few() else plans_of_small_parts(self)
+        return _fastest_plan(self, plans, lambda plan: plan(self))(self)
+
+    def explicit(self) -> Tensor:
+        return written(next(iter(explicit_plans(self).values())), self).gradients
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
+
+
+Plan = TypeVar("Plan")
+
+
+def explicit_plans(form: KernelGradients) -> dict[str, Explicit]:
+    """The plans for explicit gradients of the whole batch whose temporary memory is affordable."""
+    if operations_are_few():
+        return {name: plan for name, (plan, _) in _affordable_in_few_parts(form, few_operations_plans(form)).items()}
+    unfolds = form.unfolded_size <= form.affordable
+    return {name: plan for name, plan in EXPLICIT_PLANS.items() if name != "unfold" or unfolds}
+
+
+def plans_of_small_parts(form: KernelGradients) -> dict[str, Norms]:
+    """The plans for norms, over parts of the batch of little temporary memory."""
+    size = form.weight.numel()
+    plans: dict[str, Norms] = {}
+    if form.has_few_positions:
+        sizes = {name: gram_size(form) for name, (_, gram_size) in GRAM_PLANS.items()}
+        fitting = [name for name in GRAM_PLANS if sizes[name] <= form.affordable]
+        plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting}
+    for name, plan in explicit_plans(form).items():
+        plans[f"{name}, dropped"] = _in_parts(partial(dropped, plan), size)
+    return plans
+
+
+def plans_of_few_parts(form: KernelGradients) -> dict[str, Norms]:
+    """The plans for norms over at most ``_PARTS`` parts of the batch, however many examples it has."""
+    plans: dict[str, tuple[Norms, int]] = {}
+    if form.has_few_positions:
+        plans = {name: (norms, gram_size(form)) for name, (norms, gram_size) in GRAM_PLANS.items()}
+    for name, (plan, size) in few_operations_plans(form).items():
+        plans[f"{name}, dropped"] = partial(dropped, plan), size
+    fitting = _affordable_in_few_parts(form, plans)
+    return {name: _in_few_parts(norms, size) for name, (norms, size) in fitting.items()}
+
+
+def _affordable_in_few_parts(
+    form: KernelGradients, plans: Mapping[str, tuple[Plan, int]]
+) -> dict[str, tuple[Plan, int]]:
+    """The plans whose temporary elements per example are a few times those of the factors, or the smallest plan."""
+    most = max(_PARTS * _PART * form.size_of_an_example, min(size for _, size in plans.values()))
+    return {name: (plan, size) for name, (plan, size) in plans.items() if size <= most}
+
+
+@compact.register
+def _(form: KernelGradients) -> ExampleGradients:
+    """Written out where that takes no more memory than the factors, unless Gram matrices are faster."""
+    explicit_size = len(form.x) * form.weight.numel()
+    keep = _KEEP_IN_A_GRAPH if operations_are_few() else _KEEP_EXPLICIT
+    if explicit_size > max(keep * form.factors_size, _SMALL):
+        return form
+    plans: dict[str, Callable[[KernelGradients], ExampleGradients]] = {}
+    if form.has_few_positions or explicit_size > _KEEP_EXPLICIT * form.factors_size:
+        plans["factors"] = lambda form: form
+    for name, plan in explicit_plans(form).items():
+        plans[f"{name}, kept"] = partial(written, plan)
+
+    def rehearse(plan: Callable[[KernelGradients], ExampleGradients]) -> None:
+        gradients = plan(form)
+        gradients.weighted_sum(gradients.squared_norms())
+
+    return _fastest_plan(form, plans, rehearse)(form)
+
+
+def _fastest_plan(form: KernelGradients, plans: Mapping[str, Plan], rehearse: Callable[[Plan], object]) -> Plan:
+    """The plan whose ``rehearse`` was fastest for this shape; the first where the batch is too small to measure."""
+    if len(form.x) < _MEASURED_FROM:
+        return next(iter(plans.values()))
+    key = (tuple(plans), form.geometry, len(form.x).bit_length(), form.x.shape[1:], form.dy.shape[1:], form.x.dtype)
+    return plans[fastest(key, {name: partial(rehearse, plan) for name, plan in plans.items()}, form.x.device)]
+
+
+def written(plan: Explicit, form: KernelFactors) -> Dense:
+    """The explicit gradients, which replace their factors."""
+    return Dense(plan(form).view(len(form.x), *form.weight))
+
+
+def dropped(plan: Explicit, form: KernelFactors) -> Tensor:
+    """Squared norms (b,) of explicit gradients, which are dropped."""
+    return written(plan, form).squared_norms()
+
+
+def _in_parts(norms: Norms, size: int) -> Norms:
+    """The same norms, computed over parts of the batch; ``size`` is the number of temporary elements per example."""
+
+    def over_parts(form: KernelFactors) -> Tensor:
+        return torch.cat([norms(part) for part in form.split(examples_at_once(size, form.factors_size))])
+
+    return over_parts
+
+
+def _in_few_parts(norms: Norms, size: int) -> Norms:
+    """The same, in a number of parts that depends on the shape of an example alone."""
+
+    def over_parts(form: KernelFactors) -> Tensor:
+        parts = min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example)))
+        found = [norms(part) for part in form.split(math.ceil(len(form.x) / parts))]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    return over_parts
+
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]

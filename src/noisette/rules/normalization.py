@@ -1,17 +1,134 @@
-"""Scale and shift of normalization over the features of one example; batch norm only with fixed statistics."""
+"""Gradients that are one tensor shared by all examples, times a factor for each example and channel.
+
+They arise where statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the
+weight is the same for every example, and the factor is the example's gradient of that statistic.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
-from noisette.core.forms import Dense, ExampleGradients, Examples, Operation, rule_per_operand
-from noisette.rules.autotune import operations_are_few
-from noisette.rules.broadcasting import unbroadcast, unbroadcast_channels
+from noisette.core.forms import (
+    Dense,
+    DerivedWeight,
+    ExampleGradients,
+    Examples,
+    Operation,
+    Outer,
+    Total,
+    compact,
+    derivation,
+    inner_product,
+    rule,
+    rule_per_operand,
+    sums_of_squares,
+)
+from noisette.rules.conv import KernelGradients, operations_are_few
+from noisette.rules.linear import unbroadcast, unbroadcast_channels
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which elements of a weight belong to which output channel.
+
+    Linear layers and convolutions have one row per channel. A transposed convolution has its channels on the second
+    axis, and this axis is repeated for each of its ``groups``.
+    """
+
+    weight: torch.Size
+    groups: int | None = None  # of a transposed convolution
+
+    def rows(self, weights: Tensor) -> Tensor:
+        """Tensors shaped like the weight, (n, *weight), as (n, channels, elements of one channel)."""
+        if self.groups is None:
+            return weights.reshape(len(weights), self.weight[0], -1)
+        split = weights.reshape(len(weights), self.groups, -1, self.weight[1], self.weight[2:].numel())
+        return split.transpose(2, 3).reshape(len(weights), self.groups * self.weight[1], -1)
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`rows`."""
+        if self.groups is None:
+            return rows.reshape(len(rows), *self.weight)
+        split = rows.reshape(len(rows), self.groups, self.weight[1], -1, self.weight[2:].numel())
+        return split.transpose(2, 3).reshape(len(rows), *self.weight)
+
+
+@dataclass(frozen=True)
+class SharedSlope:
+    """G_i,c = scales[i, c] slope[c] for example i and channel c."""
+
+    scales: Tensor  # (b, channels)
+    slope: Tensor  # (channels, elements of one channel)
+    channels: Channels
+
+    def squared_norms(self) -> Tensor:
+        return self.scales.square() @ sums_of_squares(self.slope)
+
+    def explicit(self) -> Tensor:
+        return self.channels.weights(self.scales.unsqueeze(2) * self.slope)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scales = weights.to(self.scales.dtype) @ self.scales
+        return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
+
+    def select(self, examples: Tensor | slice) -> SharedSlope:
+        return SharedSlope(self.scales[examples], self.slope, self.channels)
+
+    @property
+    def has_one_row(self) -> bool:
+        """All channels have the same slope, stored once."""
+        return self.slope.stride(0) == 0
+
+
+@compact.register
+def _(form: Total) -> ExampleGradients:
+    """Each part is compacted, because the inner products with a shared slope are known for every form."""
+    if any(isinstance(part, SharedSlope) for part in form.parts):
+        return Total(tuple(compact(part) for part in form.parts))
+    return form
+
+
+@inner_product(SharedSlope, SharedSlope)
+def _with_shared_slope(one: SharedSlope, other: SharedSlope) -> Tensor:
+    return (one.scales * other.scales) @ (one.slope * other.slope).sum(1)
+
+
+@inner_product(Dense, SharedSlope)
+def _with_dense(direct: Dense, shared: SharedSlope) -> Tensor:
+    rows = shared.channels.rows(direct.gradients).transpose(0, 1)
+    across = torch.bmm(rows, shared.slope.unsqueeze(2))  # (channels, b, 1)
+    return (across.squeeze(2).t() * shared.scales).sum(1)
+
+
+@inner_product(Outer, SharedSlope)
+def _with_outer(direct: Outer, shared: SharedSlope) -> Tensor:
+    scaled = direct.left * shared.scales.unsqueeze(1)  # (b, t, channels)
+    if shared.has_one_row:
+        return (scaled.sum(2) * (direct.right @ shared.slope[0])).sum(1)
+    return (scaled * (direct.right @ shared.slope.t())).sum((1, 2))
+
+
+@inner_product(KernelGradients, SharedSlope)
+def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
+    """A convolution with the slope as its kernel: <G, scale slope> = sum_p scale dy_p (slope * x)_p."""
+    g = direct.geometry
+    if shared.channels.groups is not None:
+        return _with_dense(Dense(direct.explicit()), shared)
+    one = shared.has_one_row and g.groups == 1
+    kernel = (shared.slope[:1] if one else shared.slope).reshape(-1, direct.shape[2], *g.kernel)
+    images = torch.convolution(
+        direct.x, kernel, None, g.stride, g.padding, g.dilation, False, [0] * len(g.kernel), g.groups
+    )
+    scaled = (direct.dy * shared.scales[(..., *[None] * len(g.kernel))]).flatten(2)
+    return ((scaled.sum(1, keepdim=True) if one else scaled) * images.flatten(2)).sum((1, 2))
+
 
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
@@ -94,3 +211,90 @@ _register(F.rms_norm, unbroadcast, F.rms_norm, operands=("weight",))
 _register(F.group_norm, unbroadcast_channels, torch.group_norm)
 _register(F.instance_norm, unbroadcast_channels, F.instance_norm, check=_check_instance_norm)
 _register(F.batch_norm, unbroadcast_channels, F.batch_norm, check=_check_batch_norm)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic of each output channel of a layer over a public batch, and its derivative by the layer's weight.
+
+    Args:
+        value: shape (c,).
+        slope: the derivative of each value by the weight of its channel, (c, r).
+        channels: which elements of the weight belong to which channel.
+    """
+
+    value: Tensor
+    slope: Tensor
+    channels: Channels
+
+
+def public_mean(weight: Tensor, bias: Tensor | None, at: Statistic) -> Tensor:
+    """The mean of each channel (c,), differentiable by the layer's weight and bias at their current values."""
+    operands = (weight, bias)
+    if has_torch_function(operands):
+        return handle_torch_function(public_mean, operands, weight, bias, at)
+    mean = _linearized(weight, at)
+    return mean if bias is None else mean + (bias - bias.detach())
+
+
+def public_variance(weight: Tensor, at: Statistic) -> Tensor:
+    """The variance of each channel (c,), differentiable by the layer's weight at its current value."""
+    if has_torch_function((weight,)):
+        return handle_torch_function(public_variance, (weight,), weight, at)
+    return _linearized(weight, at)
+
+
+def _linearized(weight: Tensor, at: Statistic) -> Tensor:
+    """The value, with the slope as its derivative: the change of the weight is zero and has a gradient."""
+    change = at.channels.rows((weight - weight.detach()).unsqueeze(0))[0]
+    return at.value + (at.slope * change).sum(1)
+
+
+def _operand_gradients(gradients: Tensor, weight: Tensor, *bias_and_statistic: Any) -> list[Any]:
+    """Gradients of the weight, and of the bias if there is one, from gradients (b, c) of the mean or variance."""
+    *biases, at = bias_and_statistic
+    of_weight = (weight, SharedSlope(gradients, at.slope, at.channels))
+    return [of_weight, *((bias, Dense(gradients)) for bias in biases if bias is not None)]
+
+
+@derivation(public_mean, public_variance)
+def statistics_operands(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
+    """From gradients (b, c) of a statistic to those of its operands that train."""
+    found = _operand_gradients(form.explicit(), *weight.args)
+    return [(of, gradient) for of, gradient in found if of.requires_grad]
+
+
+def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> Tensor:
+    """The output scale (input - mean) / sqrt(variance + eps) + shift, with one of each for each channel on axis 1.
+
+    Args:
+        input: (b, c, ...).
+        weights: mean and variance, followed by scale and shift if there are any; (c,) each.
+        eps: added to the variance.
+    """
+    operands = (input, *weights)
+    if has_torch_function(operands):
+        return handle_torch_function(normalise_channels, operands, input, weights, eps)
+    mean, scale = weights[0], _scale(weights, eps)
+    shift = -mean * scale if len(weights) == 2 else weights[3] - mean * scale
+    places = [1] * (input.dim() - 2)
+    return torch.addcmul(shift.view(-1, *places), input, scale.view(-1, *places))
+
+
+def _scale(weights: Sequence[Tensor], eps: float) -> Tensor:
+    """The factor (c,) of each channel."""
+    scale = (weights[1] + eps).rsqrt()
+    return scale if len(weights) == 2 else scale * weights[2]
+
+
+@rule(normalise_channels, operand="weights")
+def normalised_weights(
+    examples: Examples, dy: Tensor, input: Tensor, weights: Sequence[Tensor], eps: float
+) -> list[ExampleGradients]:
+    """All are multiples of two sums over positions: of dy_c, and of dy_c (x_c - mean_c)."""
+    mean, scale, power = weights[0], _scale(weights, eps), 1 / (weights[1] + eps)
+    centre = mean.view(-1, *[1] * (input.dim() - 2))
+    total = unbroadcast_channels(examples, dy, mean).explicit()
+    across = scale_gradients(examples, dy, input, mean, lambda x: x - centre, unbroadcast_channels).explicit()
+    all_gradients = [-scale * total, -0.5 * scale * power * across, power.sqrt() * across, total]
+    return [Dense(gradients) for gradients in all_gradients[: len(weights)]]

@@ -23,7 +23,7 @@ from torch import Tensor
 from noisette.core.forms import Operation, Run, leaves, named_arguments
 from noisette.core.loss import is_wrapped, physical
 from noisette.errors import PrivacyError
-from noisette.rules.public_statistics import normalise_channels
+from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
 

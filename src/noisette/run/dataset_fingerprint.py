@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from noisette._internal import atomic_files
+from noisette.accounting import atomic_files
 
 _FILE = "fingerprint.json"
 _KEY_BYTES = 32

@@ -19,10 +19,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
-from noisette._internal.waiting import wait_for
-from noisette.capture.captured import CaptureWarning
-from noisette.clipping.engines import BookKeeping
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.capture.captured import CaptureWarning, wait_for
+from noisette.clipping.engines import BookKeeping, OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping
@@ -32,7 +30,7 @@ from noisette.core.trace import Recording, own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
-from noisette.run.model_checks import batch_mixing_modules, check_optimizer
+from noisette.run.private import batch_mixing_modules, check_optimizer
 from noisette.run.privatize import privatize
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one

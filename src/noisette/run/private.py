@@ -1,40 +1,40 @@
-"""A private training run: DP-SGD with a ledger, a budget and checkpoints."""
+"""Checks of a model and an optimizer before a run: no normalisation over the batch, and the parameters of the bound."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
+import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.budget import PrivacyBudget
+from noisette.accounting.calibrate import PrivacyBudget, RunParameters
 from noisette.accounting.events import StepRelease, UserLevel
-from noisette.accounting.ledger.ledger import LedgerAccount
-from noisette.accounting.run_parameters import RunParameters
-from noisette.capture.schedule import schedule_of
+from noisette.accounting.ledger import LedgerAccount, as_html, as_text
+from noisette.capture.captured import schedule_of
+from noisette.clipping.engines import RecordedCall
 from noisette.clipping.per_example import PerExampleClip
-from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
-from noisette.core.steps import DpSgd, Parts, check_free
-from noisette.mechanisms.banded_factor import correlation_of
-from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.joint_sums import JointSums
+from noisette.core.state import RandomStates, seed_torch
+from noisette.core.steps import DpSgd, Parts, check_free, held_by
+from noisette.errors import PrivacyError
+from noisette.noise.banded import BandedNoise, correlation_of
+from noisette.noise.device import CompiledNoise
+from noisette.noise.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
-from noisette.run.checkpoint import SavedRun
+from noisette.run.checkpoint import SavedRun, capture_state
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.held_noise import held_noise
-from noisette.run.model_checks import check_no_batch_norm, check_optimizer
-from noisette.run.model_state import capture_state
+from noisette.run.loading import Collate, JointBatch, fetch_of, records_of
+from noisette.run.microbatch_size import MeasuredSize, memory_of
 from noisette.run.ranks_agree import (
     check_own_records,
     check_same_records,
@@ -43,11 +43,151 @@ from noisette.run.ranks_agree import (
     ledger_on_ranks,
     settings_of,
 )
-from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.loading import Collate, fetch_of, records_of
-from noisette.sampling.microbatch_size import MeasuredSize, memory_of
-from noisette.sampling.schemes import sampler_of, user_records
-from noisette.sampling.users import Users
+from noisette.run.sampling import sampler_of, user_records
+from noisette.run.users import Users
+
+
+def batch_mixing_modules(model: nn.Module) -> list[str]:
+    """One line for each module that is known to mix examples: its name, its class, and what to do instead."""
+    return [
+        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
+        for name, module in model.named_modules()
+        if (problem := _mixing(module))
+    ]
+
+
+def _mixing(module: nn.Module) -> str:
+    """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return (
+            "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
+            "to=torch.nn.GroupNorm) does, or call .eval() on it"
+        )
+    if (
+        isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        and module.training
+        and module.running_mean is not None
+    ):
+        return (
+            "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
+        )
+    return getattr(module, "mixes_examples", "")
+
+
+def check_no_batch_norm(model: nn.Module) -> None:
+    """No module of the model normalises over the batch.
+
+    Raises:
+        PrivacyError: listing every module that does.
+    """
+    if problems := batch_mixing_modules(model):
+        raise PrivacyError(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
+
+
+def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
+    """The optimizer can be used in a private run with this bound.
+
+    Raises:
+        PrivacyError: the optimizer needs a closure or calls no hooks, or its parameters are not those of the bound.
+    """
+    if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
+        raise PrivacyError(
+            f"step() of this {type(optimizer).__name__} calls no step hooks, so nothing would be released before it: "
+            "give privatize the optimizer that it wraps, and step the wrapper; or let its class call "
+            "torch.optim.Optimizer.__init__"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
+    check_coverage(optimizer, bound)
+
+
+def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
+    """The optimizer has the parameters that the bound covers, and no other trainable ones.
+
+    Raises:
+        PrivacyError: listing the parameters that differ.
+    """
+    covered = {id(p): name for name, p in bound.parameters.items()}
+    held = held_by(optimizer)
+    if held == covered.keys():
+        return
+    trainable = {
+        id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
+    }
+    problems = [
+        f"{name}: trainable, but not in the optimizer"
+        for name, p in bound.parameters.items()
+        if id(p) not in held and p.requires_grad
+    ]
+    outside = len(trainable - covered.keys())
+    if outside:
+        problems.append(f"{outside} trainable parameters of the optimizer are not in the model of the bound")
+    if problems:
+        raise PrivacyError(
+            "the optimizer and the bound have different parameters:\n  " + "\n  ".join(problems) + "\n"
+            "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
+            "the optimizer all others."
+        )
+
+
+@runtime_checkable
+class HoldsNoise(Protocol):
+    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+
+    def hold(self, module: nn.Module) -> None:
+        """Draw noise now, which all forward passes have until it is let go.
+
+        Raises:
+            PrivacyError: noise is drawn within a forward pass.
+        """
+        ...
+
+    def let_go(self) -> None:
+        """Draw for each forward pass again."""
+        ...
+
+
+def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
+    """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
+
+    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
+    depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
+    for each rank: which records a rank computes depends on the others of the batch.
+
+    Args:
+        model: whose parts may draw noise.
+
+    Returns:
+        A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
+        ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
+    """
+    candidates = [
+        (part, each)
+        for part in model.modules()
+        for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
+    ]
+    found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
+    if not found:
+        return None
+
+    def let_go() -> None:
+        for _, each in found:
+            each.let_go()
+
+    def hold(seed: Callable[[], int]) -> Callable[[], None]:
+        before = RandomStates.now()
+        seed_torch(seed())
+        try:
+            for part, each in found:
+                each.hold(part)
+        except BaseException:
+            let_go()
+            raise
+        finally:
+            before.restore()
+        return let_go
+
+    return hold
 
 
 class PrivateRun(DpSgd):

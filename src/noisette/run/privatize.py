@@ -1,8 +1,8 @@
-"""The start of a private run: what is declared, what it costs, and the noise that the budget allows."""
+"""The check that a run which goes on from a checkpoint is declared as it was when it began."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,21 +11,54 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.budget_search import with_releases
-from noisette.accounting.calibrate import cheapest, least_noisy
+from noisette.accounting.calibrate import RunParameters, cheapest, least_noisy, with_releases
 from noisette.accounting.events import check_events
-from noisette.accounting.run_parameters import RunParameters
-from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
+from noisette.accounting.plan import check_delta, check_numbers, schedule
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.run.model_checks import check_no_batch_norm, check_optimizer
-from noisette.run.private import PrivateRun
+from noisette.run.loading import Collate
+from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer
 from noisette.run.ranks_agree import ledger_on_ranks
-from noisette.sampling.loading import Collate
-from noisette.sampling.schemes import Poisson, ReleaseOf, Sampling, releases
-from noisette.sampling.users import Users
+from noisette.run.sampling import Poisson, ReleaseOf, Sampling, releases
+from noisette.run.users import Users
+
+Value = float | str | None
+
+
+def check_declared_again(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
+    """Check that what is declared now is what the run of a checkpoint began with.
+
+    Args:
+        before: declared numbers, or words, by name, as the checkpoint has them; ``None`` for what was not declared.
+        now: those of the caller. A name that only one of the two knows is not compared.
+
+    Raises:
+        ValueError: they differ; every difference is listed.
+
+    >>> check_declared_again({"epsilon": 3.0, "delta": 1e-5}, {"epsilon": 1, "delta": 1e-5})
+    Traceback (most recent call last):
+    ValueError: the run of the checkpoint was declared otherwise, and goes on as it was declared:
+      epsilon: 3.0 in the checkpoint, 1 now
+    Declare the same again, or begin another run, without the checkpoint but with the same ledger for the same records
+    """
+    differences = [
+        f"{name}: {_said(value)} in the checkpoint, {_said(now[name])} now"
+        for name, value in before.items()
+        if name in now and now[name] != value
+    ]
+    if differences:
+        raise ValueError(
+            "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
+            + "\n  ".join(differences)
+            + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
+            "same records"
+        )
+
+
+def _said(value: Value) -> str:
+    return "not declared" if value is None else str(value)
 
 
 def privatize(

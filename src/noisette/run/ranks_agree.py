@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from noisette._internal.version import __version__
+from noisette.__init__ import __version__
 from noisette.accounting import Ledger
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
+from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import is_sharded
-from noisette.ranks.wrappers import canonical_parameters
+from noisette.run.checkpoint import names_of_groups
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.model_state import names_of_groups
-from noisette.sampling.loading import Records
+from noisette.run.loading import Records
 
 
 def ledger_on_ranks(

@@ -11,7 +11,7 @@ from noisette.accounting.events import Event, Events
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
-from noisette.ranks.choice import refuse_several_processes
+from noisette.ranks.launch import refuse_several_processes
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,7 @@ def repeat_and_select(
 
     Args:
         ledger: the ledger of the data set.
-        search: the event to charge, such as that of :func:`noisette.accounting.search_plan.least_noise_search`.
+        search: the event to charge, such as that of :func:`noisette.accounting.plan.least_noise_search`.
         train_once: makes one run and returns its result, with fresh randomness in each call. Its releases go into the
             ledger that it is given (``privatize(..., ledger=...)``), which holds one run alone and is in memory: the
             search has paid for it.

@@ -1,4 +1,4 @@
-"""The model, bound, optimizer and examples of a recipe, built before the first step."""
+"""The views of a record that a recipe asks for: drawn anew in each step, or of fixed features, computed once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,104 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from noisette import models
 from noisette.accounting import Ledger
-from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.lipschitz import is_constrained
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
-from noisette.nn import Standardise, Whitening, weight_standardised
+from noisette.nn import (
+    MirrorAndShift,
+    MirrorAverage,
+    Standardise,
+    Whitening,
+    fixed_views,
+    mean_over_stored_views,
+    mean_over_views,
+    models,
+    weight_standardised,
+)
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
+from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
-from noisette.sampling.schemes import Sampling
-from noisette.sampling.users import Users
-from noisette.training.augmented import Augmentation
-from noisette.training.averages import WeightAverage
-from noisette.training.examples import Examples, features_of
-from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe
+from noisette.run.sampling import Sampling
+from noisette.run.users import Users
+from noisette.training.evaluation import Examples, features_of
+from noisette.training.optimizers import WeightAverage
+from noisette.training.recipe import (
+    ALLOCATIONS,
+    BATCH_NORMS,
+    BATCHES,
+    COMPILE,
+    OPTIMIZERS,
+    AugmentationSection,
+    ModelSection,
+    Recipe,
+)
+
+
+class Augmentation:
+    """How the examples of a recipe are augmented.
+
+    Args:
+        section: the recipe's table.
+        shape: that of an example.
+        fixed: whether the first part of the model is fixed, so that the features of fixed views are computed once.
+
+    Raises:
+        ValueError: the examples are not images, or there is one fixed view only.
+    """
+
+    def __init__(self, section: AugmentationSection, shape: Sequence[int], *, fixed: bool) -> None:
+        if section != AugmentationSection() and len(shape) != 3:
+            raise ValueError(
+                f"augmentation is for images of three axes, and an example has shape {tuple(shape)}; leave it out"
+            )
+        if fixed and section.moves and section.views == 1:
+            raise ValueError(
+                "the features of this model are fixed and computed once, for as many fixed views as augmentation.views "
+                "says; ask for 2 or more"
+            )
+        self._section, self._fixed = section, fixed
+
+    @property
+    def stored(self) -> Callable[[Tensor], Tensor] | None:
+        """Maps training images (n, ...) to the views whose features are stored, (n, views, ...), if there are any."""
+        section = self._section
+        if not (self._fixed and section.moves):
+            return None
+        return partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
+
+    @property
+    def stored_for_tests(self) -> Callable[[Tensor], Tensor] | None:
+        """The same for test images: an image and its mirror image."""
+        if not (self._fixed and self._section.test_flip):
+            return None
+        return partial(fixed_views, views=2, flip=True, shift=0)
+
+    def losses(self, loss: Loss) -> Loss:
+        """The losses of examples of what was stored, averaged over their views; ``loss`` is that of one view."""
+        section = self._section
+        if not section.moves:
+            return loss
+        if self._fixed:
+            return mean_over_stored_views(loss)
+        return mean_over_views(loss, MirrorAndShift(flip=section.flip, shift=section.shift), section.views)
+
+    def published(self, model: nn.Module) -> nn.Module:
+        """The model as it is published."""
+        return MirrorAverage(model) if self._section.test_flip else model
+
+    def tested(self, trained: nn.Module, published: nn.Module) -> nn.Module:
+        """What maps the stored test examples to scores, given the trained part of the model and the whole."""
+        if not self._fixed:
+            return published
+        return StoredViewsAverage(trained) if self._section.test_flip else trained
+
 
 _EVALUATED_AT_ONCE = 2000
 
@@ -172,7 +250,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.mechanisms.pca import private_pca  # imports scikit-learn, which takes a second
+    from noisette.noise.pca import private_pca
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection
@@ -255,12 +333,12 @@ def replace_batch_norm(
     convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
+LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
 
 def _bound(
     model: nn.Module, recipe: Recipe, shape: Sequence[int], data: DataSet
-) -> tuple[Loss, GradientBound, float | None]:
+) -> tuple[LossOfScores, GradientBound, float | None]:
     """The loss, the bound, and the noise multiplier of a whole step if the recipe gives one.
 
     Args:

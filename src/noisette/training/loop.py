@@ -1,4 +1,4 @@
-"""Training by a recipe, from its first step or from a checkpoint."""
+"""The learning rate of a recipe that gives none."""
 
 from __future__ import annotations
 
@@ -14,22 +14,53 @@ from torch import Tensor, nn
 
 from noisette.accounting import Ledger
 from noisette.data import DataSet
-from noisette.nn.evaluation import in_evaluation
-from noisette.nn.whitening import Whitening
+from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
-from noisette.training.learning_rate import learning_rate
-from noisette.training.outcome import Outcome, Point, Watch
-from noisette.training.predictions import ClassFigures, NumberFigures
-from noisette.training.rate import with_rate
+from noisette.training.defaults import NETWORK_REACH, learning_rate_for
+from noisette.training.evaluation import (
+    ClassFigures,
+    NumberFigures,
+    Outcome,
+    Point,
+    Watch,
+    certified_curve,
+    class_figures,
+    number_figures,
+    outputs,
+)
+from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
-from noisette.training.scores import class_figures, number_figures, outputs
 from noisette.training.threads import choose_threads
+
+_OF_COSINE = 0.5  # the mean of half a cosine from one to zero
+
+
+def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
+    """The recipe with a learning rate: its own, or the one that the rule gives for this run.
+
+    The rule takes the noise, the declared size and the number of weights, all of them public, so a resumed run gets the
+    same rate.
+    """
+    training = recipe.training
+    if training.lr is not None:
+        return recipe
+    constant = learning_rate_for(
+        dimensions=sum(p.numel() for group in run.optimizer.param_groups for p in group["params"] if p.requires_grad),
+        noise_multiplier=run.noise_multiplier,
+        expected_batch_size=training.batch_size,
+        steps=run.steps,
+        max_grad_norm=recipe.privacy.max_grad_norm,
+        reach=NETWORK_REACH,
+        momentum=training.momentum,
+    )
+    rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant
+    return replace(recipe, training=replace(training, lr=rate))
 
 
 def train(

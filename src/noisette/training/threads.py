@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from noisette.nn.evaluation import in_evaluation
+from noisette.nn.batch_norm import in_evaluation
 
 _SET_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _AT_IMPORT = torch.get_num_threads()

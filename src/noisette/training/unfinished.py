@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.accounting.ledger import LEDGER_FILE
 
 CHECKPOINT = "checkpoint"
 NAME = re.compile(r"(.+)\.unfinished-\d+")

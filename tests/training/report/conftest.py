@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from noisette.accounting import PldAccountant, PoissonGaussian
-from noisette.accounting.serialization import facts_of
-from noisette.training.outcome import Point
+from noisette.accounting.events import facts_of
+from noisette.training.evaluation import Point
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 from noisette.training.report import Facts
 

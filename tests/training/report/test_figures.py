@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from noisette.accounting import Gaussian
-from noisette.accounting.serialization import facts_of as event_facts
+from noisette.accounting.events import facts_of as event_facts
 from noisette.training.report import Facts
 from noisette.training.report.figures import accuracy_against_epsilon, epsilon_against_steps
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from finished_runs import with_recipe
-from noisette.training.outcome import Point
-from noisette.training.predictions import ClassFigures, NumberFigures
+from noisette.training.evaluation import ClassFigures, NumberFigures, Point
 from noisette.training.report import Facts, rows_of_tests
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement

@@ -7,8 +7,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from noisette.training.report.plan_figures import Line, Panel, as_png_file, as_svg, as_svg_file
-from noisette.training.report.svg import PAPER
+from noisette.training.report.figures import PAPER, Line, Panel, as_png_file, as_svg, as_svg_file
 
 SVG = "{http://www.w3.org/2000/svg}"
 

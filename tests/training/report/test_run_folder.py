@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.run import checkpoint_file
+from noisette.run import checkpoint as checkpoint_file
 from noisette.training.report import RunFolder
 from noisette.training.unfinished import in_words, unfinished_runs
 

@@ -10,7 +10,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from noisette.training.report.svg import BLUE, INK, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, INK, STYLE, standalone, svg
 
 ROOT = Path(__file__).parents[3]
 COMMITTED = sorted(path for folder in ("benchmarks", "docs", "papers") for path in (ROOT / folder).rglob("*.svg"))

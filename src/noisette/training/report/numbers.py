@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, Decimal
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
 
 def upward(epsilon: float) -> str:
     """An epsilon in two decimals, or below 0.01 in two digits, rounded up.
@@ -48,3 +50,14 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def templates(package: str) -> Environment:
+    """The templates of a package, with the style sheet of the report; undefined variables are errors."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("noisette.training.report", "")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,36 +1,220 @@
-"""The report: one self-contained HTML page."""
+"""What any attack on the membership of one record can reach, as rows of a table and as panels of a figure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
 from markupsafe import Markup
 
-from noisette.accounting import TradeOff
-from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.serialization import event_of
+from noisette.accounting import Ledger
+from noisette.accounting.events import event_of
+from noisette.accounting.events import facts_of as event_facts
+from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.registry import ACCOUNTANTS
+from noisette.accounting.trade_off import TradeOff
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
 from noisette.data.columns import Columns
-from noisette.training.predictions import NumberFigures
+from noisette.training.evaluation import ClassFigures, NumberFigures
 from noisette.training.recipe import AugmentationSection, DataSection
-from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
-from noisette.training.report.facts import Facts
+from noisette.training.report.facts import Facts, SearchFacts, advice, facts_of, rows_of_search
 from noisette.training.report.figures import (
+    BLUE,
+    INK,
+    Line,
+    Panel,
     accuracy_against_epsilon,
     accuracy_against_radius,
+    as_svg,
     epsilon_against_steps,
     error_against_epsilon,
 )
-from noisette.training.report.numbers import duration, percent, power_of_ten, upward
-from noisette.training.report.of_tests import confusion, rows_of_tests, set_of_tests
-from noisette.training.report.plan_figures import as_svg
-from noisette.training.report.searched import advice, rows_of_search
+from noisette.training.report.numbers import duration, percent, power_of_ten, templates, upward
 from noisette.training.report.statement import statement
-from noisette.training.report.templates import templates
+from noisette.training.search import Found, HeldOutScore, Search
+
+ALARMS = (0.01, 0.001)  # the false-positive rates of the table
+RARELY = 0.01  # how often a belief may be above the stated one
+CAPTIONS = (
+    "An attack that raises more false alarms finds more members. No attack lies above the line, whatever it computes.",
+    "δ bounds what goes beyond a factor of e to the power of ε. The guarantee at one δ is one point of this line.",
+)
+_LEAST = 1e-4  # false-positive rate at the left end of the figure
+_POINTS = 60
+_VISIBLE = 1e-12  # a smaller delta would only lengthen the axis
+
+
+def attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
+    """What is measured, and the most that any attack reaches of it, rounded upwards."""
+    rows = [
+        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in ALARMS),
+        ("members found minus false alarms (advantage)", attack.advantage),
+        ("right answers, where members and others are equally many", attack.accuracy),
+        (
+            f"certainty about a member, 50 % before, exceeded in at most {100 * RARELY:g} of 100 trainings",
+            attack.posterior(exceeded=RARELY),
+        ),
+    ]
+    return [(name, upward_percent(share)) for name, share in rows]
+
+
+def attack_sentence(attack: TradeOff, unit: str) -> str:
+    """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
+    many, few = (upward_percent(attack.true_positive_rate(rate)) for rate in ALARMS)
+    return (
+        "Whoever sees everything released and knows all other records, and tries to tell whether one "
+        f"{unit} took part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right "
+        f"50 % of it. With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most "
+        f"{many} of those that did; with at most 0.1 %, at most {few}."
+    )
+
+
+def attack_panels(attack: TradeOff) -> list[Panel]:
+    """The trade-off curve as the most members found by false alarms, and delta against epsilon."""
+    alarms = [_LEAST ** (1 - k / (_POINTS - 1)) for k in range(_POINTS)]
+    found = [attack.true_positive_rate(rate) for rate in alarms]
+    pairs = [(epsilon, delta) for epsilon, delta in attack.profile if epsilon > 0 and delta > _VISIBLE]
+    panels = [
+        Panel(
+            "Most members that any attack finds",
+            "false-positive rate",
+            "true-positive rate",
+            [Line("guessing", alarms, alarms, INK, 0.5, ":"), Line("any attack", alarms, found)],
+        )
+    ]
+    if len(pairs) > 1:
+        epsilons, deltas = zip(*pairs, strict=True)
+        panels.append(Panel("Privacy profile: δ at every ε", "ε", "δ", [Line("all steps", epsilons, deltas, BLUE)]))
+    return panels
+
+
+def upward_percent(share: float) -> str:
+    """A share as a percentage, rounded up: to one decimal, below one percent to two.
+
+    >>> upward_percent(0.0711), upward_percent(0.00401), upward_percent(1.0)
+    ('7.2 %', '0.41 %', '100 %')
+    """
+    digits = Decimal("0.01") if share < 0.01 else Decimal("0.1")
+    value = (100 * Decimal(repr(float(share)))).quantize(digits, ROUND_CEILING)
+    return "100 %" if value >= 100 else f"{value} %"
+
+
+_LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
+
+
+def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
+    """The name and the value of each figure on the test examples; none if there are no such examples."""
+    found = facts.test
+    if found is None:
+        return [] if facts.test_accuracy is None else [("test accuracy", percent(facts.test_accuracy))]
+    if isinstance(found, ClassFigures):
+        return [
+            ("test accuracy", percent(found.accuracy)),
+            ("base rate", f"{percent(found.base_rate)} (always the most frequent class)"),
+            ("macro accuracy", f"{percent(found.macro_accuracy)} (mean over the classes)"),
+            *([] if found.auc is None else [("AUC", f"{found.auc:.3f}")]),
+        ]
+    unit = f" {found.unit}" if found.unit else ""
+    return [
+        ("test RMSE", f"{found.rmse:.4g}{unit} (best constant: {found.base_rmse:.4g}{unit})"),
+        ("test MAE", f"{found.mae:.4g}{unit} (best constant: {found.base_mae:.4g}{unit})"),
+        *([] if facts.recipe.data.target is None else [("test targets", f"clipped to {_bounds(facts)}")]),
+    ]
+
+
+def _bounds(facts: Facts) -> str:
+    """Between which bounds the targets are."""
+    assert facts.recipe.data.target is not None, "a number is predicted"
+    low, high = facts.recipe.data.target
+    return f"{low:g}..{high:g} {facts.recipe.data.unit}".rstrip()
+
+
+def set_of_tests(facts: Facts) -> str:
+    """Of which examples the figures are."""
+    share, clipped = facts.recipe.data.holdout, ""
+    if facts.recipe.data.target is not None:
+        clipped = f" Errors are of targets clipped to {_bounds(facts)}: how far a number lies outside does not count."
+    if share is None:
+        return f"Computed on the public test examples, exactly.{clipped}"
+    return (
+        f"Computed exactly, without noise, on the records held out: about {percent(share)} of all, drawn at random and "
+        f"not trained on. These figures are not covered by the guarantee.{clipped}"
+    )
+
+
+def confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
+    """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
+    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
+        return []
+    declared = facts.recipe.data.classes
+    names = declared if isinstance(declared, tuple) else map(str, range(facts.classes))
+    return list(zip(names, facts.test.confusion, strict=True))
+
+
+def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
+    """What may be published about the best run of a search.
+
+    The course of the run is left out: what was known of it at an earlier step costs the whole search as well. So is its
+    time: a first run takes longer than later ones.
+
+    Args:
+        search: with its price.
+        found: its best run.
+        ledger: to which the search was charged.
+    """
+    outcome = found.outcome
+    test = getattr(outcome.test, "accuracy", None)
+    return replace(
+        facts_of(outcome),
+        epsilon=search.epsilon,
+        released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
+        ledger_head=ledger.head,
+        points=(),
+        seconds=None,
+        seconds_per_step=None,
+        test_accuracy=test,
+        search=_search_facts(search, found),
+    )
+
+
+def announcement(search: Search) -> list[str]:
+    """What a search is about to do and to cost, in lines for the operator."""
+    facts, privacy = _search_facts(search), search.recipe.privacy
+    (_, steps), *_ = search.event.run
+    lines = [
+        f"A search over {search.space}",
+        f"It costs epsilon {upward(search.epsilon)} at delta {power_of_ten(privacy.delta)}, also if it is stopped.",
+        f"Its runs have {steps:,} steps with noise multiplier {search.noise_multiplier:.4g}.",
+        f"Their number is {facts.runs}.",
+        advice(facts, search.epsilon),
+    ]
+    return [line for line in lines if line]
+
+
+def _search_facts(search: Search, found: Found | None = None) -> SearchFacts:
+    number, score = NumberOfRuns.of(search.event), search.score
+    held_out = deviation = None
+    if isinstance(score, HeldOutScore):
+        held_out, deviation = score.share, score.noise_multiplier / score.expected_records(search.declared_size)
+    return SearchFacts(
+        over={name: str(dimension) for name, dimension in search.space.dimensions.items()},
+        settings=search.space.settings_of(found.recipe) if found else {},
+        mean=search.event.mean,
+        shape=f"{search.event.shape:g}",
+        median=number.quantile(0.5),
+        at_most=number.quantile(0.9),
+        none=number.probability(0),
+        compared=search.comparison.runs,
+        epsilon_of_all=search.comparison.release_all,
+        score=found.score if found and held_out else None,
+        held_out=held_out,
+        score_deviation=deviation,
+    )
+
 
 _PAGES = templates("noisette.training.report")
 

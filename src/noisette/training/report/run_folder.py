@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from noisette._internal import atomic_files
-from noisette.accounting import Ledger
-from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.accounting import Ledger, atomic_files
+from noisette.accounting.ledger import LEDGER_FILE
 from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement

@@ -1,0 +1,624 @@
+"""The ledger: an append-only record of all releases, each written before it happens."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self
+from weakref import WeakSet
+
+from noisette.accounting.events import Event, StepRelease, check_events, in_whole_rounds
+from noisette.accounting.ledger_file import (
+    End,
+    Entry,
+    Kind,
+    LedgerFile,
+    Series,
+    Tail,
+    check_whole_rounds,
+    contents,
+    repair,
+    sealed_entries,
+)
+from noisette.errors import PrivacyError, count
+
+
+def as_text(name: str, facts: Mapping[str, object]) -> str:
+    """One line.
+
+    >>> as_text("Batch", {"expected size": 150})
+    '<Batch: expected size 150>'
+    """
+    return f"<{name}: {', '.join(f'{label} {value}' for label, value in facts.items())}>"
+
+
+def as_html(name: str, facts: Mapping[str, object]) -> str:
+    """A table with the name above it.
+
+    >>> as_html("Batch", {"expected size": "< 150"})
+    '<table><caption>Batch</caption><tr><th>expected size</th><td>&lt; 150</td></tr></table>'
+    """
+    rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
+    return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
+
+
+LEDGER_FILE = "ledger.jsonl"
+"""The name of the ledger in a run folder."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often one event is recorded in a ledger.
+
+    Args:
+        reserved: releases that were allowed in advance.
+        committed: reserved releases that happened, as far as is known.
+        given_back: reserved releases that are known not to have happened.
+        charged: releases that were recorded one by one, before they happened.
+    """
+
+    reserved: int = 0
+    committed: int = 0
+    given_back: int = 0
+    charged: int = 0
+
+    @property
+    def paid(self) -> int:
+        """The number that counts towards the privacy cost: all releases that may have happened."""
+        return self.reserved - self.given_back + self.charged
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.reserved + other.reserved,
+            self.committed + other.committed,
+            self.given_back + other.given_back,
+            self.charged + other.charged,
+        )
+
+    def by_kind(self) -> dict[Kind, int]:
+        """The counts by the kind of line that records them."""
+        return {
+            Kind.RESERVE: self.reserved,
+            Kind.COMMIT: self.committed,
+            Kind.RELEASE: self.given_back,
+            Kind.CHARGE: self.charged,
+        }
+
+    def after(self, kind: Kind, steps: int) -> Tally:
+        """The tally after a line of this kind.
+
+        Raises:
+            ValueError: more releases would be committed and given back than were reserved.
+        """
+        tally = Tally(
+            self.reserved + steps * (kind is Kind.RESERVE),
+            self.committed + steps * (kind is Kind.COMMIT),
+            self.given_back + steps * (kind is Kind.RELEASE),
+            self.charged + steps * (kind is Kind.CHARGE),
+        )
+        if tally.committed + tally.given_back > tally.reserved:
+            raise ValueError(
+                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
+                f"{tally.reserved} reserved"
+            )
+        return tally
+
+
+class RecordedRun:
+    """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
+
+    Args:
+        id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
+    """
+
+    def __init__(self, id: str | None = None) -> None:
+        self.id = secrets.token_hex(8) if id is None else id
+
+
+class Ledger:
+    """The releases made on one data set, in memory or in an append-only file.
+
+    A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
+    unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
+    holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+
+    Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
+    its own steps.
+
+    A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
+    checkpoints do, and check it with :meth:`holds`.
+
+    Args:
+        path: the file; created with mode 0600, or continued if it exists. It is locked for writing until
+            :meth:`close`, the end of a ``with`` block, or the end of the process. ``None`` keeps the ledger in memory.
+        dataset: the declared name of the data set. Runs on one data set share a ledger, so that their costs compose.
+
+    Guarantee: when :meth:`reserve` or :meth:`charge` has returned, its line survives a crash of the machine; a crash at
+    any moment leaves a file that counts no less than what happened.
+
+    Raises:
+        ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
+            of a device, a pipe or a socket.
+        PrivacyError: the file is open for writing elsewhere.
+        OSError: the file cannot be opened, or cannot be locked.
+
+    >>> from noisette.accounting import PoissonGaussian
+    >>> ledger = Ledger()
+    >>> ledger.reserve(PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1), 16)
+    >>> ledger.commit()
+    >>> ledger.release()
+    >>> ledger.events
+    {PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1): 1}
+    """
+
+    def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
+        self._lock = threading.RLock()
+        self._whole: set[tuple[Event, int]] = set()  # numbers of steps that are whole rounds
+        self.dataset = dataset
+        self._end = End()
+        self._heads = {self._end.head}
+        self._tail = Tail()
+        self._tallies: dict[Series, Tally] = {}
+        self.entries = 0  # lines that were read or written, also those of a ledger in memory
+        self._unnamed = RecordedRun()  # the run of lines that are written for no other
+        self._unused: defaultdict[RecordedRun, Counter[Event]] = defaultdict(Counter)
+        self._file = None if path is None else LedgerFile(Path(path))
+        self.path = None if self._file is None else self._file.path
+        self._owner = os.getpid()
+        if self._file is not None:
+            try:
+                self._replay(self._file.content(), self._file.path)
+                self._keep_head()
+            except BaseException:
+                self._file.close()
+                raise
+        _LEDGERS.add(self)
+
+    def __repr__(self) -> str:
+        return as_text("Ledger", self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html("Ledger", self._shown())
+
+    def _shown(self) -> dict[str, object]:
+        releases = [f"{times} x {event!r}" for event, times in self.events.items()]
+        kept = "in memory" if self.path is None else str(self.path.name)
+        return {"data set": self.dataset, "releases": "; ".join(releases) or "none", "kept": kept}
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """The ledger in a file, read-only and without a lock.
+
+        Beside a process that writes to the file these are the whole lines: one that is being written is left out.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line was cut or altered, or the path is that of a device or a socket.
+        """
+        path = Path(path)
+        damage = ValueError(f"{path} cannot be read")
+        for content in contents(path):
+            try:
+                return cls._read(content, path)
+            except ValueError as error:
+                damage = error
+        raise damage
+
+    @classmethod
+    def _read(cls, content: bytes, path: Path) -> Self:
+        first = next(sealed_entries(content, path), None)
+        ledger = cls(dataset=first[0].dataset) if first else cls()
+        ledger.path = path
+        ledger._replay(content, path)
+        return ledger
+
+    @classmethod
+    def mirror(cls, dataset: str, totals: str) -> Self:
+        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes the file.
+
+        >>> from noisette.accounting import Gaussian
+        >>> ledger = Ledger(dataset="digits")
+        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
+        >>> Ledger.mirror(ledger.dataset, ledger.totals).events
+        {Gaussian(noise_multiplier=7.0): 1}
+        """
+        ledger = cls(dataset=dataset)
+        ledger._replay(totals.encode(), Path("the ledger of another process"))
+        return ledger
+
+    def follow(self, totals: str) -> None:
+        """Take over the counts of the ledger that this one mirrors."""
+        with self._lock:
+            self._tallies = Ledger.mirror(self.dataset, totals)._tallies
+
+    repair = staticmethod(repair)
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line, which seals all lines; empty without a line or without a file.
+
+        From then on :meth:`shorten` keeps this line.
+        """
+        with self._lock:
+            self._keep_head()
+            return self._end.head
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held in a ``with`` block by a thread that reads the ledger and then writes, so that no other writes between.
+
+        Each method holds it for itself.
+        """
+        return self._lock
+
+    @property
+    def events(self) -> dict[Event, int]:
+        """The events that count towards the privacy cost: reserved and charged ones, less those given back."""
+        return {event: tally.paid for event, tally in self.tallies.items() if tally.paid}
+
+    @property
+    def tallies(self) -> Mapping[Event, Tally]:
+        """The counts of each event in the ledger, also of one that was given back."""
+        tallies: dict[Event, Tally] = {}
+        with self._lock:
+            for series, tally in self._tallies.items():
+                tallies[series.event] = tallies.get(series.event, Tally()) + tally
+        return tallies
+
+    @property
+    def paid(self) -> Mapping[Series, int]:
+        """What counts towards the privacy cost, for each run and event on its own."""
+        with self._lock:
+            return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
+
+    @property
+    def totals(self) -> str:
+        """Lines of a ledger with the same counts of each run and event; they hold nothing that depends on the data."""
+        tail = Tail()
+        with self._lock:
+            for series, tally in self._tallies.items():
+                for kind, steps in tally.by_kind().items():
+                    if steps:
+                        tail.add(Entry(kind, self.dataset, series, steps), End())
+        return tail.shortened(self.dataset)[0].decode()
+
+    @property
+    def committed(self) -> int:
+        """The number of steps that were released, in this run and in earlier ones."""
+        return sum(tally.committed for tally in self.tallies.values())
+
+    def holds(self, head: str) -> bool:
+        """Whether this was once the head of the ledger, so that the ledger continues from there."""
+        with self._lock:
+            return head in self._heads or head in self._tail.heads
+
+    def reserve(self, event: Event, steps: int, *, run: RecordedRun | None = None) -> None:
+        """Record, durably, that this many releases may follow. Call it before their batches are drawn.
+
+        Args:
+            event: the event of each release.
+            steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
+            run: whose steps they are, where several runs share the ledger.
+
+        Raises:
+            TypeError, ValueError: ``steps`` is not an integer of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
+            OSError: the file cannot be written; nothing was reserved.
+        """
+        if type(steps) is not int or steps < 1:
+            count(steps=steps)
+        run = run or self._unnamed
+        with self._lock:
+            self._spend(Kind.RESERVE, event, steps, run)
+            self._unused[run][event] += steps
+
+    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None) -> None:
+        """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
+
+        Args:
+            event: the event of the release.
+            times: how often it happens.
+            run: what it belongs to, and its number of elements with noise.
+
+        Raises:
+            TypeError, ValueError: ``times`` is not an integer of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
+            OSError: the file cannot be written; nothing was charged.
+
+        >>> from noisette.accounting import Gaussian
+        >>> ledger = Ledger()
+        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
+        >>> ledger.events
+        {Gaussian(noise_multiplier=7.0): 1}
+        """
+        count(times=times)
+        with self._lock:
+            self._spend(Kind.CHARGE, event, times, run or self._unnamed)
+
+    def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
+        """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
+
+        Once it has returned, the step is never given back, even if the release is interrupted; where it raises, nothing
+        may be released. The line is not synced to disk, because the reservation is.
+
+        Args:
+            event: the event of the step; ``None`` where only one event has reserved steps.
+            run: for which the step was reserved.
+
+        Raises:
+            PrivacyError: no such step is left, several events have reserved steps, the ledger was closed or is
+                read-only, or another process has written to the file.
+            OSError: the file cannot be written; the step still counts.
+        """
+        run = run or self._unnamed
+        with self._lock:
+            steps = self._unused[run]
+            unused = [known for known, left in steps.items() if left and event in (None, known)]
+            if not unused:
+                raise PrivacyError(
+                    "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
+                )
+            if len(unused) > 1:
+                raise PrivacyError(
+                    f"commit() found reserved steps of {len(unused)} events; name the one that is released: "
+                    "commit(event)"
+                )
+            steps[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
+            self._append(Kind.COMMIT, unused[0], 1, run, durable=False)
+
+    def release(self, *, run: RecordedRun | None = None) -> None:
+        """Give back, durably, the steps that were reserved for a run by this process and were not committed.
+
+        Args:
+            run: for which they were reserved; the steps of other runs and other processes stay.
+
+        Raises:
+            PrivacyError: the ledger was closed, or another process has written to the file; the steps still count.
+            OSError: the file cannot be written; the steps still count.
+        """
+        run = run or self._unnamed
+        with self._lock:
+            unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
+            for event, steps in unused.items():
+                if steps := steps - steps % event.round_length:  # a round that was begun stays paid for
+                    self._append(Kind.RELEASE, event, steps, run, durable=True)
+
+    def shorten(self) -> None:
+        """Replace the lines after the last :attr:`head` that was read by a few lines with the same totals, durably.
+
+        So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
+        disk has no room, and where the file has a second name (a hard link), which would keep the old content.
+
+        Raises:
+            PrivacyError: the ledger was closed, or another process has written to the file.
+            OSError: it is unknown what reached the disk; later writes are refused.
+        """
+        with self._lock:
+            if self._file is not None and self._tail.shrinks:
+                lines, tail, end = self._tail.shortened(self.dataset)
+                if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
+                    self._tail, self._end = tail, end
+
+    def close(self) -> None:
+        """Unlock the file. The ledger can still be read; later writes are refused."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
+
+    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
+        if Series(event, run.id) not in self._tallies:
+            check_events({**self.events, event: steps})  # events of different relations cannot be composed
+        if (event, steps) not in self._whole:
+            check_whole_rounds(event, steps)
+            self._whole.add((event, steps))
+        if self._file is not None and self._tail.is_long:
+            self.shorten()
+        self._append(kind, event, steps, run, durable=True)
+
+    def _keep_head(self) -> None:
+        self._heads.update(self._tail.heads)
+        self._tail = Tail(self._end)
+
+    def _append(self, kind: Kind, event: Event, steps: int, run: RecordedRun, *, durable: bool) -> None:
+        if os.getpid() != self._owner:
+            raise PrivacyError(
+                f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
+            )
+        entry, end = Entry(kind, self.dataset, Series(event, run.id), steps), self._end
+        if self._file is not None:
+            line, end = entry.line(end)
+            self._file.append(line, size=self._end.size, durable=durable)
+        elif self.path is not None:
+            raise PrivacyError(
+                f"{self.path} was opened read-only, so no release can be recorded; open it for writing with "
+                f"Ledger(path, dataset={self.dataset!r})"
+            )
+        self._count(entry, end)
+
+    def _count(self, entry: Entry, end: End) -> None:
+        self.entries += 1
+        self._tallies[entry.series] = self._tallies.get(entry.series, Tally()).after(entry.kind, entry.steps)
+        if end.head:
+            self._tail.add(entry, end)
+        self._end = end
+
+    def _replay(self, content: bytes, path: Path) -> None:
+        for entry, end in sealed_entries(content, path):
+            if entry.dataset != self.dataset:
+                raise ValueError(
+                    f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
+                    "path, or give the data set the name that the ledger has"
+                )
+            try:
+                self._count(entry, end)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {end.lines}: {error}; restore the file from a copy") from None
+
+
+_LEDGERS: WeakSet[Ledger] = WeakSet()
+
+
+class Exchange(Protocol):
+    """What the processes of a run tell each other about its ledger."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        ...
+
+    def unanimous(self, phase: str) -> AbstractContextManager[Any]:
+        """A context that raises on all of them what one of them raises."""
+        ...
+
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The numbers of all processes."""
+        ...
+
+    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
+        """What the function returns on the first process."""
+        ...
+
+
+# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
+# depends on the planned number of steps alone, which is public, as the duration of a step is not.
+_MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
+
+
+class LedgerAccount:
+    """Accounts for the steps of a run in its ledger, several of them at once, within the budget.
+
+    Args:
+        ledger: records each step before its batch is drawn, and each release before its noise is.
+        event: the release of a step.
+        run: the id of the run.
+        check_budget: raises where so many further steps do not fit in the budget.
+        ranks: the processes of the run; the ledger of rank 0 is the one that counts.
+        steps: of the whole run.
+        steps_spent: by an earlier process of this run.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        event: StepRelease,
+        run: str,
+        check_budget: Callable[[int], None],
+        ranks: Exchange,
+        *,
+        steps: int,
+        steps_spent: int,
+    ) -> None:
+        self.ledger = ledger
+        self._event = event
+        self._check_budget = check_budget
+        self._ranks = ranks
+        self._recorded = RecordedRun(run)
+        lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
+        self.lease = in_whole_rounds(event, lease)
+        self.reserved = 0
+        self._steps = steps
+        self._first = self._spent = steps_spent
+        self._own_lines = 0
+        self._other_lines = ledger.entries  # that this object did not write
+        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
+        self._checked = self._other_releases()  # what the budget was computed with
+
+    def reserve(self, step: int, steps_left: int) -> None:
+        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
+
+        Raises:
+            PrivacyError: something else was released meanwhile, so that the steps left do not fit in the budget.
+        """
+        if self.reserved:
+            return
+        with (
+            self._ranks.unanimous(f"the reservation of step {step}"),
+            self.ledger.lock,  # nothing else is reserved between the check and the reservation
+        ):
+            others = self.ledger.entries - self._own_lines
+            if others != self._other_lines and self._other_releases() != self._checked:
+                self.check_budget(steps_left)
+            self._other_lines = others
+            lease = self.lease if self.lease <= steps_left else in_whole_rounds(self._event, steps_left)
+            self.ledger.reserve(self._event, lease, run=self._recorded)
+        self.reserved = lease
+        self._own_lines += 1
+        self._follow_first_rank(others)
+
+    def commit(self) -> None:
+        """Write the release of a step to the ledger before its noise is drawn."""
+        self.ledger.commit(self._event, run=self._recorded)
+        self._own_lines += 1
+        self.reserved -= 1
+        self._spent += 1
+
+    def give_back(self) -> None:
+        """Give the steps back to the ledger that were reserved and not released."""
+        self.ledger.release(run=self._recorded)
+
+    def still_to_come(self) -> float:
+        """How many times the steps of this process so far are still to come."""
+        return (self._steps - self._spent) / max(1, self._spent - self._first)
+
+    def check_budget(self, steps_left: int) -> None:
+        """Check that the remaining steps fit in the budget, together with everything in the ledger.
+
+        Raises:
+            PrivacyError: they do not.
+        """
+        with self.ledger.lock:
+            self._check_budget(steps_left)
+            self._checked = self._other_releases()
+
+    def _other_releases(self) -> Mapping[Event, int]:
+        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
+        others = Counter(self.ledger.events)
+        others[self._event] -= self._spent + self.reserved
+        return others
+
+    def _follow_first_rank(self, others: int) -> None:
+        """Where something else was released on rank 0, the other ranks learn of it."""
+        if self._ranks.size == 1:
+            return
+        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
+        if told[0]["others"] != self._known_of_first:
+            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
+            self._known_of_first = told[0]["others"]
+            if self._ranks.rank:
+                self.ledger.follow(totals)
+
+
+def _unlock_in_child() -> None:
+    """A forked process has one thread, and would wait for ever for a lock that another thread held."""
+    for ledger in _LEDGERS:
+        ledger._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)

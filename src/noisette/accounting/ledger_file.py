@@ -1,0 +1,576 @@
+"""The ledger's file: its lines, how they are read, added, shortened and repaired."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import stat
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from noisette.accounting import atomic_files
+from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
+from noisette.errors import PrivacyError, count
+
+_LONGEST_LINE = 4096  # bytes; a line has some 500
+
+
+class Kind(Enum):
+    """What a line of the ledger records about its steps."""
+
+    RESERVE = "reserve"
+    COMMIT = "commit"
+    RELEASE = "release"
+    CHARGE = "charge"
+
+
+class End(NamedTuple):
+    """The end of a ledger: its number of lines, its size in bytes, and the digest of its last line, which seals all."""
+
+    lines: int = 0
+    size: int = 0
+    head: str = ""
+
+
+class Series(NamedTuple):
+    """The releases of one event by one run: what the commits and returned steps of a run are checked against.
+
+    Args:
+        event: the event.
+        run: the random id of the run; empty in lines that were written before lines named their run.
+        dimensions: number of elements with noise in each release, which older lines state; it counts for nothing.
+    """
+
+    event: Event
+    run: str = ""
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The content of one line. Its random mark distinguishes two ledgers with otherwise equal lines."""
+
+    kind: Kind
+    dataset: str
+    series: Series
+    steps: int
+    mark: str = field(default="", compare=False)  # drawn when the line is written
+
+    def line(self, after: End) -> tuple[bytes, End]:
+        """The entry as the line that follows this end of a ledger, and the new end."""
+        facts = {
+            "sequence": after.lines,
+            "kind": self.kind.value,
+            "dataset": self.dataset,
+            "steps": self.steps,
+            **_facts_of(self.series),
+            "mark": self.mark or secrets.token_hex(8),
+            "previous": after.head,
+        }
+        sealed = json.dumps(facts)
+        digest = hashlib.sha256(sealed.encode()).hexdigest()
+        line = f'{sealed[:-1]}, "digest": "{digest}"}}\n'.encode()
+        return line, End(after.lines + 1, after.size + len(line), digest)
+
+    @classmethod
+    def parse(cls, line: bytes) -> Entry:
+        """The entry in a line.
+
+        Raises:
+            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds no entry.
+        """
+        facts = json.loads(line)
+        count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
+        series = Series(event_of(facts), str(facts.get("run_id", "")), facts.get("dimensions"))
+        if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
+            check_whole_rounds(series.event, facts["steps"])
+        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
+
+
+def check_whole_rounds(event: Event, steps: int) -> None:
+    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if steps % event.round_length:
+        raise ValueError(
+            f"{event!r} is paid for by rounds of {event.round_length} steps, got {steps} steps; record "
+            f"{in_whole_rounds(event, steps)}, which cost the same"
+        )
+
+
+def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
+    """Each entry of a ledger's content, with the end of the ledger after it.
+
+    Raises:
+        ValueError: a line is not as it was written; the message names the first such line, and the path.
+    """
+    end, written = End(), _written(content, path)
+    while end.size < len(written):
+        if found := _entry_after(end, written):
+            yield found
+            end = found[1]
+        elif _lacks_its_newline(end, written) or _is_beginning(end, written):
+            raise _cut_off(end, path, "this last line was cut off, as by a crash")
+        else:
+            raise _altered(end, path)
+    if zeros := len(content) - len(written):
+        raise _cut_off(end, path, f"the file ends in {zeros:,} zero bytes, as after a power failure")
+
+
+def repaired(content: bytes, path: Path) -> bytes:
+    """The content without a last line that was cut off; a last line that lacks only its newline gets it.
+
+    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its new
+    bytes.
+
+    Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
+    so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
+    off stay counted.
+
+    Raises:
+        ValueError: a line is damaged in any other way.
+    """
+    written = _written(content, path)
+    whole = written[: written.rfind(b"\n") + 1]
+    end = End()
+    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
+        pass
+    if _lacks_its_newline(end, written):
+        return written + b"\n"
+    if whole == written or _is_beginning(end, written):
+        return whole
+    raise _altered(end, path)
+
+
+def _facts_of(series: Series) -> dict[str, Any]:
+    named: dict[str, Any] = {"run_id": series.run} if series.run else {}  # older lines do not name their run
+    if series.dimensions is not None:
+        named["dimensions"] = series.dimensions
+    return named | facts_of(series.event)
+
+
+def _written(content: bytes, path: Path) -> bytes:
+    """The content without zero bytes at its end.
+
+    The first line is on the disk before anything is released, so a file of zeros may have one line that was never
+    written; where it is longer, lines that counted have been lost.
+    """
+    written = content.rstrip(b"\0")
+    if not written and len(content) >= _LONGEST_LINE:
+        raise _altered(End(), path)
+    return written
+
+
+def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
+    """The entry of the line after this end and the new end; ``None`` where the line is not as it was written."""
+    line = content[end.size : content.find(b"\n", end.size) + 1]
+    try:
+        entry = Entry.parse(line)
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    written, next_end = entry.line(end)
+    return (entry, next_end) if written == line else None
+
+
+def _lacks_its_newline(end: End, content: bytes) -> bool:
+    return b"\n" not in content[end.size :] and _entry_after(end, content + b"\n") is not None
+
+
+def _is_beginning(end: End, content: bytes) -> bool:
+    """Whether the content after this end is the beginning of a line: plain text of an object that is not closed.
+
+    A whole line with a damaged end is not: it may be a reservation that was used.
+    """
+    rest = content[end.size :]
+    start = f'{{"sequence": {end.lines}, "kind": "'.encode()
+    if rest[: len(start)] != start[: len(rest)] or not rest.isascii() or not rest.decode().isprintable():
+        return False
+    try:
+        json.JSONDecoder().raw_decode(rest.decode())
+    except ValueError:
+        return True
+    return False
+
+
+def _cut_off(end: End, path: Path, fact: str) -> ValueError:
+    return ValueError(
+        f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
+        f"noisette ledger repair {shlex.quote(str(path.absolute()))}"
+    )
+
+
+def _altered(end: End, path: Path) -> ValueError:
+    return ValueError(
+        f"{path}, line {end.lines + 1}: this line was altered, or lines before it are missing. The privacy cost cannot "
+        "be computed from this file; restore it from a copy"
+    )
+
+
+STALE = "shows a file that was replaced by a newer one, as where a single file is mounted; mount its folder instead"
+_ATTEMPTS = 10
+_PAUSE = 0.01  # seconds between two attempts to lock a file, which a reader may hold for a moment
+
+
+class LedgerFile:
+    """A file open for appending and locked against every other writer until it is closed or its process ends.
+
+    It is created with mode 0600 where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
+    Links in the path are followed once, so that later every name of the file shows the same content: ``path`` is that
+    of the file itself.
+
+    Raises:
+        ValueError: the path is that of a device, a pipe or a socket.
+        PrivacyError: another process, or another object of this process, has the file open.
+        OSError: the file cannot be opened or locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._owner = os.getpid()
+        for _ in range(_ATTEMPTS):
+            self.path = Path(os.path.realpath(path))
+            if self._open():
+                break
+        else:
+            raise PrivacyError(f"{self.path} is replaced whenever it is opened; end the process that does so")
+
+    def _open(self) -> bool:
+        """Open and lock what the path names, and return whether the path still names it then.
+
+        If not, a writer has replaced it by a shorter file meanwhile. A link in the place of the file is not followed.
+        """
+        check_is_file(self.path)
+        self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        self._watch_folder()
+        try:
+            _lock(self._descriptor)
+            if not self._is_at_its_path():
+                self.close()
+                return False
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise PrivacyError(f"{self.path} {STALE}")
+            atomic_files.clear(self.path)
+        except BlockingIOError:
+            self.close()
+            raise PrivacyError(
+                f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run has "
+                "ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
+            ) from None
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                error.filename = str(self.path)
+            raise
+        return True
+
+    def _adopt(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._finalizer = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
+
+    def _watch_folder(self) -> None:
+        """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
+        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._folder)
+
+    def content(self) -> bytes:
+        """The whole content of the file."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read()
+
+    def append(self, line: bytes, *, size: int, durable: bool) -> None:
+        """Append a line to a file of this size, completely or not at all.
+
+        Raises:
+            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            OSError: the line cannot be written. After a failed sync the file is closed, since it is unknown what
+                reached the disk.
+        """
+        self._check_ours(size)
+        try:
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
+                self._sync(new=size == 0)
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.filename = str(self.path)
+            if self._finalizer.alive:
+                os.ftruncate(self._descriptor, size)
+            raise
+
+    def cut(self, size: int) -> None:
+        """Truncate the file to this many bytes, durably.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        os.ftruncate(self._descriptor, size)
+        self._sync(new=False)
+
+    def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably.
+
+        Returns:
+            Whether that was done. The file stays as it was where the disk has no room, where it was moved, and where it
+            has a second name (a hard link), which would keep the old content.
+
+        Raises:
+            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            OSError: it is unknown which of the two files a crash would leave; the file is closed.
+        """
+        self._check_ours(size)
+        if not self._is_replaceable():
+            return False
+        descriptor = -1
+        try:
+            with atomic_files.atomic_write(self.path, mode=0o600) as beside:
+                descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
+                _lock(descriptor)  # before it takes the name under which other processes open it
+                content = self.content()[:start] + lines
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+                if not self._is_replaceable():  # again: a link may have been made while the new file was written
+                    raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if not self._is_at_its_path():
+                self.close()
+            elif isinstance(error, OSError):
+                return False
+            raise
+        close_old = self._finalizer
+        self._adopt(descriptor)
+        close_old()
+        return True
+
+    def _is_at_its_path(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        return False
+
+    def _is_replaceable(self) -> bool:
+        """Whether replacing what is at the path leaves no other name for the old content."""
+        return self._is_at_its_path() and os.fstat(self._descriptor).st_nlink == 1
+
+    def close(self) -> None:
+        """Unlock and close the file. Later writes are refused."""
+        self._finalizer()
+
+    def _check_ours(self, size: int) -> None:
+        if not self._finalizer.alive:
+            raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
+        if os.getpid() != self._owner:
+            raise PrivacyError(
+                f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"
+            )
+        status = os.fstat(self._descriptor)
+        if status.st_nlink == 0 or status.st_size != size:
+            raise PrivacyError(
+                f"{self.path} was removed or changed since it was read, by another process or by an interrupted write; "
+                "open it again"
+            )
+        if not self._is_in_its_folder(status):
+            raise PrivacyError(
+                f"{self.path} was renamed or replaced since it was opened, so another run may count its steps "
+                "elsewhere; move it back and open it again"
+            )
+
+    def _is_in_its_folder(self, status: os.stat_result) -> bool:
+        """Whether the file still has its name, or a link of that name, in its folder; the folder may have moved."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path.name, dir_fd=self._folder), status)
+        return False
+
+    def _sync(self, *, new: bool) -> None:
+        try:
+            os.fsync(self._descriptor)
+            if new:  # a new file is durable only once its directory entry is
+                atomic_files.sync(self.path.parent)
+        except OSError:
+            self.close()
+            raise
+
+
+def check_is_file(path: Path, *, readable: Callable[[int], bool] = stat.S_ISREG) -> None:
+    """Check that what is at a path is a file, if there is anything.
+
+    Args:
+        path: of the ledger.
+        readable: of a mode, whether that will do; a folder is left to the call that opens it.
+
+    Raises:
+        ValueError: it is a device, a pipe or a socket.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.stat(path).st_mode
+        if not readable(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{path} is a device, a pipe or a socket; a ledger is kept in a file on a disk")
+
+
+def _lock(descriptor: int) -> None:
+    import fcntl  # only POSIX systems have it, and reading needs no lock
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _unlock_and_close(descriptor: int, owner: int) -> None:
+    import fcntl
+
+    if os.getpid() == owner:  # forked processes share the lock, which ends with its owner
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+_READ_ATTEMPTS = 20
+_PAUSE = 0.01  # seconds between two attempts to read a file that is being written
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """What a file holds, read again for as long as a process writes to it; the first that is a ledger is the right one.
+
+    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that could
+    not be written and was taken back. So the next ones hold whole lines only. Where nobody writes there is one more,
+    which no writer can have disturbed.
+
+    Raises:
+        ValueError: the path is that of a device or a socket, or of a file that was replaced by a newer one.
+        OSError: the file cannot be read.
+    """
+    check_is_file(path, readable=lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
+    with path.open("rb") as file:
+        yield _current(file, path)
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            return
+    for _ in range(_READ_ATTEMPTS):
+        with path.open("rb") as file:
+            if not _is_written(file):
+                yield _current(file, path)
+                return
+            content = _current(file, path)
+            yield content[: content.rfind(b"\n") + 1]
+        time.sleep(_PAUSE)
+
+
+def _current(file: BufferedReader, path: Path) -> bytes:
+    """The content of an open file, unless the path no longer shows the file that is written."""
+    content, status = file.read(), os.fstat(file.fileno())
+    if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.stat()):
+        raise ValueError(f"{path} {STALE}")
+    return content
+
+
+def _is_written(file: BufferedReader) -> bool:
+    """Whether a process has the file locked for writing. If not, none can lock it before the file is closed."""
+    try:
+        import fcntl
+    except ImportError:  # no process can write to a ledger on this system
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    return False
+
+
+MOST_LINES = 1024
+"""A tail of this many lines is compacted at the next reservation or charge."""
+
+
+class Tail:
+    """The lines after the last one whose digest may be stored elsewhere.
+
+    Only totals count, so these lines can be replaced by one for each run, event and kind. The lines before them stay,
+    since a checkpoint may name the digest of the last.
+
+    Args:
+        start: the end of the lines that stay.
+    """
+
+    def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
+        self.start = start
+        self.heads: list[str] = []
+        self._steps: Counter[tuple[Series, Kind]] = Counter()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the tail has so many lines that it is due for compaction."""
+        return len(self.heads) >= MOST_LINES
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether compaction leaves fewer than half as many lines."""
+        return len(self.heads) > 2 * len(self._steps)
+
+    def add(self, entry: Entry, end: End) -> None:
+        """Add the entry of a further line, and the end of the ledger after it."""
+        self._steps[entry.series, entry.kind] += entry.steps
+        self.heads.append(end.head)
+
+    def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
+        """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
+
+        Guarantee: a reservation precedes its commits and its returned steps, so any beginning of these lines is a
+        valid ledger.
+        """
+        lines, tail, end = b"", Tail(self.start), self.start
+        for kind in Kind:
+            for series in dict.fromkeys(series for series, of in self._steps if of is kind):
+                entry = Entry(kind, dataset, series, self._steps[series, kind])
+                line, end = entry.line(end)
+                lines += line
+                tail.add(entry, end)
+        return lines, tail, end
+
+
+def repair(path: Path | str) -> bool:
+    """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
+
+    Zero bytes that a power failure left at the end are dropped with it.
+
+    Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
+    the disk completely never happened.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line was altered, or lines are missing; the file stays as it is.
+        PrivacyError: the file is open for writing elsewhere.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    file = LedgerFile(path)
+    try:
+        content = file.content()
+        left = repaired(content, path)
+        kept = len(left) if content.startswith(left) else len(left) - 1  # of a whole line the newline is added
+        if kept < len(content):
+            file.cut(kept)  # in place: this works on a full disk, and keeps the lock
+        if kept < len(left):
+            file.append(left[kept:], size=kept, durable=True)
+    finally:
+        file.close()
+    return left != content

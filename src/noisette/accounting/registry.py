@@ -1,0 +1,76 @@
+"""Entries of the tables of names that a recipe or an option can give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from noisette.accounting.composition import NaiveComposition, StrongComposition
+from noisette.accounting.gdp import GdpAccountant
+from noisette.accounting.interface import Accountant
+from noisette.accounting.moments import MomentsAccountant
+from noisette.accounting.pld import PldAccountant
+from noisette.accounting.rdp import RdpAccountant
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name stands for.
+
+    Args:
+        resolve: gives the class or function itself. It imports the module when it is called, so that a table can be
+            read without torch.
+        description: a few words for help texts and reports.
+
+    >>> Entry(lambda: float, "a number").resolve()("2")
+    2.0
+    """
+
+    resolve: Callable[[], Any]
+    description: str
+
+
+def described(table: Mapping[str, Entry]) -> str:
+    """The names of a table with their descriptions, for a help text.
+
+    >>> described({"whole": Entry(lambda: int, "a whole number"), "any": Entry(lambda: float, "any number")})
+    'whole: a whole number; any: any number'
+    """
+    return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())
+
+
+class RegisteredAccountant(Accountant, Protocol):
+    """An accountant with the facts that commands, recipes and reports need."""
+
+    @property
+    def description(self) -> str:
+        """What it computes, in a few words: for help texts and tables."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """Its method as the privacy statement of a run names it."""
+        ...
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether its epsilon and delta are proved upper bounds."""
+        ...
+
+    @property
+    def in_recipes(self) -> bool:
+        """Whether a recipe may choose it."""
+        ...
+
+
+_REGISTERED: tuple[RegisteredAccountant, ...] = (
+    PldAccountant(),
+    RdpAccountant(),
+    MomentsAccountant(),
+    StrongComposition(),
+    StrongComposition(as_printed=True),
+    NaiveComposition(),
+    GdpAccountant(),
+)
+ACCOUNTANTS = {accountant.name: accountant for accountant in _REGISTERED}

@@ -1,0 +1,297 @@
+"""Clipping rules: how the norm of an example's gradient becomes its clipping factor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisette import errors as checks
+from noisette.core.clip import SMALLEST_BOUND, Count, Factor, Group
+from noisette.core.release import BoundedSum
+
+
+@dataclass(frozen=True)
+class FlatClipping:
+    """One norm over all trainable parameters, and one bound: factor min(1, C / norm).
+
+    Args:
+        max_grad_norm: the bound C.
+
+    Guarantee: one example moves the sum by at most C.
+    Source: Abadi et al. 2016, algorithm 1.
+
+    >>> [(group.names, group.bound) for group in FlatClipping(1.0).groups(["w", "b"])]
+    [(('w', 'b'), 1.0)]
+    """
+
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        checks.positive(max_grad_norm=self.max_grad_norm)
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        return [Group(tuple(names), float(self.max_grad_norm))]
+
+
+@dataclass(frozen=True)
+class GroupwiseClipping:
+    """A norm and a bound of its own for each group of parameters.
+
+    Args:
+        bounds: the bound of each group by the name of a module (or of a parameter); the group holds all parameters
+            under that name. Every trainable parameter belongs to exactly one group.
+
+    Guarantee: one example moves the sum of each group by at most its bound.
+    Source: Abadi et al. 2016, section 4 (a norm for each layer).
+
+    >>> rule = GroupwiseClipping({"body": 1.0, "head": 0.1})
+    >>> [(group.names, group.bound) for group in rule.groups(["body.0.weight", "body.1.weight", "head.bias"])]
+    [(('body.0.weight', 'body.1.weight'), 1.0), (('head.bias',), 0.1)]
+    """
+
+    bounds: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", dict(self.bounds))
+        checks.all_of(
+            *(lambda name=name, bound=bound: checks.positive(**{name: bound}) for name, bound in self.bounds.items())
+        )
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        held = {prefix: tuple(name for name in names if _lies_under(name, prefix)) for prefix in self.bounds}
+        problems = [f"{prefix!r} names no trainable parameter" for prefix, group in held.items() if not group]
+        for name in names:
+            prefixes = [repr(prefix) for prefix, group in held.items() if name in group]
+            if len(prefixes) != 1:
+                problems.append(f"{name} is in {' and '.join(prefixes) or 'no group'}")
+        if problems:
+            raise ValueError(
+                "GroupwiseClipping needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
+            )
+        return [Group(held[prefix], float(bound)) for prefix, bound in self.bounds.items()]
+
+
+def _lies_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+@dataclass(frozen=True)
+class PerLayerClipping:
+    """A norm for the parameters of each module, each clipped to C / sqrt(K) where there are K modules.
+
+    Args:
+        max_grad_norm: the bound C of all layers together.
+
+    Guarantee: one example moves the sum of each layer by at most C / sqrt(K), and so all of them by at most C.
+    Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", section 2.3.
+
+    >>> names = ["0.weight", "0.bias", "2.weight", "scale", "4.weight"]
+    >>> [(group.names, group.bound) for group in PerLayerClipping(3.0).groups(names)]
+    [(('0.weight', '0.bias'), 1.5), (('2.weight',), 1.5), (('scale',), 1.5), (('4.weight',), 1.5)]
+    """
+
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        checks.positive(max_grad_norm=self.max_grad_norm)
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        layers: dict[str, list[str]] = {}
+        for name in names:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+        bound = self.max_grad_norm / math.sqrt(len(layers))
+        return [Group(tuple(layer), bound) for layer in layers.values()]
+
+
+@dataclass(frozen=True)
+class AutomaticClipping:
+    """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + stability).
+
+    The learning rate then need not be tuned together with C.
+
+    Args:
+        max_grad_norm: the bound C.
+        stability: above 0; keeps small gradients smaller than large ones.
+
+    Guarantee: one example moves the sum by at most C.
+    Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
+
+    >>> import torch
+    >>> [group] = AutomaticClipping(1.0).groups(["w"])
+    >>> [round(factor, 4) for factor in group.factor(torch.tensor([0.0, 0.01, 1.99])).tolist()]
+    [100.0, 50.0, 0.5]
+    """
+
+    max_grad_norm: float
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        checks.positive(max_grad_norm=self.max_grad_norm, stability=self.stability)
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        return [Group(tuple(names), float(self.max_grad_norm), self._factor)]
+
+    def _factor(self, norms: Tensor) -> Tensor:
+        return self.max_grad_norm / (norms + self.stability)
+
+
+# Norms that a factor is tried on: zero, and 1e-12 to 1e12.
+_GRID = (0.0, *(10.0 ** (k / 10) for k in range(-120, 121)))
+
+
+@dataclass(frozen=True)
+class CustomClipping:
+    """A factor of your own, a function of the norm.
+
+    It is tried on norms from 1e-12 to 1e12 and zero when the rule is made, and held to min(factor, C / norm) always.
+
+    Args:
+        factor: norms of shape (b,) to factors of shape (b,): finite, not negative, each from its own norm alone, and
+            at most C / norm.
+        max_grad_norm: the bound C.
+
+    Guarantee: one example moves the sum by at most C, whatever the function returns, provided that it looks at one
+    norm at a time.
+
+    Raises:
+        ValueError: the function returned something else; the message says at which norm.
+
+    >>> rule = CustomClipping(lambda norms: 0.5 / (1 + norms), max_grad_norm=1.0)
+    >>> CustomClipping(lambda norms: 1 / (norms - 3), max_grad_norm=1.0)
+    Traceback (most recent call last):
+      ...
+    ValueError: the factor at norm 0 is -0.333333: expected a finite number that is not negative
+    """
+
+    factor: Factor
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        checks.positive(max_grad_norm=self.max_grad_norm)
+        norms = torch.tensor(_GRID, dtype=torch.float64)
+        factors = self._checked_factors(norms)
+        for norm, factor in zip(_GRID, factors.tolist(), strict=True):
+            if not 0 <= factor < math.inf:
+                raise ValueError(
+                    f"the factor at norm {norm:g} is {factor:g}: expected a finite number that is not negative"
+                )
+            if factor * norm > self.max_grad_norm * (1 + 2**-13):
+                raise ValueError(
+                    f"the factor at norm {norm:g} is {factor:g}, which leaves a norm of {factor * norm:g}, above "
+                    f"max_grad_norm={self.max_grad_norm:g}"
+                )
+        alone = torch.cat([self._checked_factors(norm) for norm in norms.split(1)])
+        for norm, one, factor in zip(_GRID, alone.tolist(), factors.tolist(), strict=True):
+            if not math.isclose(one, factor, rel_tol=1e-6):
+                raise ValueError(
+                    f"the factor at norm {norm:g} is {factor:g} among other norms and {one:g} alone: it must look at "
+                    "one norm at a time"
+                )
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        return [Group(tuple(names), float(self.max_grad_norm), self._checked_factors)]
+
+    def _checked_factors(self, norms: Tensor) -> Tensor:
+        """The factors, which no memory of the norms is left in.
+
+        Raises:
+            ValueError: not a tensor with one factor for each norm.
+        """
+        factors = self.factor(norms.clone())
+        if not isinstance(factors, Tensor) or factors.shape != norms.shape:
+            given = tuple(factors.shape) if isinstance(factors, Tensor) else type(factors).__name__
+            raise ValueError(f"the factor returned {given} for norms of shape {tuple(norms.shape)}: give one for each")
+        return factors.detach()
+
+
+def twice_the_count(norms: Tensor, bound: float) -> Tensor:
+    """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
+    return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
+
+
+def count_within_norm(count: Count, twice: Tensor | None) -> BoundedSum:
+    """The sum that is released, zero for ``None``."""
+    total = (twice if twice is not None else torch.zeros(())).to(count.released) / 2
+    return BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count")
+
+
+# C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:
+# without a floor it would leave the range of single precision, in which norms and noise are zero.
+_RANGE = (1e-6, 1e6)
+
+
+class AdaptiveClip:
+    """One norm over all trainable parameters, clipped to a bound C that follows a quantile of the norms.
+
+    After each step C becomes C exp(-learning_rate (b - target_quantile)), where b is the noised fraction of examples
+    whose norm is at most C: a count, divided by the expected batch size, released together with the gradient. Gradient
+    and count share one release, so the privacy cost of a step is that of a step without the count; in exchange the
+    gradient gets 1 / sqrt(1 - count_share) times the noise. C stays within a factor of a million of its first value.
+
+    Args:
+        initial_norm: the bound C of the first step.
+        target_quantile: the fraction of the examples whose norm should be at most C, in (0, 1).
+        learning_rate: how fast C moves.
+        count_share: the share of the release's budget that goes to the count, in (0, 1).
+
+    Attributes:
+        max_grad_norm: the bound C as of the last release. It is public.
+
+    Guarantee: in every step one example moves the sum by at most that step's C, which depends on released values alone.
+    Source: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.
+
+    >>> AdaptiveClip(0.1).max_grad_norm
+    0.1
+    """
+
+    def __init__(
+        self,
+        initial_norm: float,
+        target_quantile: float = 0.5,
+        learning_rate: float = 0.2,
+        count_share: float = 0.01,
+    ) -> None:
+        checks.positive(initial_norm=initial_norm, learning_rate=learning_rate)
+        checks.open_fraction(target_quantile=target_quantile, count_share=count_share)
+        self.target_quantile = float(target_quantile)
+        self.learning_rate = float(learning_rate)
+        self.count_share = float(count_share)
+        self.max_grad_norm = float(initial_norm)
+        self._lowest = max(SMALLEST_BOUND, _RANGE[0] * self.max_grad_norm)
+        self._highest = _RANGE[1] * self.max_grad_norm
+        self._count = Count(torch.zeros((), dtype=torch.float64), self.count_share)
+        self._adapted_to: Tensor | None = None
+
+    def adapt(self, released_count: Tensor) -> None:
+        """Move C by the released count of a step, over the expected batch size; the same tensor moves it only once.
+
+        With a target of 0.5, a learning rate of 0.2 and 70 of 100 examples within C the count is (70 - 30) / 2 = 20,
+        released as 0.2: b is 0.7, and C shrinks by the factor exp(-0.2 * 0.2) = 0.96.
+        """
+        if released_count is self._adapted_to:
+            return
+        self._adapted_to = released_count
+        within = float(released_count) + 0.5  # examples count +1/2 or -1/2, which puts the fraction one half too low
+        moved = self.max_grad_norm * math.exp(-self.learning_rate * (within - self.target_quantile))
+        self.max_grad_norm = min(max(moved, self._lowest), self._highest)
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        return [Group(tuple(names), self.max_grad_norm, count=self._count)]
+
+    def state(self) -> Mapping[str, float]:
+        """The bound C as of the last release."""
+        return {"max_grad_norm": self.max_grad_norm}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Continue with the C that :meth:`state` gave.
+
+        Raises:
+            ValueError: it is not a finite number above zero.
+        """
+        checks.positive(max_grad_norm=state["max_grad_norm"])
+        self.max_grad_norm = float(state["max_grad_norm"])
+        self._adapted_to = self._count.released.grad  # the restored C includes it

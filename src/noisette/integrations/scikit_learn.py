@@ -1,0 +1,878 @@
+"""Private training as scikit-learn estimators, for tables of numbers."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
+from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from noisette import errors as checks
+from noisette.accounting import Ledger
+from noisette.accounting.calibrate import SEE_PLAN
+from noisette.clipping.per_example import PerExampleClip
+from noisette.data.column_kinds import Ignored, Number
+from noisette.data.columns import Columns
+from noisette.data.errors import refuse
+from noisette.errors import plain
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
+from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
+
+Value = TypeVar("Value")
+
+_WAYS_OUT = {
+    "size": "size=N, the public number of rows; it need not be exact",
+    "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound; or "
+    "columns=, the kinds of a frame's columns",
+    "classes": "classes=[...], all labels that are possible",
+    "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
+}
+
+
+@dataclass
+class Declarations:
+    """Gathers what is declared; what is not is read from the rows, where that is permitted, and noted.
+
+    Args:
+        may_read: whether what is not declared may be read from the rows.
+    """
+
+    may_read: bool
+    read: list[str] = field(default_factory=list)  # the names of what was read from the rows
+    missing: list[str] = field(default_factory=list)
+
+    def given(self, name: str, declared: Value | None, from_rows: Callable[[], Value]) -> Value | None:
+        """The declaration of this name, or what the rows say, or ``None``, for which :meth:`refuse_missing` raises."""
+        if declared is not None:
+            return declared
+        if not self.may_read:
+            self.missing.append(name)
+            return None
+        self.read.append(name)
+        return from_rows()
+
+    def refuse_missing(self) -> None:
+        """Raise where something was neither declared nor permitted to be read.
+
+        Raises:
+            ValueError: names each of them, and the ways out.
+        """
+        if not self.missing:
+            return
+        raise ValueError(
+            f"not declared: {', '.join(self.missing)}. What is learnt from the rows without noise is not covered by "
+            "epsilon, so declare it: "
+            + "; ".join(_WAYS_OUT[name] for name in self.missing)
+            + ". Where the rows themselves may tell it, as in a trial on public data, set "
+            "undeclared_from_rows=True: the statement in privacy_ then says what is not covered"
+        )
+
+
+Pair = tuple[Any, Any]
+
+
+def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int) -> np.ndarray:
+    """The lowest and the highest value of each feature, float64, shape (2, features).
+
+    Args:
+        bounds: (low, high), each a number or one number for each feature; or a mapping from the name of a feature to
+            its (low, high).
+        names: of the features, if they have names.
+        features: their number.
+
+    Raises:
+        ValueError: bounds have another form, are not finite or not in ascending order, or features are missing.
+    """
+    if isinstance(bounds, Mapping):
+        bounds = _by_name(bounds, names)
+    try:
+        low, high = bounds
+        pair = np.array([np.broadcast_to(np.asarray(v, dtype=np.float64), (features,)) for v in (low, high)])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected bounds as (low, high), each a number or {features} numbers, one for each feature: {error}"
+        ) from error
+    check_ascending("bounds", pair)
+    return pair
+
+
+def _by_name(bounds: Mapping[str, Pair], names: Sequence[str] | None) -> Pair:
+    if names is None:
+        raise ValueError("bounds by name need X as a frame whose columns have names; or give bounds=(lows, highs)")
+    problems = [f"{name!r} has no bounds" for name in names if name not in bounds]
+    problems += [f"there is no column {name!r}" for name in bounds if name not in names]
+    if problems:
+        raise ValueError(f"bounds: {'; '.join(problems)}")
+    return tuple(zip(*(bounds[name] for name in names), strict=True))  # type: ignore[return-value]
+
+
+def check_ascending(name: str, pair: np.ndarray) -> None:
+    """Check declared bounds, shape (2, ...).
+
+    Raises:
+        ValueError: a bound is not finite, or a low one is not below its high one.
+    """
+    with np.errstate(over="ignore"):
+        usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
+    if not usable:
+        raise ValueError(f"expected {name} to be finite, each low one below its high one")
+
+
+def bounds_of_rows(rows: np.ndarray) -> Pair:
+    """The lowest and highest value in each column; a constant column gets a bound above its value."""
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    return low, np.where(low < high, high, low + np.maximum(1.0, np.abs(low)))
+
+
+def columns_of(columns: Columns | Path | str) -> Columns:
+    """The declared columns, read where a file is named.
+
+    Raises:
+        DataError: the file is not as :meth:`Columns.read` expects it, or a number has no bounds; all are named.
+    """
+    declared = columns if isinstance(columns, Columns) else Columns.read(columns)
+    unbounded = [
+        f"{name!r}: declare low and high, by which its values are scaled"
+        for name, column in declared.declared.items()
+        if isinstance(column, Number) and column.low is None
+    ]
+    refuse("columns", unbounded)
+    return declared
+
+
+def bounds_of_columns(columns: Columns) -> np.ndarray:
+    """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
+    low = [
+        -1.0 if isinstance(column, Number) and place == 0 else 0.0
+        for name in columns.names
+        for column in [columns.declared[name]]
+        if not isinstance(column, Ignored)
+        for place in range(len(column.inputs(name)))
+    ]
+    return np.array([low, np.ones(len(low))])
+
+
+_LEAST_NORM = 1e-6
+
+
+class Knots(nn.Module):
+    """Each number in [0, 1], and the heights of triangles above it: (b, n) to (b, n + n * knots).
+
+    The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
+    is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
+    refine a line; what is zero stays zero, so an indicator takes part only where it is one.
+
+    Args:
+        knots: number of triangles; without any, numbers stay as they are.
+
+    >>> Knots(2)(torch.tensor([[0.25, 1.0]]))
+    tensor([[0.2500, 1.0000, 0.2500, 0.0000, 0.0000, 0.5000]])
+    """
+
+    def __init__(self, knots: int) -> None:
+        super().__init__()
+        self.tops: Tensor
+        self.register_buffer("tops", torch.arange(1, knots + 1, dtype=torch.get_default_dtype()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heights = 1 - (x.unsqueeze(2) * len(self.tops) - self.tops).abs()
+        return torch.cat([x, heights.clamp(min=0).flatten(1) / 2], dim=1)
+
+
+class UnitNorm(nn.Module):
+    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
+
+    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+
+
+def fixed_part(knots: int) -> nn.Sequential:
+    """Knots, and rows of norm one: of each row by itself, and without anything to learn."""
+    return nn.Sequential(Knots(knots), UnitNorm())
+
+
+def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Sequential:
+    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind :func:`fixed_part`.
+
+    Args:
+        features: numbers of a row.
+        outputs: scores of a row.
+        knots: triangles for each number, 0 or more.
+        hidden_layer_sizes: units of each hidden layer; with none the model is linear in these features.
+    """
+    layers: list[nn.Module] = []
+    width = features * (1 + knots)
+    for units in hidden_layer_sizes:
+        layers += [nn.Linear(width, units), nn.Tanh()]
+        width = units
+    last = nn.Linear(width, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
+
+
+_ROWS_AT_ONCE = 4096
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public numbers of a fit; ``None`` stands for the rule of ``training.defaults``."""
+
+    epsilon: float
+    delta: float | None
+    size: int
+    epochs: float | None
+    batch_size: int | None
+    learning_rate: float | None
+    ledger: Ledger | Path | str | None
+    curvature: float | None  # the largest second derivative of the loss, where it has one
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model after its fit: the mean of its weights over the second half of the steps, and what the fit cost."""
+
+    model: nn.Module
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    expected_batch_size: int
+    steps: int
+    learning_rate: float
+    accountant: str
+    neighbouring: str
+
+
+def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tensor], settings: Settings) -> Fitted:
+    """Train the model on the rows, each of which is one record, within the budget.
+
+    Args:
+        model: its weights are changed.
+        fixed: what each row goes through by itself before the model; it has no weights.
+        loss: of one example, with a batch axis of length 1.
+        rows: inputs and targets, one of each for a record; their number plays no part in anything public.
+        settings: the declarations.
+
+    Guarantee: (epsilon, delta) of the settings for adding or removing one row, together with everything in the ledger.
+
+    Raises:
+        ValueError: a number is outside its domain, or the budget does not allow the steps.
+        PrivacyError: the ledger is in use, or has no budget left.
+    """
+    batches = batches_for(settings.size)
+    batch_size = settings.batch_size or min(batches.expected_batch_size, settings.size)
+    delta = settings.delta if settings.delta is not None else delta_for(settings.size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+    clip = PerExampleClip(model, max_grad_norm=MAX_GRAD_NORM, capture="eager")  # a step takes milliseconds
+    run = privatize(
+        clip,
+        optimizer,
+        rows,
+        expected_batch_size=batch_size,
+        public_size=settings.size,
+        epochs=settings.epochs if settings.epochs is not None else batches.epochs,
+        epsilon=settings.epsilon,
+        delta=delta,
+        ledger=settings.ledger,
+    )
+    weights = sum(p.numel() for p in model.parameters())
+    with run:
+        rate = settings.learning_rate
+        if rate is None:
+            rate = learning_rate_for(
+                dimensions=weights,
+                noise_multiplier=run.noise_multiplier,
+                expected_batch_size=batch_size,
+                steps=run.steps,
+                momentum=MOMENTUM,
+                curvature=settings.curvature,
+            )
+        optimizer.param_groups[0]["lr"] = rate
+        _warn_of_noise(run, batch_size, weights)
+        averaged = _train(run, model, fixed, optimizer, loss)
+        return Fitted(
+            averaged,
+            run.epsilon(delta=delta),
+            delta,
+            run.noise_multiplier,
+            run.sampling_rate,
+            batch_size,
+            run.steps,
+            rate,
+            run.accountant.name,
+            run.event.relation,
+        )
+
+
+def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
+    """Warn where all gradients of the run, if they agreed, would be smaller than the noise on all weights."""
+    if math.sqrt(run.steps) * batch_size < run.noise_multiplier * math.sqrt(weights):
+        spent = ", a ledger with more left of its budget" if run.ledger.events else ""
+        warnings.warn(
+            f"with noise multiplier {run.noise_multiplier:.4g}, batches of {batch_size} and {weights} weights the "
+            f"noise hides what there is to learn; use more rows, a larger epsilon{spent} or fewer features: {SEE_PLAN}",
+            stacklevel=5,
+        )
+
+
+def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, optimizer: torch.optim.SGD, loss: Loss) -> nn.Module:
+    """All steps of the run; the model with its mean weights over the second half of them, in evaluation mode."""
+    averaged = AveragedModel(model)
+    for batch in run.batches():
+        for inputs, targets in batch.microbatches(_ROWS_AT_ONCE):
+            run.accumulate(loss, fixed(inputs), targets)
+        optimizer.step()
+        optimizer.zero_grad()
+        if 2 * run.steps_spent >= run.steps:
+            averaged.update_parameters(model)
+    return averaged.module.eval()
+
+
+_WIDTH = 88
+
+
+def statement(fitted: Fitted, size: int, from_rows: Sequence[str]) -> str:
+    """The guarantee of one fit, how it is kept, and what it does not cover.
+
+    Args:
+        fitted: the fit.
+        size: the declared number of rows.
+        from_rows: names of the declarations that were read from the rows instead.
+    """
+    guarantee = (
+        f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {fitted.epsilon:.4g} and delta "
+        f"= {fitted.delta:.2g}. Relation: {fitted.neighbouring}; one record is one row. Epsilon covers everything in "
+        "the ledger of the fit."
+    )
+    mechanism = (
+        f"{fitted.steps} steps of DP-SGD: each row enters the batch of a step with probability "
+        f"{fitted.sampling_rate:.4g}, its gradient is clipped to norm 1, the sum gets Gaussian noise of standard "
+        f"deviation {fitted.noise_multiplier:.4g} and is divided by {fitted.expected_batch_size:,}, a constant. "
+        f"Accountant: {fitted.accountant}. Declared size: {size:,} rows."
+    )
+    excepted = (
+        "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
+        "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
+        "several rows; running time; and what predict returns about the rows that it is given."
+    )
+    paragraphs = [guarantee, mechanism, excepted]
+    if from_rows:
+        paragraphs.insert(
+            0,
+            f"Read from the rows and NOT covered by epsilon: {', '.join(from_rows)} (undeclared_from_rows=True). For "
+            "the guarantee below to hold for private rows, these must be public; declare them.",
+        )
+    return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs) + "\n"
+
+
+class PrivateEstimator(BaseEstimator):
+    """Trains a small model on rows of bounded numbers; the subclasses know the targets."""
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        *,
+        delta: float | None = None,
+        size: int | None = None,
+        bounds: Pair | Mapping[str, Pair] | None = None,
+        columns: Columns | Path | str | None = None,
+        hidden_layer_sizes: Sequence[int] | int = (),
+        n_knots: int | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        ledger: Ledger | Path | str | None = None,
+        random_state: Any = None,
+        undeclared_from_rows: bool = False,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.size = size
+        self.bounds = bounds
+        self.columns = columns
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.n_knots = n_knots
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.ledger = ledger
+        self.random_state = random_state
+        self.undeclared_from_rows = undeclared_from_rows
+
+    @contextmanager
+    def _unchanged_if_it_fails(self) -> Iterator[None]:
+        """Where a fit fails, the estimator stays what the last one made of it."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
+        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted.
+
+        Raises:
+            ValueError: the rows are no table, or differ in number from the targets. The message contains no value.
+        """
+        if is_regressor(self):
+            check_numeric_targets(y)
+        if self.columns is None:
+            with values_kept_out():
+                rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
+            return rows, np.asarray(targets)
+        if isinstance(X, Mapping):
+            self.n_features_in_ = len(X)
+        else:
+            validate_data(self, X, skip_check_array=True)
+        targets = column_or_1d(y, dtype=np.float64 if is_regressor(self) else None, warn=True)
+        assert_all_finite(targets, input_name="y")
+        check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
+        return X, targets
+
+    def _fit(
+        self,
+        X: Any,  # noqa: N803
+        targets: Tensor,
+        outputs: int,
+        loss: Loss,
+        declared: Declarations,
+        *,
+        curvature: float | None,
+    ) -> Self:
+        """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
+        size = declared.given("size", self.size, lambda: len(targets))
+        bounds = None
+        if self.columns is None:
+            bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X))
+        declared.refuse_missing()
+        assert size is not None
+        size = plain(size)
+        checks.all_of(*self._checks(size), lambda: self._note_bounds(bounds, X))
+        features = self.bounds_.shape[1]
+        knots = knots_for(features, size) if self.n_knots is None else plain(self.n_knots)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
+            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=self._hidden())
+        fixed = fixed_part(knots)
+        settings = Settings(
+            epsilon=float(self.epsilon),
+            delta=plain(self.delta),
+            size=size,
+            epochs=plain(self.epochs),
+            batch_size=plain(self.batch_size),
+            learning_rate=plain(self.learning_rate),
+            ledger=self.ledger,
+            curvature=curvature,
+        )
+        fitted = fit(model, fixed, loss, (self._inputs(X), targets), settings)
+        self.model_ = nn.Sequential(fixed, fitted.model)
+        self.epsilon_, self.delta_ = fitted.epsilon, fitted.delta
+        self.noise_multiplier_, self.n_iter_ = fitted.noise_multiplier, fitted.steps
+        self.batch_size_, self.learning_rate_ = fitted.expected_batch_size, fitted.learning_rate
+        self.read_from_rows_ = tuple(declared.read)
+        self.privacy_ = statement(fitted, size, declared.read)
+        return self
+
+    def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
+        """Keep the declared columns and the bounds of the inputs.
+
+        Raises:
+            ValueError: they contradict themselves, or both were declared.
+        """
+        if self.columns is None:
+            assert bounds is not None
+            names = getattr(self, "feature_names_in_", None)
+            self.columns_ = None
+            self.bounds_ = feature_bounds(bounds, None if names is None else list(names), X.shape[1])
+        elif self.bounds is not None:
+            raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
+        else:
+            self.columns_ = columns_of(self.columns)
+            self.bounds_ = bounds_of_columns(self.columns_)
+
+    def _hidden(self) -> tuple[int, ...]:
+        """The units of each hidden layer."""
+        sizes = plain(self.hidden_layer_sizes)
+        return (sizes,) if isinstance(sizes, int) else tuple(map(plain, sizes))
+
+    def _checks(self, size: int) -> Sequence[Any]:
+        """The checks of the parameters, to be run together."""
+        batch_size, knots = plain(self.batch_size), plain(self.n_knots)
+        return (
+            lambda: checks.count(size=size),
+            lambda: checks.positive(epsilon=self.epsilon),
+            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
+            lambda: knots is None or checks.whole(n_knots=knots),
+            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(self._hidden())}),
+            lambda: self.epochs is None or checks.positive(epochs=self.epochs),
+            lambda: batch_size is None or checks.count(batch_size=batch_size),
+            lambda: _check_batch(batch_size, size),
+            lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
+        )
+
+    def _inputs(self, X: Any) -> Tensor:  # noqa: N803
+        """Rows with each number clipped to its declared bounds and mapped to [0, 1], float32."""
+        if self.columns_ is not None:
+            X = self.columns_.encode(X)  # noqa: N806
+        low, high = self.bounds_
+        return torch.as_tensor(((np.clip(X, low, high) - low) / (high - low)).astype(np.float32))
+
+    @torch.no_grad()
+    def _outputs(self, X: Any) -> Tensor:  # noqa: N803
+        """The outputs of the fitted model, float64, shape (n, outputs)."""
+        check_is_fitted(self)
+        if self.columns_ is None:
+            with values_kept_out():
+                X = validate_data(self, X, reset=False, dtype=np.float64)  # noqa: N806
+        inputs = self._inputs(X)
+        return torch.cat([self.model_(part).double() for part in inputs.split(_PREDICTED_AT_ONCE)])
+
+    def __sklearn_clone__(self) -> Self:
+        """An estimator with the same ledger, because a copied ledger would miss the cost of the other's fits."""
+        from sklearn.base import clone
+
+        parameters = self.get_params(deep=False)
+        ledger = parameters.pop("ledger")
+        copied: dict[str, Any] = {name: clone(value, safe=False) for name, value in parameters.items()}
+        return type(self)(**copied, ledger=ledger)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # noise and batches are drawn by a secret key, which no seed reaches
+        return tags
+
+
+_PREDICTED_AT_ONCE = 10_000
+
+
+def _check_batch(batch_size: int | None, size: int) -> None:
+    if batch_size is not None and isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
+        raise ValueError(f"expected a batch_size of at most the declared size, {size}, got {batch_size}")
+
+
+def check_numeric_targets(y: Any) -> None:
+    """Check that targets are numbers.
+
+    Raises:
+        ValueError: they are texts or complex numbers. The message contains no value.
+    """
+    targets = np.asarray(y)
+    texts = targets.dtype.kind in "UST" or (
+        targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
+    )
+    if texts:
+        raise ValueError(
+            "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use PrivateClassifier"
+        )
+    if targets.dtype.kind == "c":
+        raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
+
+
+@contextmanager
+def values_kept_out() -> Iterator[None]:
+    """Replace errors that contain values of the rows by ones without them."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        if "could not convert string" in said:
+            fact = (
+                "X holds texts, where numbers were expected; declare columns= with their categories, or encode them "
+                "with OneHotEncoder(categories=...)"
+            )
+        elif said.startswith("Complex data"):
+            fact = "Complex data not supported: X holds complex numbers; give their parts as columns of their own"
+        elif "array=" in said:
+            fact = (
+                f"{said.partition(':')[0]}. Reshape your data: X.reshape(-1, 1) if it has one feature, "
+                "X.reshape(1, -1) if it is one row"
+            )
+        else:
+            raise
+        raise ValueError(fact) from None
+
+
+class PrivateClassifier(ClassifierMixin, PrivateEstimator):
+    """Classifier with differential privacy: logistic regression on fixed piecewise linear features, or a small network.
+
+    Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, each row is scaled to
+    norm one, and the weights are trained by DP-SGD with settings that need no search (``training.defaults``).
+
+    Args:
+        epsilon: the privacy budget of a fit together with everything in ``ledger``.
+        delta: the probability with which the bound on epsilon may fail; 1e-5 unless given, or a tenth of one over
+            ``size`` where that is smaller.
+        size: the public number of rows; it need not be exact.
+        bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
+            columns to (low, high). Values outside count as the nearer bound.
+        columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
+            column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
+        classes: all labels that are possible, or their number for labels from 0 on.
+        hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
+        n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
+            ``size`` is small for the number of features.
+        epochs: passes over the declared size; by rule unless given, as the next two.
+        batch_size: expected number of rows in a batch.
+        learning_rate: of SGD with momentum 0.9.
+        ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
+            writes to the same ledger.
+        random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
+        undeclared_from_rows: read what is not declared (size, bounds, classes) from the rows, as scikit-learn does;
+            epsilon does not cover that, and ``privacy_`` says so. For trials on public data.
+
+    Attributes:
+        classes_: the labels, sorted, shape (classes,).
+        epsilon_, delta_: what the fit cost together with its ledger.
+        privacy_: the guarantee in words, and what it does not cover.
+        read_from_rows_: names of what was read from the rows and is not covered.
+        bounds_: shape (2, features). n_features_in_, feature_names_in_: the shape of a row, which is public.
+        noise_multiplier_, n_iter_, batch_size_, learning_rate_: of the fit. model_: the ``torch.nn.Module``.
+
+    Guarantee: a fit is (epsilon, delta)-differentially private for adding or removing one row, provided that what is
+    declared, and everything else given to it but ``X`` and ``y``, is public. An error that a value causes (a NaN, a
+    label that is not declared) may disclose it.
+    Source: Abadi et al. 2016, algorithm 1.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, size=(2000, 2))
+    >>> y = np.where(np.abs(X[:, 0]) > 0.5, "outside", "inside")
+    >>> model = PrivateClassifier(epsilon=3, size=2000, bounds=(-1, 1), classes=["inside", "outside"]).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
+    >>> 2.9 < model.epsilon_ <= 3, model.read_from_rows_
+    (True, ())
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        *,
+        delta: float | None = None,
+        size: int | None = None,
+        bounds: Pair | Mapping[str, Pair] | None = None,
+        columns: Columns | Path | str | None = None,
+        classes: Sequence[Any] | int | None = None,
+        hidden_layer_sizes: Sequence[int] | int = (),
+        n_knots: int | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        ledger: Ledger | Path | str | None = None,
+        random_state: Any = None,
+        undeclared_from_rows: bool = False,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            delta=delta,
+            size=size,
+            bounds=bounds,
+            columns=columns,
+            hidden_layer_sizes=hidden_layer_sizes,
+            n_knots=n_knots,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            ledger=ledger,
+            random_state=random_state,
+            undeclared_from_rows=undeclared_from_rows,
+        )
+        self.classes = classes
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
+
+        Args:
+            X: rows of finite numbers, shape (n, features): an array or a frame.
+            y: the label of each row, shape (n,).
+
+        Raises:
+            ValueError: something is not declared; all of it is listed, with the ways out. A label is not among the
+                declared classes, a number is outside its domain, or the budget does not allow the steps.
+            PrivacyError: the ledger is in use, or has no budget left.
+        """
+        with self._unchanged_if_it_fails():
+            return self._fit_classes(*self._validated(X, y))
+
+    def _fit_classes(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+        check_classification_targets(y)
+        declared = Declarations(self.undeclared_from_rows)
+        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
+        codes = torch.zeros(len(y), dtype=torch.int64)
+        if labels is not None:
+            self.classes_ = _declared_labels(labels)
+            codes = _codes(self.classes_, y)
+        return self._fit(
+            X, codes, 1 if labels is None else len(self.classes_), _cross_entropy, declared, curvature=None
+        )
+
+    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The probability of each class in the order of ``classes_``, shape (n, classes)."""
+        return torch.softmax(self._outputs(X), dim=1).numpy()
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The logarithms of :meth:`predict_proba`, shape (n, classes)."""
+        return torch.log_softmax(self._outputs(X), dim=1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The most probable class of each row, shape (n,)."""
+        highest = self._outputs(X).argmax(dim=1).numpy()
+        return self.classes_[highest]
+
+
+def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
+    """The labels, sorted.
+
+    Raises:
+        ValueError: one stands there twice, there are fewer than two, or this is no sequence of labels.
+    """
+    number = plain(labels)
+    if not isinstance(number, int | Iterable):
+        raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
+    labels = list(range(number) if isinstance(number, int) else number)
+    sorted_ = np.unique(np.asarray(labels))
+    if len(sorted_) < len(labels):
+        raise ValueError(f"expected different classes, got {list(labels)}")
+    if len(sorted_) < 2:
+        raise ValueError(f"a classifier needs two classes or more, got {len(sorted_)} class")
+    return sorted_
+
+
+def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
+    """The place of each label of ``y`` among the classes, int64, shape (n,).
+
+    Raises:
+        ValueError: a label is not among them; it is not named.
+    """
+    known = np.isin(y, labels)
+    if not known.all():
+        raise ValueError(
+            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row "
+            f"{int(np.flatnonzero(~known)[0])}; declare every label that is possible"
+        )
+    return torch.as_tensor(np.searchsorted(labels, y), dtype=torch.int64)
+
+
+class PrivateRegressor(RegressorMixin, PrivateEstimator):
+    """Regression with differential privacy: least squares on fixed piecewise linear features, or a small network.
+
+    Args:
+        target_bounds: (low, high): targets outside count as the nearer bound, and predictions lie within.
+
+    The other arguments, attributes and errors, and the guarantee, are those of :class:`PrivateClassifier`.
+
+    Attributes:
+        target_bounds_: shape (2,).
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, size=(5000, 2))
+    >>> y = np.abs(X[:, 0]) + X[:, 1]
+    >>> model = PrivateRegressor(epsilon=3, size=5000, bounds=(-1, 1), target_bounds=(-1, 2)).fit(X, y)
+    >>> model.score(X, y) > 0.8
+    True
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        *,
+        delta: float | None = None,
+        size: int | None = None,
+        bounds: Pair | Mapping[str, Pair] | None = None,
+        columns: Columns | Path | str | None = None,
+        target_bounds: Pair | None = None,
+        hidden_layer_sizes: Sequence[int] | int = (),
+        n_knots: int | None = None,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        ledger: Ledger | Path | str | None = None,
+        random_state: Any = None,
+        undeclared_from_rows: bool = False,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            delta=delta,
+            size=size,
+            bounds=bounds,
+            columns=columns,
+            hidden_layer_sizes=hidden_layer_sizes,
+            n_knots=n_knots,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            ledger=ledger,
+            random_state=random_state,
+            undeclared_from_rows=undeclared_from_rows,
+        )
+        self.target_bounds = target_bounds
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
+
+        Args:
+            X: rows of finite numbers, shape (n, features): an array or a frame.
+            y: the number to predict for each row, shape (n,).
+
+        Raises:
+            ValueError, PrivacyError: as for :meth:`PrivateClassifier.fit`.
+        """
+        with self._unchanged_if_it_fails():
+            return self._fit_numbers(*self._validated(X, y))
+
+    def _fit_numbers(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+        declared = Declarations(self.undeclared_from_rows)
+        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
+        scaled = np.zeros(len(y))
+        if pair is not None:
+            self.target_bounds_ = np.asarray(pair, dtype=np.float64)
+            if self.target_bounds_.shape != (2,):
+                raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
+            check_ascending("target_bounds", self.target_bounds_)
+            low, high = self.target_bounds_
+            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+        return self._fit(
+            X, torch.as_tensor(scaled, dtype=torch.float32), 1, _squared_error, declared, curvature=_CURVATURE
+        )
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The prediction for each row, within ``target_bounds``, shape (n,)."""
+        scores = self._outputs(X)[:, 0].clamp(-1, 1).numpy()
+        low, high = self.target_bounds_
+        return low + (scores + 1) * (high - low) / 2
+
+
+# Of the squared error of a linear model whose inputs are a row of norm one and a one for the bias.
+_CURVATURE = 2.0
+
+
+def _squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x)[:, 0] - y).square() / 2

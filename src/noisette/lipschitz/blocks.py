@@ -1,0 +1,328 @@
+"""Inputs of bounded norm, and layers that join others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from noisette import errors as checks
+from noisette.lipschitz import propagation
+from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, SpectralLinear, per_example_norms
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities
+
+_NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
+
+
+class _Input(nn.Module):
+    """Scales each example to a norm that depends on ``x0``."""
+
+    def __init__(self, x0: float) -> None:
+        super().__init__()
+        checks.positive(x0=x0)
+        self.x0 = x0
+
+    def extra_repr(self) -> str:
+        return f"x0={self.x0:g}"
+
+
+class BoundedInput(_Input):
+    """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
+
+    It is the first layer of a model. An example with an element that is not finite becomes zeros.
+
+    Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
+    disclose information about them.
+
+    >>> BoundedInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.3, 0.4], [math.nan, 1.0]])).tolist()
+    [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _project_to_ball(x, self.x0)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.x0), x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return g, {}
+
+
+class SphereInput(_Input):
+    """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
+
+    Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
+    has no Lipschitz constant near zero, so no layer in front of it can train.
+
+    Guarantee: as for :class:`BoundedInput`.
+
+    >>> SphereInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.0, 0.1], [0.0, 0.0]])).tolist()
+    [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        norms = per_example_norms(x) / self.x0
+        return _divide(x, norms, norms > _NO_DIRECTION)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.x0, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return math.inf, {}
+
+
+class NormCap(nn.Module):
+    """Scales each example down to a norm of at most ``cap`` inside a network, for instance behind a bias.
+
+    >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
+    1.0
+    """
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        checks.positive(cap=cap)
+        self.cap = cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _project_to_ball(x, self.cap)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.cap), x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return g, {}
+
+    def extra_repr(self) -> str:
+        return f"{self.cap:g}"
+
+
+def _project_to_ball(x: Tensor, radius: float) -> Tensor:
+    """The nearest point of the ball, which is a 1-Lipschitz map; zeros for examples that are not finite."""
+    norms = per_example_norms(x) / radius
+    return _divide(x, norms.clamp(min=1), norms.isfinite())
+
+
+def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
+    """Each example divided by its own divisor, shape (b,); zeros where ``keep`` is false or the divisor not finite."""
+    keep = keep & divisors.isfinite()
+    rows = (len(x), *[1] * (x.dim() - 1))
+    # A division, because the reciprocal of a large number loses digits. A divisor beyond the range of x.dtype becomes
+    # infinite and gives zeros.
+    quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
+    return torch.where(keep.view(rows), quotients, 0.0)
+
+
+class Scale(nn.Module):
+    """Multiplies by a constant.
+
+    Raises:
+        ValueError: the constant is not finite.
+
+    >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
+    6.0
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        _require_finite(factor=factor)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(abs(self.factor) * x.norm, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return abs(self.factor) * g, {}
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
+class LipschitzResidual(nn.Module):
+    """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is.
+
+    Args:
+        branch: a module with outputs of the same shape as its inputs.
+        a: factor of the input.
+        c: factor of the branch.
+
+    Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
+
+    Raises:
+        ValueError: a factor is not finite, or (when bounds are computed) the branch changes the shape.
+
+    >>> from noisette.nn.lipschitz import Abs
+    >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
+    [[2.0, 0.0]]
+    """
+
+    def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
+        super().__init__()
+        _require_finite(a=a, c=c)
+        self.branch = branch
+        self.a = a
+        self.c = c
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a * x + self.c * self.branch(x)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        inner = propagation.forward(self.branch, x)
+        if inner.shape != x.shape:
+            raise ValueError(f"the branch of a residual must keep the shape, but turns {x.shape} into {inner.shape}")
+        return NormBound(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
+        return abs(self.a) * g + inner, sensitivities
+
+    def extra_repr(self) -> str:
+        return f"a={self.a:g}, c={self.c:g}"
+
+
+class LipschitzConcat(nn.Module):
+    """The outputs of several branches on the same input, concatenated along axis 1.
+
+    Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
+
+    Raises:
+        ValueError: there is no branch, or (when bounds are computed) their shapes differ beyond axis 1.
+
+    >>> from noisette.nn.lipschitz import Abs
+    >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def __init__(self, branches: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        if not self.branches:
+            raise ValueError("LipschitzConcat needs at least one branch, got none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        # A branch that writes in place would change the input of those behind it.
+        writes = any(getattr(module, "inplace", False) for module in self.branches.modules())
+        return torch.cat([branch(x.clone() if writes else x) for branch in self.branches], 1)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        parts = [propagation.forward(branch, x) for branch in self.branches]
+        if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
+            raise ValueError(f"outputs of shapes {[part.shape for part in parts]} cannot be concatenated along axis 1")
+        norm = math.hypot(*(part.norm for part in parts))
+        return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        # Each branch gets its part g_i of the gradient, and the input gets sum J_i' g_i. Its norm is at most
+        # sum L_i |g_i| <= sqrt(sum L_i^2) g by Cauchy-Schwarz; a branch's own parameters see at most |g_i| <= g.
+        found = [propagation.backward(branch, x, g) for branch in self.branches]
+        return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
+
+
+def _require_finite(**factors: float) -> None:
+    for name, value in factors.items():
+        if not math.isfinite(value):
+            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")
+
+
+class TokenMix(nn.Module):
+    """Applies a module of the last axis along the tokens of (b, tokens, channels).
+
+    >>> import torch
+    >>> TokenMix(SpectralLinear(9, 4))(torch.zeros(2, 9, 5)).shape
+    torch.Size([2, 4, 5])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.transpose(1, 2)).transpose(1, 2)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return _transposed(propagation.forward(self.module, _transposed(x)))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return propagation.backward(self.module, _transposed(x), g)
+
+
+class MixerBlock(nn.Module):
+    """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
+
+    Each half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is
+    that of its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap
+    the block in :class:`LipschitzResidual` for one.
+
+    Args:
+        tokens: number of tokens; positions, for maps.
+        channels: number of channels.
+        projection: the projection of its four weights.
+
+    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions.
+
+    Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one
+    example only.
+
+    Raises:
+        ValueError: a number is below one, or (when bounds are computed) the input has another shape.
+
+    >>> import torch
+    >>> block = MixerBlock(tokens=49, channels=64)
+    >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
+    (torch.Size([2, 64, 7, 7]), torch.Size([2, 49, 64]))
+    """
+
+    def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
+        super().__init__()
+        checks.count(tokens=tokens, channels=channels)
+        self.tokens = tokens
+        self.channels = channels
+        self.mix_tokens = TokenMix(_mlp(tokens, projection))
+        self.mix_channels = _mlp(channels, projection)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return self.mix_channels(self.mix_tokens(x))
+        mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
+        return mixed.transpose(1, 2).reshape(x.shape)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        between = propagation.forward(self.mix_tokens, self._as_sequence(x))
+        return NormBound(propagation.forward(self.mix_channels, between).norm, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        sequence = self._as_sequence(x)
+        g, of_channels = propagation.backward(self.mix_channels, propagation.forward(self.mix_tokens, sequence), g)
+        g, of_tokens = propagation.backward(self.mix_tokens, sequence, g)
+        return g, propagation.sum_sensitivities([of_tokens, of_channels])
+
+    def _as_sequence(self, x: NormBound) -> NormBound:
+        maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
+        if not maps and x.shape != (self.tokens, self.channels):
+            raise ValueError(
+                f"this MixerBlock takes examples of shape ({self.tokens}, {self.channels}), or {self.channels} maps of "
+                f"{self.tokens} positions, got {x.shape}"
+            )
+        return NormBound(x.norm, (self.tokens, self.channels))
+
+
+def _mlp(width: int, projection: Projection) -> nn.Sequential:
+    """Two linear layers over the last axis with the activation and the centring between them."""
+    hidden = width + width % 2
+    return nn.Sequential(
+        SpectralLinear(width, hidden, projection),
+        GroupSort2(dim=-1),
+        LayerCentering(-1),
+        SpectralLinear(hidden, width, projection),
+    )
+
+
+def _transposed(x: NormBound) -> NormBound:
+    if len(x.shape) != 2:
+        raise ValueError(f"tokens are mixed in examples of shape (tokens, channels), got {x.shape}")
+    return NormBound(x.norm, (x.shape[1], x.shape[0]))

@@ -1,0 +1,434 @@
+"""Losses with known Lipschitz constants."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from noisette import errors as checks
+
+
+class Loss(nn.Module):
+    """A module that shows its numeric settings."""
+
+    def extra_repr(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def check_at_least_two(**arguments: int) -> None:
+    """Each argument is a whole number of at least two, or an error names it."""
+    checks.count(**arguments)
+    for name, value in arguments.items():
+        if value < 2:
+            raise ValueError(f"expected {name} >= 2, got {name}={value}; use TauBCE or KR for two classes on one score")
+
+
+def score_norm_bound(logit_bound: float | None) -> float:
+    """The bound on the norm of the scores; infinite if ``None``."""
+    if logit_bound is None:
+        return math.inf
+    if not logit_bound >= 0:
+        raise ValueError(f"expected logit_bound >= 0, got logit_bound={logit_bound}")
+    return logit_bound
+
+
+def class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
+    """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
+
+    A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
+    sum. An error would show that the record is there.
+
+    Raises:
+        ValueError: scores or targets have another shape.
+    """
+    if scores.dim() != 2 or scores.shape[1] < 2 or outputs not in (None, scores.shape[1]):
+        raise ValueError(f"expected scores of shape (b, {outputs or 'classes'}), got {tuple(scores.shape)}")
+    return _whole_below(scores.shape[1], scores, targets)
+
+
+def _whole_below(classes: int, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    _check_one_per_example(scores, targets)
+    known = (targets >= 0) & (targets < classes) & (targets == targets.long())
+    return torch.where(known, targets, 0).long(), one_or_nan(known, scores)
+
+
+def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
+    """1 where a target is known, else NaN, in the precision of the scores, shape (b,)."""
+    return torch.where(known, 1.0, math.nan).to(scores.dtype)
+
+
+def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
+    if targets.shape != scores.shape[:1]:
+        raise ValueError(
+            f"expected one target for each of {len(scores)} examples, got targets of shape {tuple(targets.shape)}"
+        )
+
+
+def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
+    """The score of the true class, shape (b,), and those of all others, shape (b, outputs - 1).
+
+    They are NaN where the target is not a class.
+    """
+    classes, known = class_targets(scores, targets, outputs)
+    column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
+    others = torch.arange(scores.shape[1] - 1, device=scores.device)
+    return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
+
+
+def single_score(scores: Tensor) -> Tensor:
+    """The one score of each example, shape (b,)."""
+    if scores.dim() == 1:
+        return scores
+    if scores.dim() != 2 or scores.shape[1] != 1:
+        raise ValueError(f"expected one score for each example, (b,) or (b, 1), got shape {tuple(scores.shape)}")
+    return scores.squeeze(1)
+
+
+def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
+    """-1 for class 0 and 1 for class 1, in the precision of the scores; NaN for any other target."""
+    classes, known = _whole_below(2, scores, targets)
+    return (2 * classes - 1) * known
+
+
+def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
+    """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
+    if outputs > 1:
+        classes, known = class_targets(scores, targets, outputs)
+        one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
+        return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
+    _check_one_per_example(scores, targets)
+    finite = one_or_nan(targets.isfinite(), scores)
+    return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
+
+
+F = nn.functional
+
+
+class TauCrossEntropy(nn.Module):
+    """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
+
+    A large tau favours accuracy; a small one favours wide margins, and so robustness.
+
+    Args:
+        tau: the inverse of the temperature.
+        classes: number of classes. With it, a bound on the scores gives a smaller Lipschitz constant.
+
+    >>> loss = TauCrossEntropy(tau=8.0)
+    >>> loss(torch.tensor([[0.2, -0.1], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([0.0109, 0.0866])
+    >>> round(loss.lipschitz(), 5), round(TauCrossEntropy(tau=1.0, classes=10).lipschitz(logit_bound=1.0), 5)
+    (1.41421, 1.37702)
+    """
+
+    def __init__(self, tau: float, classes: int | None = None) -> None:
+        super().__init__()
+        checks.positive(tau=tau)
+        if classes is not None:
+            check_at_least_two(classes=classes)
+        self.tau = tau
+        self.classes = classes
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        classes, known = class_targets(scores, targets, self.classes)
+        return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The gradient is p - e_y, of norm at most sqrt(2) (1 - p_y); a bound on the scores keeps p_y above zero."""
+        norm = score_norm_bound(logit_bound)
+        if self.classes is None or norm == math.inf:
+            return math.sqrt(2)
+        # Scores of norm R differ by at most sqrt(2) R, so (1 - p_y) / p_y is at most (C - 1) exp(sqrt(2) tau R).
+        log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
+        return math.sqrt(2) / (1 + math.exp(-log_odds))
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau:g}"
+
+
+class TauBCE(Loss):
+    """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
+
+    Args:
+        tau: the inverse of the temperature.
+
+    >>> loss = TauBCE(tau=2.0)
+    >>> loss(torch.tensor([0.5, -1.0]), torch.tensor([1, 1])), loss.lipschitz()
+    (tensor([0.1566, 1.0635]), 1.0)
+    """
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        checks.positive(tau=tau)
+        self.tau = tau
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return -F.logsigmoid(self.tau * class_signs(scores, targets) * single_score(scores)) / self.tau
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The absolute gradient is the predicted probability of the other class."""
+        return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
+
+
+class KCosine(Loss):
+    """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
+
+    Args:
+        k: the norm of the scores above which the loss is a cosine.
+
+    >>> loss = KCosine(k=2.0)
+    >>> loss(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 0])), loss.lipschitz()
+    (tensor([-0.6000, -0.5000]), 0.5)
+    """
+
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        checks.positive(k=k)
+        self.k = k
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        true, _ = true_and_other_scores(scores, targets, None)
+        return -true / torch.linalg.vector_norm(scores, dim=1).clamp(min=self.k)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """1/k, attained where the scores have norm k."""
+        return 1 / self.k
+
+
+F = nn.functional
+
+
+class MulticlassHinge(Loss):
+    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
+
+    Args:
+        outputs: number of scores per example, one for each class.
+        margin: the margin between the true score and the others.
+
+    >>> import torch
+    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
+    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
+    (0.9, 0.948683)
+    """
+
+    def __init__(self, outputs: int, margin: float = 1.0) -> None:
+        super().__init__()
+        check_at_least_two(outputs=outputs)
+        checks.positive(margin=margin)
+        self.outputs = outputs
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        true, others = true_and_other_scores(scores, targets, self.outputs)
+        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
+        return hinges / self.outputs
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """sqrt((C - 1) / C), attained where every hinge is active."""
+        return math.sqrt((self.outputs - 1) / self.outputs)
+
+
+class MultiMargin(Loss):
+    """Hinge of the true score's lead over the largest other score: ``relu(margin - z_y + max of the others)``.
+
+    Args:
+        margin: the lead at which the loss becomes zero.
+
+    Source: Crammer & Singer 2001.
+
+    >>> import torch
+    >>> loss = MultiMargin(margin=1.0)
+    >>> loss(torch.tensor([[2.0, 1.5, 0.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 2])), round(loss.lipschitz(), 6)
+    (tensor([0.5000, 0.0000]), 1.414214)
+    """
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        checks.positive(margin=margin)
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        true, others = true_and_other_scores(scores, targets, None)
+        return F.relu(self.margin - true + others.amax(1))
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The gradient is -1 for the true score and 1 for one other."""
+        return math.sqrt(2)
+
+
+class KR(Loss):
+    """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
+
+    Class weights are constant: weights from class counts of the batch would make the loss depend on other examples.
+
+    Args:
+        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
+
+    Source: Serrurier et al. 2021.
+
+    >>> import torch
+    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), KR(outputs=1).lipschitz()
+    (tensor([-0.5000, -1.0000]), 1.0)
+    >>> round(KR(outputs=10).lipschitz(), 6)
+    1.054093
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        checks.count(outputs=outputs)
+        self.outputs = outputs
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.outputs == 1:
+            return -class_signs(scores, targets) * single_score(scores)
+        true, others = true_and_other_scores(scores, targets, self.outputs)
+        return others.mean(1) - true
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """sqrt(C / (C - 1)), the gradient norm everywhere; 1 for one score."""
+        return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
+
+
+class HKR(Loss):
+    """:class:`KR` plus alpha times a hinge: that of a single score, or :class:`MulticlassHinge`.
+
+    Args:
+        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
+        alpha: weight of the hinge.
+        margin: of the hinge; half of it on each side of zero.
+
+    Source: Serrurier et al. 2021.
+
+    >>> import torch
+    >>> loss = HKR(outputs=1, alpha=10.0, margin=1.0)
+    >>> loss(torch.tensor([0.25, -1.0]), torch.tensor([1, 0])), loss.lipschitz()
+    (tensor([ 2.2500, -1.0000]), 11.0)
+    """
+
+    def __init__(self, outputs: int, alpha: float, margin: float = 1.0) -> None:
+        super().__init__()
+        checks.positive(alpha=alpha, margin=margin)
+        self.kr = KR(outputs)
+        self.hinge = _BinaryHinge(margin) if outputs == 1 else MulticlassHinge(outputs, margin)
+        self.alpha = alpha
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.kr(scores, targets) + self.alpha * self.hinge(scores, targets)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The sum of both constants, because their gradients can have the same direction."""
+        return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
+
+
+class _BinaryHinge(nn.Module):
+    """``relu(margin / 2 - s z)`` of a single score z, where s is -1 for class 0 and 1 for class 1."""
+
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        return 1.0
+
+
+F = nn.functional
+
+
+class MAE(Loss):
+    """Sum over the outputs of the absolute distance to the target.
+
+    Args:
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+
+    >>> import torch
+    >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
+    (tensor([1., 1.]), 2.0)
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        checks.count(outputs=outputs)
+        self.outputs = outputs
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return residuals(scores, targets, self.outputs).abs().sum(1)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The gradient has an absolute value of 1 for each output."""
+        return math.sqrt(self.outputs)
+
+
+class HuberLoss(Loss):
+    """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
+
+    Args:
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+        delta: the distance beyond which the loss is linear.
+
+    >>> import torch
+    >>> loss = HuberLoss(outputs=1, delta=0.5)
+    >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
+    (tensor([0.0200, 0.8750]), 0.5)
+    """
+
+    def __init__(self, outputs: int, delta: float = 1.0) -> None:
+        super().__init__()
+        checks.count(outputs=outputs)
+        checks.positive(delta=delta)
+        self.outputs = outputs
+        self.delta = delta
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        distance = residuals(scores, targets, self.outputs)
+        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta).sum(1)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The gradient has an absolute value of at most delta for each output."""
+        return self.delta * math.sqrt(self.outputs)
+
+
+class MSE(Loss):
+    """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
+
+    Args:
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+        target_bound: bound on the absolute value of a target that is a number; for classes it is at least 1. An example
+            with a larger target has a loss of NaN, and contributes nothing: scale or clamp targets by public constants.
+
+    >>> import torch
+    >>> loss = MSE(outputs=1, target_bound=2.0)
+    >>> loss(torch.tensor([0.5]), torch.tensor([2.0])), loss.lipschitz(logit_bound=3.0)
+    (tensor([2.2500]), 10.0)
+    """
+
+    def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
+        super().__init__()
+        checks.count(outputs=outputs)
+        checks.positive(target_bound=target_bound)
+        if outputs > 1 and target_bound < 1:
+            raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
+        self.outputs = outputs
+        self.target_bound = target_bound
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        losses = residuals(scores, targets, self.outputs).square().sum(1)
+        return losses * one_or_nan(targets.abs() <= self.target_bound, losses) if self.outputs == 1 else losses
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """Twice the largest distance.
+
+        Raises:
+            ValueError: the scores have no bound.
+        """
+        if (norm := score_norm_bound(logit_bound)) == math.inf:
+            raise ValueError(
+                "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
+                "or a NormCap behind it, or use HuberLoss or MAE"
+            )
+        return 2 * (norm + self.target_bound)

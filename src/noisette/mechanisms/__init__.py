@@ -1,1 +1,0 @@
-"""Mechanisms: bounded sums, Gaussian noise from the keystream, the Gaussian release, and private PCA."""

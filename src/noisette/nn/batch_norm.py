@@ -1,0 +1,527 @@
+"""Batch norm without a leak: from public data, from a frozen state, or per example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
+
+from noisette.core.loss import is_wrapped, outside
+from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, so that a trial call changes nothing; on exit each part's mode is restored."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+F = nn.functional
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # by number of input axes
+Weighted = nn.Linear | nn.modules.conv._ConvNd
+
+
+class ChannelNorm(nn.Module):
+    """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm.
+
+    Args:
+        num_features: number of channels.
+        eps: added to the variance.
+        affine: whether to learn a scale ``weight`` and a shift ``bias``.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.batch_norm: type[_BatchNorm] | None = None  # the class that this norm replaces, if known
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.num_batches_tracked: Tensor
+        self._register_statistics(saved=True)
+
+    def _register_statistics(self, *, saved: bool) -> None:
+        self.register_buffer("running_mean", torch.zeros(self.num_features), persistent=saved)
+        self.register_buffer("running_var", torch.ones(self.num_features), persistent=saved)
+        self.register_buffer("num_batches_tracked", torch.tensor(0), persistent=saved)
+
+    @classmethod
+    def of(cls, norm: _BatchNorm) -> Self:
+        """A norm that replaces a batch norm, with its parameters and buffers."""
+        made = cls(norm.num_features, norm.eps, norm.affine)
+        made.batch_norm = type(norm)
+        made.weight, made.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
+        made._register_statistics(saved=norm.track_running_stats)
+        if (like := norm.running_mean if norm.weight is None else norm.weight) is not None:
+            made.to(like.device, like.dtype)
+        made.load_state_dict(norm.state_dict(), strict=False)
+        return made.train(norm.training)
+
+    def with_constants(self, input: Tensor) -> Tensor:
+        """The input normalised by the statistics in the buffers, as batch norm does in evaluation."""
+        return F.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class PublicNorm(ChannelNorm):
+    """A norm with the statistics of a public batch, see :class:`noisette.nn.batch_norm.PublicBatch`.
+
+    If the norm directly follows a layer with weights, the gradient accounts for their effect on the statistics.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__(num_features, eps, affine)
+        self._follows: tuple[Weighted, ...] = ()  # a tuple, so that the layer is not registered as a submodule
+        self._mean: Statistic | None = None
+        self._variance: Statistic | None = None
+        self._measuring = False
+        self._is_measured = False
+        self._values = 0  # that each statistic was computed from, as the buffer says, which no graph may read
+        self._public_input: Tensor | None = None  # of the preceding layer
+
+    @property
+    def remark(self) -> str:
+        """What `noisette doctor` tells the user about this norm, "" if nothing."""
+        if not self._is_measured:
+            return "has no public batch yet; give it one with noisette.nn.convert_batch_norm or use_public_batch"
+        if not self._follows:
+            return (
+                "does not directly follow a linear layer or a convolution, so its public statistics count as constants "
+                "in the gradient"
+            )
+        return ""
+
+    def follow(self, layer: Weighted | None) -> None:
+        """Declare that the statistics are those of this layer's outputs, for the gradient."""
+        self._follows = () if layer is None else (layer,)
+
+    @property
+    def layer(self) -> Weighted | None:
+        """The layer with weights that this norm directly follows, if there is one."""
+        return self._follows[0] if self._follows else None
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """During the public pass: the statistics are computed from the next input."""
+
+        def keep_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._public_input = args[0]
+
+        handle = None if self.layer is None else self.layer.register_forward_pre_hook(keep_input)
+        self._measuring, self._is_measured = True, False
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.remove()
+            self._measuring, self._public_input = False, None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self._measuring:
+            return self._measure(input)
+        if not self.training:
+            return self.forward_evaluation(input)
+        if not self._is_measured:
+            raise RuntimeError(f"this {type(self).__name__} {self.remark}")
+        return self.forward_training(input)
+
+    def forward_training(self, input: Tensor) -> Tensor:
+        """The output for a private input in training mode."""
+        raise NotImplementedError
+
+    def forward_evaluation(self, input: Tensor) -> Tensor:
+        """The output for an input in evaluation mode."""
+        return self.with_constants(input)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the public batch, (c,) each, as functions of the preceding layer's weights."""
+        if self._mean is None or self._variance is None:
+            return self.running_mean, self.running_var
+        [layer] = self._follows
+        return public_mean(layer.weight, layer.bias, self._mean), public_variance(layer.weight, self._variance)
+
+    def _measure(self, input: Tensor) -> Tensor:
+        """Computes the statistics of a public input, and their gradients; returns the input normalised by them."""
+        if self._is_measured:
+            raise ValueError(
+                f"a {type(self).__name__} was called twice in one pass of the public batch, and the statistics of the "
+                "two inputs differ; use a separate norm for each call"
+            )
+        self._is_measured = True
+        self.batch_norm = self.batch_norm or _BATCH_NORMS.get(input.dim())
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        values = input if input.dtype.itemsize >= 4 else input.float()
+        mean, variance = values.mean(axes), values.var(axes, correction=0)
+        self._mean = _in_place_of(self._mean, self._mean_statistic(mean))
+        self._variance = _in_place_of(self._variance, self._statistic(variance))
+        self._values = input.numel() // self.num_features
+        with torch.no_grad():
+            self.running_mean.copy_(mean)
+            self.running_var.copy_(variance)
+            self.num_batches_tracked.fill_(self._values)
+            return self.with_constants(input)
+
+    def _statistic(self, statistic: Tensor) -> Statistic | None:
+        """The statistic with its gradient by the preceding layer's weight, ``None`` without such a trainable weight."""
+        if (layer := self.layer) is None or not layer.weight.requires_grad:
+            return None
+        [gradient] = torch.autograd.grad(statistic.sum(), [layer.weight], retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        groups = layer.groups if not isinstance(layer, nn.Linear) and layer.transposed else None
+        channels = Channels(gradient.shape, groups)
+        return Statistic(statistic.detach().to(gradient.dtype), channels.rows(gradient.unsqueeze(0))[0], channels)
+
+    def _mean_statistic(self, mean: Tensor) -> Statistic | None:
+        """The same for the mean, whose gradient is equal for all channels if they have the same inputs."""
+        layer, public = self.layer, self._public_input
+        if layer is None or public is None or not layer.weight.requires_grad or not _has_shared_inputs(layer):
+            return self._statistic(mean)
+        weight = layer.weight[:1].detach().requires_grad_()
+        output = F.linear(public, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(public, weight, None)
+        [gradient] = torch.autograd.grad(output.mean(), [weight])
+        rows = gradient.reshape(1, -1).expand(self.num_features, -1)
+        return Statistic(mean.detach().to(gradient.dtype), rows, Channels(layer.weight.shape))
+
+
+@torch.no_grad()
+def _in_place_of(old: Statistic | None, new: Statistic | None) -> Statistic | None:
+    """The new statistic, in the tensors of the old one, which a captured step reads, if they have the same form."""
+    if old is None or new is None or old.slope.shape != new.slope.shape or old.slope.stride() != new.slope.stride():
+        return new
+    if old.slope.dtype is not new.slope.dtype or old.slope.device != new.slope.device:
+        return new
+    rows = 1 if old.slope.stride(0) == 0 else None  # one row stands for all
+    old.value.copy_(new.value)
+    old.slope[:rows].copy_(new.slope[:rows])
+    return old
+
+
+def _has_shared_inputs(layer: Weighted) -> bool:
+    return isinstance(layer, nn.Linear) or (layer.groups == 1 and not layer.transposed)
+
+
+class PublicBatchNorm(PublicNorm):
+    """Batch norm with the mean and variance of a public batch under the current weights, for every private example.
+
+    Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
+    :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
+    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
+    orthogonal to the weight of each channel, as for batch norm, and weights do not grow unnoticed. Otherwise the
+    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
+
+    Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
+    sensitivity of the model's clipped gradients does not change. None for the public examples.
+    Source: Davody et al. 2020, algorithm 1, with statistics that leave out the private examples.
+
+    Raises:
+        RuntimeError: called in training mode without a public batch.
+
+    >>> from noisette.nn import use_public_batch
+    >>> model = nn.Sequential(nn.Linear(1, 1), PublicBatchNorm(1, eps=0.0))
+    >>> _ = use_public_batch(model, torch.tensor([[1.0], [3.0]]))
+    >>> model(torch.tensor([[2.0], [4.0]])).abs().flatten().round(decimals=3).tolist()
+    [0.0, 2.0]
+    """
+
+    def forward_training(self, input: Tensor) -> Tensor:
+        mean, variance = self.statistics()
+        if mean is self.running_mean:
+            return self.with_constants(input)
+        affine = [] if self.weight is None or self.bias is None else [self.weight, self.bias]
+        return normalise_channels(input, [mean, variance, *affine], self.eps)
+
+
+class PerExampleBatchNorm(PublicNorm):
+    """Batch norm over each private example together with a public batch.
+
+    Mean and variance are computed in closed form from the public values and those of the example. The public
+    activations do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they
+    do, at a much higher cost.
+
+    Guarantee: as for :class:`PublicBatchNorm`.
+    Source: Davody et al. 2020, the test phase of algorithm 1.
+
+    Raises:
+        RuntimeError: called in training mode without a public batch.
+    """
+
+    def forward_training(self, input: Tensor) -> Tensor:
+        return self._jointly_normalised(input, *self.statistics())
+
+    def forward_evaluation(self, input: Tensor) -> Tensor:
+        return self._jointly_normalised(input, self.running_mean, self.running_var)
+
+    def _jointly_normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """The input normalised by the joint statistics of each example and the public values.
+
+        With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
+        own_mean + p d for d = mean - own_mean, and the joint variance p variance + (1 - p) (own_variance + p d^2).
+        """
+        public, positions = self._values or int(self.num_batches_tracked), input[0, 0].numel()
+        share = public / (public + positions)
+        values = input.flatten(2) if input.dim() > 2 else input.unsqueeze(2)
+        own_mean, own_variance = values.mean(2), values.var(2, correction=0)
+        difference = torch.sub(mean, own_mean)
+        joint_mean = torch.add(own_mean, difference, alpha=share)
+        own_part = (1 - share) * (own_variance + share * difference.square())
+        joint_variance = torch.add(own_part, variance, alpha=share)
+        normalised = (values - joint_mean.unsqueeze(2)) * (joint_variance + self.eps).rsqrt().unsqueeze(2)
+        if self.weight is not None and self.bias is not None:
+            normalised = normalised * self.weight.unsqueeze(1) + self.bias.unsqueeze(1)
+        return normalised.view(input.shape)
+
+
+class FrozenBatchNorm(ChannelNorm):
+    """Batch norm with constant statistics, of a pretrained model or of a public batch.
+
+    Scale and shift are learned unless their gradients are disabled.
+
+    Guarantee: as for :class:`PublicBatchNorm`, provided that the statistics were computed from public data.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.with_constants(input)
+
+
+_WEIGHTED = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+
+class PublicBatch:
+    """A forward pre-hook of a model: if weights have changed, it recomputes the statistics of the norms.
+
+    The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
+    ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
+    the model has its own hook, with the same public batch.
+
+    Args:
+        inputs: the model's positional inputs, each with the public examples on its first axis.
+        every: in training mode, statistics and their gradients are recomputed after this many changes of the weights.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], every: int) -> None:
+        self._inputs = tuple(inputs)
+        self._every = every
+        self._age = 0  # of the statistics, in changes of the weights
+        self._seen: tuple[Any, ...] = ()  # versions of the weights at the last call
+        self._measured: tuple[Any, ...] = ()  # versions of the weights that the statistics belong to
+        self._is_held = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PublicBatch:
+        copied = memo[id(self)] = PublicBatch(self._inputs, self._every)
+        return copied
+
+    @classmethod
+    def attach(cls, model: nn.Module, inputs: Sequence[Tensor], every: int) -> None:
+        """Compute the statistics of this model's norms now, and from now on whenever they are outdated."""
+        batch = cls(inputs, every)
+        with _find_preceding_layers(model):
+            batch._measure(model)
+        batch._measure(model)  # each norm knows its layer now; from here on its statistics keep their tensors
+        model.register_forward_pre_hook(batch, with_kwargs=True)
+        model.register_state_dict_pre_hook(batch.before_saving)
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Recompute the statistics if weights have changed.
+
+        Raises:
+            ValueError: the shape of the inputs differs from that of the public ones.
+        """
+        if any(map(is_wrapped, model.parameters())):
+            return  # a call repeated by torch.func, after the statistics were computed
+        self._check_shapes(args)
+        self.refresh(model)
+
+    def hold(self, module: nn.Module) -> None:
+        """Recompute the statistics if weights have changed; all calls have them until they are let go.
+
+        Within a private batch the model computes with copies of its buffers, and what a call writes there is dropped.
+        """
+        self.refresh(module)
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """Recompute the statistics before a call again."""
+        self._is_held = False
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed, in the same tensors."""
+        if self._is_held:
+            return
+        versions = _versions(model)
+        if versions != self._seen:
+            self._seen = versions
+            self._age += 1
+            if (self._age >= self._every or not model.training) and versions != self._measured:
+                self._measure(model)
+
+    def before_saving(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Save the statistics of the weights that are saved."""
+        if _versions(model) != self._measured:
+            self._measure(model)
+
+    def _measure(self, model: nn.Module) -> None:
+        """Run the public pass, in which every norm computes its statistics."""
+        inputs = [like(x, model) for x in self._inputs]
+        # Function modes are disabled, so that the tape of the private call does not record the public one.
+        no_modes = torch._C.DisableTorchFunction()
+        with ExitStack() as stack:
+            for norm in norms_of(model):
+                stack.enter_context(norm.measuring())
+            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes, outside():
+                model.forward(*inputs)
+        self._measured = self._seen = _versions(model)
+        self._age = 0
+
+    def _check_shapes(self, args: tuple[Any, ...]) -> None:
+        for given, public in zip(args, self._inputs, strict=False):
+            if isinstance(given, Tensor) and given.shape[1:] != public.shape[1:]:
+                raise ValueError(
+                    f"the model was given examples of shape {tuple(given.shape[1:])}, but those of its public batch "
+                    f"are of shape {tuple(public.shape[1:])}; use public examples of the shape of the private ones"
+                )
+
+
+def norms_of(model: nn.Module) -> list[PublicNorm]:
+    """The norms of a model that take statistics from a public batch."""
+    return [module for module in model.modules() if isinstance(module, PublicNorm)]
+
+
+@contextmanager
+def _find_preceding_layers(model: nn.Module) -> Iterator[None]:
+    """During a forward pass, tell each norm whose input is the unmodified output of a weighted layer which it is."""
+    outputs: dict[int, tuple[Tensor, int, Weighted]] = {}
+
+    def remember(layer: Any, args: Any, output: Tensor) -> None:
+        outputs[id(output)] = output, output._version, layer
+
+    def tell(norm: Any, args: tuple[Tensor, ...]) -> None:
+        known = outputs.get(id(args[0]))
+        norm.follow(known[2] if known and known[1] == args[0]._version else None)
+
+    handles = [part.register_forward_hook(remember) for part in model.modules() if isinstance(part, _WEIGHTED)]
+    handles += [norm.register_forward_pre_hook(tell) for norm in norms_of(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _versions(model: nn.Module) -> tuple[Any, ...]:
+    """A value that changes with every parameter, every buffer that is not a norm's own, and the mode."""
+    own = {id(buffer) for norm in norms_of(model) for buffer in norm.buffers(recurse=False)}
+    tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) not in own)]
+    return model.training, *((id(tensor), tensor._version, tensor.dtype) for tensor in tensors)
+
+
+def like(x: Tensor, model: nn.Module) -> Tensor:
+    """The public input on the model's device, floating-point values in its precision."""
+    parameter = next(model.parameters(), x)
+    return x.to(parameter.device, parameter.dtype) if x.is_floating_point() else x.to(parameter.device)
+
+
+class JointBatch:
+    """Hooks around the calls of a model that add the public examples to each private one.
+
+    An input of shape (b, ...) becomes (b, 1 + public examples, ...), flattened; what the model returns for the public
+    examples is dropped.
+
+    Args:
+        inputs: the model's positional inputs, each with the public examples on its first axis.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self._inputs = tuple(inputs)
+        self._examples: list[int] = []  # private examples of the calls in progress
+
+    def __deepcopy__(self, memo: dict[int, object]) -> JointBatch:
+        copied = memo[id(self)] = type(self)(self._inputs)
+        return copied
+
+    @classmethod
+    def attach(cls, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+        """Add the public batch to every later call of this model."""
+        batch = cls(inputs)
+        model.register_forward_pre_hook(batch.before_call, with_kwargs=True)
+        model.register_forward_hook(batch.after_call)
+        for norm in model.modules():
+            if isinstance(norm, ExactPerExampleBatchNorm):
+                norm.group = 1 + len(batch._inputs[0])
+
+    def before_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the public examples added.
+
+        Raises:
+            ValueError: the inputs are named, or more or fewer than those of the public batch.
+        """
+        if kwargs or len(args) != len(self._inputs):
+            raise ValueError(
+                f"the model was called with {len(args)} positional and {len(kwargs)} named inputs; its public batch "
+                f"has {len(self._inputs)} positional ones"
+            )
+        self._examples.append(len(args[0]))
+        return tuple(self._joined(model, x, public.to(x)) for x, public in zip(args, self._inputs, strict=True)), {}
+
+    def after_call(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """The output for the private examples."""
+        count = self._examples.pop()
+        return tree_map(lambda leaf: self._private(model, leaf, count) if isinstance(leaf, Tensor) else leaf, output)
+
+    def _joined(self, model: nn.Module, x: Tensor, public: Tensor) -> Tensor:
+        """Each private example, followed by the public ones."""
+        beside = public.unsqueeze(0).expand(len(x), *public.shape)
+        return torch.cat([x.unsqueeze(1), beside], 1).flatten(0, 1)
+
+    def _private(self, model: nn.Module, rows: Tensor, count: int) -> Tensor:
+        return rows.unflatten(0, (count, -1))[:, 0]
+
+
+class ExactPerExampleBatchNorm(ChannelNorm):
+    """Batch norm over one private example and the public batch, in a pass of their own for each private example.
+
+    The whole network processes 1 + M examples for each private one, in training and in evaluation, which multiplies its
+    time and memory. :class:`PerExampleBatchNorm` is the cheap approximation. Buffers stay as they are.
+
+    Guarantee: as for :class:`PublicBatchNorm`.
+    Source: Davody et al. 2020, the test phase of algorithm 1.
+    """
+
+    joint_batch: ClassVar[type[JointBatch]] = JointBatch
+    group = 0  # examples that are normalised together: one and the public ones
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.group:
+            raise RuntimeError(f"this {type(self).__name__} has no public batch; use noisette.nn.convert_batch_norm")
+        groups = input.unflatten(0, (-1, self.group))
+        axes = [axis for axis in range(groups.dim()) if axis not in (0, 2)]
+        mean = groups.mean(axes, keepdim=True)
+        variance = groups.var(axes, correction=0, keepdim=True)
+        normalised = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(0, 1)
+        if self.weight is None or self.bias is None:
+            return normalised
+        places = [1] * (input.dim() - 2)
+        return normalised * self.weight.view(-1, *places) + self.bias.view(-1, *places)

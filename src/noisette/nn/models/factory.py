@@ -1,0 +1,262 @@
+"""A model of Hugging Face in a local folder, as a function from numbers of words to scores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
+from noisette.nn.models.registry import REGISTRY, BuiltIn
+
+
+class HuggingFaceText(nn.Module):
+    """Scores (b, classes) of texts (b, tokens), by a model for sequence classification.
+
+    Args:
+        model: the model, called with ``input_ids`` and ``attention_mask``.
+        padding: the number that stands for no word.
+    """
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model = model
+        self.padding = padding
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        numbers = numbers.long()
+        return self.model(input_ids=numbers, attention_mask=(numbers != self.padding).long()).logits
+
+
+def text_model(folder: Path, classes: int) -> HuggingFaceText:
+    """The model in a folder that ``save_pretrained`` has written, with a new layer of scores if the classes differ.
+
+    No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded.
+
+    Guarantee: none for what the weights were trained on, which is taken to be public.
+
+    Raises:
+        ValueError: transformers is not installed, or the folder holds no such model.
+    """
+    try:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    except ImportError as error:
+        raise ValueError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            num_labels=classes,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} holds no model for texts that can be loaded: {error}") from error
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    model.config.pad_token_id = padding
+    return HuggingFaceText(model, padding)
+
+
+def is_folder_of_model(name: str) -> bool:
+    """Whether this is a folder with the configuration of a model."""
+    return (Path(name) / "config.json").is_file()
+
+
+def sha256_of_weights(folder: Path) -> str:
+    """The SHA-256 of all files of weights in a folder, in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
+    """The model with weights from a safetensors file, some of its parts frozen.
+
+    Layers that the file does not hold keep their initial weights and are trained. To make a file for
+    ``cifar-tutorial``, train ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 without privacy: 100 epochs of
+    SGD in batches of 128, momentum 0.9, a learning rate of 0.1 with cosine decay to 0, images shifted and mirrored at
+    random. Save its state dict without the layer whose size depends on the number of classes::
+
+        kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head.scores")}
+        safetensors.torch.save_file(kept, "cifar100.safetensors")
+
+    Args:
+        model: such as one of :func:`build`; its weights are overwritten.
+        path: a file of tensors under their names in the model's state dict.
+        frozen: names of the parts that are not trained.
+
+    Returns:
+        The model, as :class:`FixedFeatures` if it consists of ``features``, all of them frozen, and ``head``.
+
+    Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
+    the release of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a safetensors file, or it does not fit the model; all problems are listed, and the
+            model is not changed.
+    """
+    weights = _weights(path)
+    if problems := list(_misfits(model.state_dict(), weights, frozen)):
+        raise ValueError(f"{path} and the model have {len(problems)} problems:\n  " + "\n  ".join(problems))
+    model.load_state_dict(weights, strict=False)
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    parts = dict(model.named_children())
+    if parts.keys() == {"features", "head"} and not any(p.requires_grad for p in parts["features"].parameters()):
+        return FixedFeatures(parts["features"], parts["head"])
+    return model
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; loading one never runs code."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path} of public weights; make it first, or leave it out") from error
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen: Sequence[str]) -> Iterator[str]:
+    """Messages on every tensor that does not fit a model with the state dict ``known``, or is missing."""
+    if not weights:
+        yield "the file holds no tensors"
+    for name, value in weights.items():
+        if name not in known:
+            yield f"{name}: the model has no such tensor"
+        elif value.shape != known[name].shape:
+            shapes = f"of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model"
+            yield (
+                f"{name}: {shapes}, where it is frozen"
+                if _lies_in(name, frozen)
+                else f"{name}: {shapes}; leave it out of the file to train it from initial weights"
+            )
+        elif value.is_complex() and not known[name].is_complex():
+            yield f"{name}: holds complex numbers"
+        elif not value.to(known[name].dtype).isfinite().all():
+            yield f"{name}: holds values that are not finite as {known[name].dtype}"
+    present = {name.rpartition(".")[0] for name in weights}
+    for name in (name for name in known if name not in weights):
+        if _lies_in(name, frozen):
+            yield f"{name}: frozen, but missing in the file"
+        elif name.rpartition(".")[0] in present:
+            yield f"{name}: missing, though the file holds other tensors of that layer"
+    for part in frozen:
+        if not any(name.startswith(f"{part}.") for name in known):
+            yield f"{part}: cannot be frozen, since no part of the model with weights has this name"
+
+
+def _lies_in(name: str, parts: Sequence[str]) -> bool:
+    """Whether the tensor of this name belongs to one of these parts of the model."""
+    return any(name.startswith(f"{part}.") for part in parts)
+
+
+Factory = Callable[..., nn.Module]  # called with shape and classes, and with words
+
+
+def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
+    """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
+
+    Args:
+        name: which one; your own callable is called with (shape, classes), and for numbers of words with words too.
+        shape: that of an example.
+        classes: the number of scores.
+        words: how many numbers of words there are, if an example is a text of such numbers.
+
+    Raises:
+        ValueError: there is no such model, or it does not return one score per class for an example of this shape.
+    """
+    try:
+        model = _made(name, shape, classes, words)
+    except TypeError as error:
+        called = "(shape of an example, classes, words)" if words else "(shape of an example, classes)"
+        raise ValueError(f"the model {name!r} is called with {called}, but: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
+    try:
+        with torch.no_grad(), in_evaluation(model):
+            scores = model(torch.zeros(2, *shape))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"the model {name!r} cannot take examples of shape {tuple(shape)}, as one tensor with a batch dimension "
+            f"before it: {error}; return a model that takes this tensor alone"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(
+            f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2 examples: {got}"
+        )
+    return model
+
+
+def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
+    """A model behind a fixed projection of the flattened example; the projection's weight is left to be set.
+
+    The weight has shape (components, numbers of an example).
+
+    Raises:
+        ValueError: there are more components than numbers in an example, or the model does not fit them.
+    """
+    if components > numbers_of(shape):
+        raise ValueError(f"expected components <= {numbers_of(shape)}, the numbers of an example, got {components}")
+    projection = nn.Linear(numbers_of(shape), components, bias=False).requires_grad_(False)
+    return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
+
+
+def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
+    if is_folder_of_model(name):
+        if not words:
+            raise ValueError(f"{name} is a model for texts; give it a data set of texts")
+        return text_model(Path(name), classes)
+    if name not in REGISTRY and Path(name).is_dir():
+        raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
+    if name not in REGISTRY:
+        factory = _users_own(name)
+        return factory(shape, classes, words) if words else factory(shape, classes)
+    model = REGISTRY[name]
+    if model.of_words != bool(words):
+        able = ", ".join(known for known, other in REGISTRY.items() if other.of_words)
+        raise ValueError(
+            f"the model {name!r} takes no texts whose words are numbers; there are {able}, or a folder of Hugging Face"
+            if words
+            else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
+        )
+    return _built_in(model)(shape, classes, words=words) if words else _built_in(model)(shape, classes)
+
+
+def _built_in(model: BuiltIn) -> Factory:
+    def resolved(value: Any) -> Any:
+        return _imported(f"noisette.nn.models.{value}") if isinstance(value, str) else value
+
+    return partial(resolved(model.factory), **{name: resolved(value) for name, value in model.settings.items()})
+
+
+def _users_own(name: str) -> Factory:
+    if not name.partition(":")[2]:
+        raise ValueError(
+            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
+        )
+    try:
+        return _imported(name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no model {name!r}: {error}") from error
+
+
+def _imported(name: str) -> Any:
+    """What ``module:attribute`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

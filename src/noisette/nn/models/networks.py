@@ -1,0 +1,614 @@
+"""Built-in networks for images, texts and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from noisette.data.numbering import frequent_words, number_of
+from noisette.lipschitz.propagation import output_shape
+from noisette.nn import Scattering2d, WordCounts, WordVectors
+from noisette.nn.features import Standardise, Whitening
+
+Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
+
+
+def numbers_of(shape: Shape) -> int:
+    """The number of values of one example."""
+    return torch.Size(shape).numel()
+
+
+def need_axes(name: str, shape: Shape, axes: int, kind: str) -> None:
+    """Raise ValueError unless examples have this many axes; ``kind`` describes such examples."""
+    if len(shape) != axes:
+        raise ValueError(f"the model {name!r} needs {kind}, got examples of shape {tuple(shape)}")
+
+
+def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:
+    """Raise ValueError unless examples are images of at least this many pixels a side."""
+    need_axes(name, shape, 3, "images (channels, height, width)")
+    if min(shape[1:]) < pixels:
+        raise ValueError(
+            f"the model {name!r} needs images of {pixels} x {pixels} pixels or more, got examples of shape "
+            f"{tuple(shape)}"
+        )
+
+
+Activation = Callable[[], nn.Module]
+Norm = Callable[[int, int], nn.Module]  # (channels, axes of positions after the channels: 2 for images, else 0)
+Part = tuple[str, nn.Module]
+Plan = TypeVar("Plan")
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def sequence(parts: Iterable[Part]) -> nn.Sequential:
+    """The parts one after the other, by name."""
+    return nn.Sequential(OrderedDict(parts))
+
+
+def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> list[Part]:
+    """A layer, followed by a norm of its outputs if ``norm`` is given."""
+    if norm is None:
+        return [(name, layer)]
+    outputs = (layer.out_channels, 2) if isinstance(layer, nn.Conv2d) else (layer.out_features, 0)
+    return [(name, layer), (f"{name}_norm", norm(*outputs))]
+
+
+def linears(
+    layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
+) -> nn.Sequential:
+    """Linear layers with activations between them; each is followed by a norm, the last if ``normalised_logits``."""
+    parts: list[Part] = []
+    for k, layer in enumerate(layers[:-1], 1):
+        parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
+    return sequence([*parts, *normalised("scores", layers[-1], norm if normalised_logits else None)])
+
+
+def plan_of(depth: int, plans: Mapping[int, Plan]) -> Plan:
+    """The plan of a network of this depth; raises ValueError if there is none."""
+    if depth not in plans:
+        raise ValueError(f"expected depth to be one of {', '.join(map(str, plans))}, got {depth}")
+    return plans[depth]
+
+
+def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
+    """The layer, with its weights drawn from a normal distribution truncated at 2 std, and constant biases."""
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def batch_norm(channels: int, axes: int) -> nn.Module:
+    """Batch norm, which mixes examples; :func:`noisette.nn.convert_batch_norm` replaces it."""
+    return nn.BatchNorm2d(channels) if axes else nn.BatchNorm1d(channels)
+
+
+def layer_norm(channels: int, axes: int) -> nn.Module:
+    """Norm over all values of one example, with a scale and a shift for each channel."""
+    return nn.GroupNorm(1, channels) if axes else nn.LayerNorm(channels)
+
+
+class FixedFeatures(nn.Module):
+    """A model whose first part is fixed, so that its outputs can be computed once for a whole data set.
+
+    The fixed part is always in evaluation mode: dropout is off and running statistics do not change.
+
+    Guarantee: ``features`` has no trainable parameters and treats each example alone, so computing it in advance does
+    not change what training reveals.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.features.eval()
+        return self
+
+
+def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
+    """The model behind a fixed layer, which is a part of the fixed features if the model has any.
+
+    >>> behind(Standardise(0.5), nn.Linear(2, 1))
+    Sequential(
+      (0): Standardise(mean of shape (), scale of shape ())
+      (1): Linear(in_features=2, out_features=1, bias=True)
+    )
+    """
+    if isinstance(model, FixedFeatures):
+        return FixedFeatures(nn.Sequential(layer, model.features), model.head)
+    return nn.Sequential(layer, model)
+
+
+def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
+    """The model with its features standardised by the mean and standard deviation of public examples' features.
+
+    Args:
+        model: not changed.
+        public: the output of ``model.features`` for public examples, (n, channels, ...).
+
+    Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
+    """
+    return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
+
+
+def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
+    """The model with its features whitened, and a new linear layer in front of which they are.
+
+    Args:
+        model: fixed features and one linear layer, such as ``scattering``; not changed.
+        whitening: of its features.
+
+    Raises:
+        ValueError: the trained part is more than a linear layer, which takes features in their places.
+    """
+    if not isinstance(model.head, nn.Linear):
+        raise ValueError(
+            "whitened features are for a model whose trained part is one linear layer, such as scattering; this one "
+            f"trains a {type(model.head).__name__}"
+        )
+    head = nn.Linear(len(whitening.components), model.head.out_features, device=model.head.weight.device)
+    return FixedFeatures(nn.Sequential(model.features, whitening), head)
+
+
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), classes))
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two hidden layers of 128 tanh units."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(numbers_of(shape), 128),
+        nn.Tanh(),
+        nn.Linear(128, 128),
+        nn.Tanh(),
+        nn.Linear(128, classes),
+    )
+
+
+def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
+    """One hidden layer of ReLU units, without biases: on 60 principal components, the MNIST network of the paper.
+
+    Initial weights are normal with variance 1 / inputs, truncated at two standard deviations.
+    Source: Abadi et al. 2016, section 5.2, and their published code.
+    """
+    numbers = numbers_of(shape)
+    return nn.Sequential(
+        nn.Flatten(),
+        truncated_normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
+        nn.ReLU(),
+        truncated_normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutions with group norm and tanh, then two linear layers; for images of 8 x 8 pixels or more.
+
+    Tanh bounds activations and thereby gradients, which helps under clipping (Papernot et al. 2021).
+    """
+    need_images("cnn", shape)
+    small = max(shape[1:]) < 16
+    features = nn.Sequential(Centred(), *(_small_features(shape[0]) if small else _features(shape[0])))
+    flat = numbers_of(output_shape(features, shape))
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes))
+
+
+def scattering(shape: Shape, classes: int) -> nn.Module:
+    """Fixed wavelet features, normalised for each example, and one linear layer: accurate at small budgets, and fast.
+
+    Source: Tramèr & Boneh 2021.
+    """
+    need_images("scattering", shape)
+    normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
+    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
+
+
+def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
+
+    For images below 32 pixels these have 16 and 32 filters, followed by 32 hidden units; for larger ones 64 and 64,
+    with a pooling in between.
+    Source: Tramèr & Boneh 2021, appendix C, and their published code.
+    """
+    need_images("scattering-cnn", shape)
+    normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
+    channels, *_ = coefficients = output_shape(normalised, shape)
+    small = max(shape[1:]) < 32
+    convolutions = nn.Sequential(*(_strided(channels) if small else _pooled(channels)), nn.Flatten())
+    flat = numbers_of(output_shape(convolutions, coefficients))
+    scores = [nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes)] if small else [nn.Linear(flat, classes)]
+    return FixedFeatures(normalised, nn.Sequential(*convolutions, *scores))
+
+
+def _normalised_coefficients(channels: int) -> list[nn.Module]:
+    coefficients = Scattering2d()
+    return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
+
+
+def _strided(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Tanh(),
+    ]
+
+
+def _pooled(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Tanh(),
+    ]
+
+
+class Centred(nn.Module):
+    """Maps pixels from [0, 1] to [-1, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x - 1
+
+
+def _small_features(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(8, 32),
+        nn.Tanh(),
+    ]
+
+
+def _features(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+    ]
+
+
+def resnet(
+    shape: Shape,
+    classes: int,
+    *,
+    depth: int = 18,
+    width: int = 64,
+    norm: Norm = batch_norm,
+    last_norm: bool = True,
+    normalised_logits: bool = False,
+) -> nn.Module:
+    """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
+
+    11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
+    change the shape are a 1 x 1 convolution with a norm.
+
+    Args:
+        shape: (channels, height, width) of one image, 32 x 32 in the paper.
+        classes: number of scores for each image.
+        depth: 18, 34, 50 or 101.
+        width: channels of the first stage; each of the other three has twice as many as the one before.
+        norm: after each convolution.
+        last_norm: False leaves out the norm after the very last convolution ("mod" in Davody et al. 2020).
+        normalised_logits: True adds a norm after the linear layer.
+
+    Source: He et al. 2016, section 4.2; Davody et al. 2020, table 1.
+
+    Raises:
+        ValueError: examples are not images, or ``depth`` is not listed above.
+    """
+    need_images("resnet", shape)
+    blocks = residual_blocks(depth, width, norm)
+    if not last_norm:
+        blocks[-1].body[-1] = nn.Identity()
+    features = [
+        *normalised("conv", nn.Conv2d(shape[0], width, 3, padding=1, bias=False), norm),
+        ("act", nn.ReLU()),
+        ("blocks", nn.Sequential(*blocks)),
+        ("pool", nn.AdaptiveAvgPool2d(1)),
+        ("flat", nn.Flatten()),
+    ]
+    head = linears([nn.Linear(blocks[-1].channels, classes)], norm, normalised_logits=normalised_logits)
+    return sequence([("features", sequence(features)), ("head", head)])
+
+
+class Residual(nn.Module):
+    """The ReLU of the sum of a body and a shortcut around it; the output has ``channels`` channels."""
+
+    def __init__(self, body: nn.Sequential, shortcut: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.body, self.shortcut = body, shortcut
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(self.body(x) + self.shortcut(x))
+
+
+def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
+    """The blocks of all four stages, for an input of ``width`` channels."""
+    block, counts = plan_of(depth, _RESNETS)
+    blocks: list[Residual] = []
+    channels = width
+    for stage, count in enumerate(counts):
+        for k in range(count):
+            blocks.append(block(channels, width * 2**stage, 2 if k == 0 and stage > 0 else 1, norm))
+            channels = blocks[-1].channels
+    return blocks
+
+
+def _basic(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+    body = [
+        *_convolution("conv1", channels, width, 3, stride, norm),
+        ("act1", nn.ReLU()),
+        *_convolution("conv2", width, width, 3, 1, norm),
+    ]
+    return Residual(sequence(body), _shortcut(channels, width, stride, norm), width)
+
+
+def _bottleneck(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+    body = [
+        *_convolution("conv1", channels, width, 1, 1, norm),
+        ("act1", nn.ReLU()),
+        *_convolution("conv2", width, width, 3, stride, norm),
+        ("act2", nn.ReLU()),
+        *_convolution("conv3", width, 4 * width, 1, 1, norm),
+    ]
+    return Residual(sequence(body), _shortcut(channels, 4 * width, stride, norm), 4 * width)
+
+
+def _shortcut(channels: int, out: int, stride: int, norm: Norm) -> nn.Module:
+    if stride == 1 and channels == out:
+        return nn.Identity()
+    return sequence(_convolution("conv", channels, out, 1, stride, norm))
+
+
+def _convolution(name: str, channels: int, out: int, size: int, stride: int, norm: Norm) -> list[Part]:
+    return normalised(name, nn.Conv2d(channels, out, size, stride, size // 2, bias=False), norm)
+
+
+_RESNETS: dict[int, tuple[Callable[[int, int, int, Norm], Residual], tuple[int, ...]]] = {  # blocks of each stage
+    18: (_basic, (2, 2, 2, 2)),
+    34: (_basic, (3, 4, 6, 3)),
+    50: (_bottleneck, (3, 4, 6, 3)),
+    101: (_bottleneck, (3, 4, 23, 3)),
+}
+
+
+_WIDTH, _HEADS, _BLOCKS = 64, 4, 1
+_START = 0.1  # standard deviation of the first word vectors
+
+
+def transformer(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
+    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
+
+    Args:
+        shape: (tokens,) of one text: the number of each word, 0 for padding at the end.
+        classes: number of scores for each text.
+        words: how many numbers of words there are.
+
+    Raises:
+        ValueError: examples are not sequences of words.
+    """
+    need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
+    return WordTransformer(words, shape[0], classes)
+
+
+def bag_of_words(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
+    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used.
+
+    Raises:
+        ValueError: examples are not sequences of words.
+    """
+    need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
+    return BagOfWords(words, classes)
+
+
+class BagOfWords(nn.Module):
+    """Scores (b, classes) of texts (b, tokens)."""
+
+    def __init__(self, words: int, classes: int) -> None:
+        super().__init__()
+        self.word = _vectors(words)
+        self.scores = nn.Linear(_WIDTH, classes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        numbers = numbers.long()
+        return self.scores(mean_of_used(self.word(numbers), numbers != 0))
+
+
+class WordTransformer(nn.Module):
+    """Scores (b, classes) of texts (b, tokens)."""
+
+    def __init__(self, words: int, tokens: int, classes: int) -> None:
+        super().__init__()
+        self.word = _vectors(words)
+        self.place = nn.Parameter(0.02 * torch.randn(tokens, _WIDTH))
+        self.blocks = nn.ModuleList(Block(_WIDTH, _HEADS) for _ in range(_BLOCKS))
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.scores = nn.Linear(_WIDTH, classes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        numbers = numbers.long()
+        used = numbers != 0
+        # An empty text attends to its first place: a softmax over no place at all would not be a number.
+        first = torch.arange(numbers.shape[1], device=numbers.device) == 0
+        x = self.word(numbers) + self.place
+        for block in self.blocks:
+            x = block(x, used | first)
+        return self.scores(mean_of_used(self.norm(x), used))
+
+
+class Block(nn.Module):
+    """Attention and a network of two layers, each behind a layer norm and added to its input, (b, tokens, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.network = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor, used: Tensor) -> Tensor:
+        """The output; ``used``, (b, tokens), tells the places that are attended to."""
+        parts = self.query_key_value(self.first_norm(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=used[:, None, None, :])
+        x = x + self.output(attended.transpose(1, 2).flatten(2))
+        return x + self.network(self.second_norm(x))
+
+
+def _vectors(words: int) -> nn.Embedding:
+    """Word vectors that start small, so that what is learned of a word soon exceeds where it started."""
+    vectors = nn.Embedding(words, _WIDTH)
+    nn.init.normal_(vectors.weight, std=_START)
+    return vectors
+
+
+def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
+    """The mean over the used places, (b, width); zero where there is none."""
+    weights = used.unsqueeze(-1).to(x.dtype)
+    return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+_MOST_HEADS = 8
+_WIDENING = 4  # of the hidden layer behind the attention
+
+
+def encoder(shape: Shape, classes: int) -> nn.Module:
+    """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
+
+    The block has as many heads as divide the dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
+
+    Args:
+        shape: (tokens, dimensions) of one text: each token is a word vector, and the zero vector is padding.
+        classes: number of scores for each text.
+
+    Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
+
+    Raises:
+        ValueError: examples are not sequences of vectors.
+    """
+    need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
+    tokens, width = shape
+    return VectorEncoder(tokens, width, classes)
+
+
+class VectorEncoder(nn.Module):
+    """Scores (b, classes) of texts (b, tokens, dimensions)."""
+
+    def __init__(self, tokens: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.places: Tensor
+        self.register_buffer("places", sinusoids(tokens, width), persistent=False)
+        heads = math.gcd(width, _MOST_HEADS)
+        self.block = nn.TransformerEncoderLayer(width, heads, _WIDENING * width, dropout=0.0, batch_first=True)
+        self.scores = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = (x != 0).any(-1)
+        # An empty text attends to its first place: a softmax over no place at all would not be a number.
+        first = torch.arange(x.shape[1], device=x.device) == 0
+        encoded = self.block(x + self.places, src_key_padding_mask=~(used | first))
+        return self.scores(mean_of_used(encoded, used))
+
+
+def sinusoids(tokens: int, width: int) -> Tensor:
+    """Places as sines and cosines of falling frequency, (tokens, width).
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+    frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
+    angles = torch.arange(tokens).unsqueeze(1) * frequencies
+    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+
+
+_DIMS, _SHARE = 50, 0.25  # numbers of a vector, and the vectors' share of the squared length of all features
+_POWER = 0.3  # of the rank; by it the weight of a word grows from 1 for the most frequent one to 8 for an unlisted one
+
+
+def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool = False) -> FixedFeatures:
+    """The roots of a text's counts of words, brought to length one, and one linear layer; the order is not used.
+
+    Args:
+        shape: (tokens,) of one text: the number of each word, 0 for padding.
+        classes: number of scores for each text.
+        words: how many numbers of words there are.
+        ranked: whether common English words have less weight, by their rank in a public list. It needs words that are
+            numbered by noisette's hash.
+
+    Guarantee: the list is a public constant, see :func:`noisette.data.numbering.frequent_words`.
+
+    Raises:
+        ValueError: examples are not sequences of words, or there are too few numbers of them.
+    """
+    need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
+    weights = _rank_weights(words) if ranked else torch.ones(words)
+    return FixedFeatures(WordCounts(weights), nn.Linear(words, classes, bias=False))
+
+
+def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:
+    """Counts weighted by public ranks, beside the sum of the vectors of a text's words, and one linear layer.
+
+    The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
+    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file
+    of those of GloVe.
+
+    Args:
+        shape: (tokens,) of one text: the number of each word by noisette's hash, 0 for padding.
+        classes: number of scores for each text.
+        words: how many numbers words are hashed to.
+
+    Raises:
+        ValueError: examples are not sequences of words, or there are too few numbers of them.
+    """
+    need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
+    vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))
+    return FixedFeatures(
+        _CountsAndVectors(_rank_weights(words), vectors), nn.Linear(words + _DIMS, classes, bias=False)
+    )
+
+
+class _CountsAndVectors(nn.Module):
+    """Both features of a text side by side, together of length one: (b, tokens) to (b, words + dims)."""
+
+    def __init__(self, weights: Tensor, vectors: Tensor) -> None:
+        super().__init__()
+        self.counts, self.vectors = WordCounts(weights), WordVectors(vectors)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return torch.cat([(1 - _SHARE) ** 0.5 * self.counts(numbers), _SHARE**0.5 * self.vectors(numbers)], 1)
+
+
+def _rank_weights(words: int) -> Tensor:
+    """rank^0.3 for each number of a word, (words,); where words share a number, the most frequent one counts.
+
+    The frequency of a word is about inverse to its rank (Zipf's law), so these are frequencies to the power of -0.3.
+    """
+    if words < 2:
+        raise ValueError(f"expected words >= 2, of which 0 is padding, got words={words}")
+    common = frequent_words()
+    ranks = torch.full((words,), len(common) + 1.0)
+    for rank, word in reversed(list(enumerate(common, start=1))):
+        ranks[number_of(word, words)] = rank
+    return ranks**_POWER

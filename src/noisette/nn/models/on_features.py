@@ -1,0 +1,252 @@
+"""Built-in models on fixed features, and those with a known Lipschitz constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from noisette.data.leaves import drawn, drawn_shaded
+from noisette.lipschitz.projections import FrobeniusBall
+from noisette.lipschitz.propagation import output_shape
+from noisette.nn import AppendOne, DctCut, MirrorAverage, PatchFeatures, Scattering2d
+from noisette.nn.lipschitz import (
+    GroupSort2,
+    L2NormPool2d,
+    LayerCentering,
+    LipschitzConcat,
+    MixerBlock,
+    PatchConv2d,
+    Patches,
+    Scale,
+    SpectralLinear,
+    SphereInput,
+)
+from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_images, numbers_of
+
+_IMAGES, _SIDE = 2000, 32
+
+
+def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 1) -> nn.Module:
+    """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
+
+    The dictionary comes from the same images of a random process each time, so there is no record to protect.
+
+    Args:
+        shape: of an image, (channels, height, width).
+        classes: number of scores for each image.
+        filters: patches of the dictionary.
+        side: height and width of a patch.
+        stride: pixels between the patches of an image.
+
+    Source: :class:`noisette.nn.PatchFeatures`.
+    """
+    need_images("patches", shape)
+    leaves, _ = drawn(_IMAGES, 0, side=_SIDE, channels=shape[0])
+    resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
+    normalised = nn.Sequential(resemblances, nn.GroupNorm(1, 2 * filters, affine=False), nn.Flatten())
+    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
+
+
+F = nn.functional
+
+_SHADED_IMAGES, _SHADED_SIDE = 2000, 32
+_ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
+
+
+class PatchScale(NamedTuple):
+    """Patches of one size, of images that are averaged over squares first."""
+
+    averaged: int  # pixels on a side of such a square, which becomes one pixel
+    filters: int  # patches of the dictionary
+    side: int = 6  # height and width of a patch, in averaged pixels
+    stride: int = 1  # averaged pixels between the patches of an image
+
+
+SCALES = (PatchScale(1, 400, stride=2), PatchScale(2, 400))
+
+
+def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
+    """Resemblances to patches of shaded leaves at several scales, and one linear layer.
+
+    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and nothing has to
+    be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
+    random process each time, so there is no record to protect.
+
+    Args:
+        shape: of an image, (channels, height, width).
+        classes: number of scores for each image.
+        scales: the sizes of the patches.
+
+    Source: :class:`noisette.nn.PatchFeatures`.
+    """
+    need_images("multi-scale-patches", shape)
+    return _linear(_SideBySide(_of_scales(scales, shape[0])), shape, classes)
+
+
+def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
+    """The features of :func:`multi_scale_patches` beside scattering coefficients, and one linear layer.
+
+    The coefficients are averaged over sixteenths of the image and over both mirror images, and normalised for each
+    example.
+
+    Args:
+        shape: of an image, (channels, height, width); height and width are multiples of four.
+        classes: number of scores for each image.
+        scales: the sizes of the patches.
+
+    Source: :class:`noisette.nn.PatchFeatures`, :class:`noisette.nn.Scattering2d`.
+    """
+    need_images("patches-and-scattering", shape, pixels=12)
+    coefficients = Scattering2d()
+    averaged = nn.Sequential(coefficients, nn.AdaptiveAvgPool2d(_ACROSS))
+    wavelets = _normalised(MirrorAverage(averaged), shape[0] * coefficients.channels)
+    return _linear(_SideBySide([*_of_scales(scales, shape[0]), wavelets]), shape, classes)
+
+
+def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
+    """The features of each scale, flat."""
+    leaves = torch.as_tensor(drawn_shaded(_SHADED_IMAGES, 0, side=_SHADED_SIDE, channels=channels))
+    return [_of_scale(scale, leaves) for scale in scales]
+
+
+def _of_scale(scale: PatchScale, leaves: Tensor) -> nn.Module:
+    public = F.avg_pool2d(leaves, scale.averaged)
+    resemblances = PatchFeatures.of_public(public, scale.filters, side=scale.side, stride=scale.stride)
+    averaged = nn.AvgPool2d(scale.averaged) if scale.averaged > 1 else nn.Identity()
+    return nn.Sequential(averaged, *_normalised(MirrorAverage(resemblances), 2 * scale.filters))
+
+
+def _normalised(features: nn.Module, channels: int) -> nn.Sequential:
+    """Features (b, channels, ...), flat, those of each example with mean zero and variance one."""
+    return nn.Sequential(features, nn.GroupNorm(1, channels, affine=False), nn.Flatten())
+
+
+def _linear(features: nn.Module, shape: Shape, classes: int) -> FixedFeatures:
+    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
+
+
+class _SideBySide(nn.ModuleList):
+    """The outputs of several modules, one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([module(x) for module in self], 1)
+
+
+def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
+    """One linear layer on the values of an example; images are centred first."""
+    return FixedFeatures(_centred(shape), linear_head(numbers_of(shape), classes))
+
+
+def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
+    """Orthogonal layers with GroupSort2 between them, on the values of an example; images are centred first."""
+    return FixedFeatures(_centred(shape), _dense_head(numbers_of(shape), units, classes))
+
+
+def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
+    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and its inputs, rows of numbers about 1.
+
+    Raises:
+        ValueError: examples are not rows of numbers.
+    """
+    need_axes("lipschitz-rows", shape, 1, "rows of numbers")
+    numbers = shape[0] + 1
+    hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
+    return FixedFeatures(
+        AppendOne(),
+        nn.Sequential(
+            SphereInput(1.0),
+            LipschitzConcat([nn.Identity(), hidden]),
+            Scale(math.sqrt(0.5)),
+            SpectralLinear(numbers + units, classes),
+        ),
+    )
+
+
+def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 8, units: Sequence[int] = (128,)) -> FixedFeatures:
+    """:func:`lipschitz_dense` on the k x k lowest frequencies of each channel of an image."""
+    need_images("dct-lipschitz-dense", shape, pixels=k)
+    frequencies = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(k))
+    return FixedFeatures(frequencies, _dense_head(shape[0] * k * k, units, classes))
+
+
+def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
+    """One linear layer on scattering coefficients of the first order.
+
+    Accuracy is much better where the coefficients are standardised by public examples.
+
+    Source: Tramèr & Boneh 2021, for scattering as features of private training.
+    """
+    need_images("scattering-lipschitz-linear", shape, pixels=12)
+    coefficients = Scattering2d(order=1)
+    return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
+
+
+def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedFeatures:
+    """A convolution of overlapping patches of 7 x 7 pixels, three pixels apart, pooling, and one linear layer.
+
+    The vector of all patches of an image is projected to the sphere, so their overlap does not add to the bound.
+    """
+    need_images("lipschitz-patch", shape, pixels=10)
+    patches = Patches(7, stride=3)
+    height, width = ((side - 4) // 6 for side in shape[1:])
+    return FixedFeatures(
+        LayerCentering((1, 2, 3)),
+        nn.Sequential(
+            patches,
+            SphereInput(1.0),
+            PatchConv2d(shape[0] * 49, channels, patch=1),
+            GroupSort2(),
+            L2NormPool2d(2),
+            nn.Flatten(),
+            SpectralLinear(channels * height * width, classes),
+        ),
+    )
+
+
+def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
+    """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
+
+    Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
+
+    Raises:
+        ValueError: the sides of the images are not multiples of four.
+    """
+    need_images("lipschitz-mixer", shape, pixels=4)
+    if any(side % 4 for side in shape[1:]):
+        raise ValueError(f"the model 'lipschitz-mixer' cuts images into patches of 4 x 4 pixels, got {tuple(shape)}")
+    tokens = shape[1] * shape[2] // 16
+    return FixedFeatures(
+        LayerCentering((1, 2, 3)),
+        nn.Sequential(
+            SphereInput(1.0),
+            PatchConv2d(shape[0], channels, patch=4),
+            *(MixerBlock(tokens, channels) for _ in range(blocks)),
+            nn.Flatten(),
+            SpectralLinear(channels * tokens, classes),
+        ),
+    )
+
+
+def _centred(shape: Shape) -> nn.Module:
+    return LayerCentering(tuple(range(1, 1 + len(shape)))) if len(shape) > 1 else nn.Identity()
+
+
+def linear_head(numbers: int, classes: int) -> nn.Sequential:
+    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero.
+
+    With a large tau of the loss the weights stay far inside that ball, as if unconstrained.
+    """
+    linear = SpectralLinear(numbers, classes, FrobeniusBall())
+    nn.init.zeros_(linear.weight)
+    return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)
+
+
+def _dense_head(numbers: int, units: Sequence[int], classes: int) -> nn.Sequential:
+    layers = [SpectralLinear(*widths) for widths in pairwise([numbers, *units, classes])]
+    hidden = [part for layer in layers[:-1] for part in (layer, GroupSort2())]
+    return nn.Sequential(nn.Flatten(), SphereInput(1.0), *hidden, layers[-1])

@@ -1,0 +1,1 @@
+"""Noise on other devices, banded noise, and private principal components."""

@@ -1,0 +1,318 @@
+"""Gaussian noise on the device of the weights, eager or compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noisette.capture.captured import Schedule
+from noisette.capture.graph import CaptureError, trace
+from noisette.core.noise import (
+    LEVELS,
+    MASK,
+    PAIRS,
+    QUARTER_TURN,
+    RADIUS_BITS,
+    RARE,
+    RARE_BITS,
+    TILE,
+    TILES_AT_ONCE,
+    TWO_LN_2,
+    WORDS,
+    Noise,
+    Part,
+    Piece,
+    PlainNoise,
+    PlainPass,
+    SecretKey,
+    Words,
+    digits_of,
+    groups_of,
+    rare_radius,
+)
+
+_TILES_AT_ONCE = 2**14  # 4 million values: their operations take longer than it takes to start them
+_BLOCKS = WORDS // 8  # of the cipher in a tile
+_CONSTANTS = b"expand 32-byte k"
+
+
+def device_noise(key: SecretKey, dtype: torch.dtype, device: torch.device) -> Noise:
+    """The quickest noise for sums of this type on this device; all give the same values."""
+    if device.type == "cuda" and dtype == torch.float32 and find_spec("triton") is not None:
+        return _by_triton(key, device)
+    return TorchNoise(key, dtype, device)
+
+
+def _by_triton(key: SecretKey, device: torch.device) -> Noise:
+    from noisette.noise.triton_noise import TritonNoise
+
+    return TritonNoise(key, device)
+
+
+def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
+    """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
+
+    On a GPU it is right as it stands, on a processor only if it is compiled, since ``torch.sqrt`` there is not.
+
+    The standard deviation is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile
+    are separate arguments, because a compiler needs a second pass to put two results into one tensor.
+
+    Args:
+        radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
+        angles: shape (tiles, PAIRS), 32 bits each.
+        std: a number in double precision.
+        cosines: gets the noise R cos(a), shape (tiles, PAIRS).
+        sines: gets R sin(a).
+
+    Returns:
+        The cosines; torch compiles no graph without a result.
+    """
+    dtype, digits = cosines.dtype, digits_of(cosines.dtype)
+    k = (radii & MASK) + 1
+    r = k.to(dtype)
+    below = digits.top - r.view(digits.integers)
+    left_out = (k - r.to(torch.int64)).to(dtype) * 2.0 ** (digits.mantissa - 52)
+    from_one = (below & (2**digits.mantissa - 1)).to(dtype) - left_out
+    s = from_one / (2.0 ** (digits.mantissa + 2) - from_one)
+    exponents = (below >> digits.mantissa) + (radii >> RADIUS_BITS).to(digits.integers) * RARE_BITS
+    squared = exponents.to(dtype) * TWO_LN_2 + s * _polynomial(digits.logarithm, s * s)
+    radius, odd = square_root(squared) * std.to(dtype), angles | 1
+    for values, turned in ((cosines, odd), (sines, odd - QUARTER_TURN)):
+        t = (QUARTER_TURN - turned.abs()).to(dtype) * (1 / QUARTER_TURN)
+        values.copy_(t * _polynomial(digits.sine, t * t) * radius)
+    return [cosines]
+
+
+def square_root(squared: Tensor) -> Tensor:
+    """The root, rounded correctly in compiled code and on GPUs."""
+    return squared.sqrt()
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Its value by Horner's rule."""
+    *others, value = coefficients
+    result = x * value + others.pop()
+    while others:
+        result = result * x + others.pop()
+    return result
+
+
+class TorchNoise:
+    """Noise of one key, for sums of one type on one device."""
+
+    def __init__(
+        self, key: SecretKey, dtype: torch.dtype, device: torch.device, tiles_at_once: int = _TILES_AT_ONCE
+    ) -> None:
+        self._key = key
+        self._device = device
+        self._values = torch.zeros(tiles_at_once, 2, PAIRS, dtype=dtype, device=device)
+
+    def add_(
+        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
+    ) -> None:
+        """Divide each tensor by a number and add noise to it, as ``GaussianNoise.add_``, for these parts."""
+        # In the memory of the device: a GPU multiplies by the reciprocal of a number that the host divides by.
+        deviation, by = (torch.tensor(n, dtype=torch.float64, device=self._device) for n in (std, divisor))
+        for pieces in groups_of(parts, len(self._values)):
+            radii, angles = self._words(pieces, step)
+            values = self._values[: len(radii)]
+            noise_of_words(radii, angles, deviation, values[:, 0], values[:, 1])
+            for piece in pieces:
+                elements = flat[piece.name][piece.at : piece.at + piece.numel]
+                elements.div_(by).add_(values.view(-1)[piece.values])
+
+    def _words(self, pieces: Sequence[Piece], step: int) -> tuple[Tensor, Tensor]:
+        """The words of the radii, shape (tiles, PAIRS), with their levels, and those of the angles."""
+        owners, tiles = tiles_of(pieces)
+        nonce = bytes(4) + step.to_bytes(12, "little")
+        secrets = [self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces]
+        states = np.frombuffer(b"".join(_CONSTANTS + secret + nonce for secret in secrets), np.int32).reshape(-1, 16)
+        # Of each tile the state of its stream, then the counter of its first block; the host sends once for all.
+        sent = torch.tensor(np.column_stack([states[owners], tiles * _BLOCKS]), device=self._device)
+        each = sent.repeat_interleave(_BLOCKS, 0).t()
+        counters = each[16] + torch.arange(_BLOCKS, device=self._device).repeat(len(tiles))
+        words = chacha20_blocks(each[:16].to(torch.int32), counters).view(-1, 3 * PAIRS)
+        radii = words[:, : 2 * PAIRS].contiguous().view(torch.int64) & MASK
+        for row, pair in (radii < RARE).nonzero().tolist():
+            number = int(tiles[row]) * PAIRS + pair
+            radii[row, pair] = rare_radius(self._key, pieces[int(owners[row])].name, step, number)
+        return radii, words[:, 2 * PAIRS :]
+
+
+def tiles_of(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each tile of a group: the number of a piece that it belongs to, and its number in the parameter."""
+    owners = np.zeros(pieces[-1].place + pieces[-1].tiles, dtype=np.int64)
+    tiles = np.zeros_like(owners)
+    for number, piece in enumerate(pieces):
+        there = slice(piece.place, piece.place + piece.tiles)
+        owners[there], tiles[there] = number, np.arange(piece.tile, piece.tile + piece.tiles)
+    return owners, tiles
+
+
+def chacha20_blocks(states: Tensor, counters: Tensor) -> Tensor:
+    """The blocks of ChaCha20 keystreams (RFC 8439).
+
+    Args:
+        states: the words of constants, key and nonce, as signed integers of 32 bits, shape (16, blocks); the counter is
+            filled in.
+        counters: below 2^32, shape (blocks,).
+
+    Returns:
+        Words as signed integers of 32 bits, shape (blocks, 16).
+    """
+    first = states.contiguous()
+    first[12] = (counters - ((counters >> 31) << 32)).to(torch.int32)  # the same bits, with a sign
+    a, b, c, d = (row.clone() for row in first.view(4, 4, -1))
+    for _ in range(10):
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
+        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+    return torch.cat([a, b, c, d]).add_(first).t().contiguous()
+
+
+def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four at once, one for each column."""
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    return a, _rotated(b ^ c, 7), c, d
+
+
+def _rotated(x: Tensor, by: int) -> Tensor:
+    """To the left. A shift to the right repeats the sign, which is masked away."""
+    return (x << by) | ((x >> (32 - by)) & (2**by - 1))
+
+
+def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, np.ndarray]:
+    """How the tiles of several tensors are divided among the programs of one launch of the kernel.
+
+    The tiles of a run are numbered from that in which it begins. Where there are several runs, each of them counts as
+    many tiles as it may touch, so that the kernel finds run and tile by one division.
+
+    Returns:
+        For each part a row of: elements, first element in the parameter, elements of a run, elements between the
+        beginnings of runs, tiles of a run, first program. And the number of the row of each program.
+    """
+    rows, owners = [], []
+    for number, part in enumerate(parts):
+        start, run, stride = part.window.start, part.window.run or part.size, part.window.stride or 0
+        tiles = -(-(run - 1) // TILE) + 1 if stride else end_of(part) - start // TILE
+        rows.append((part.size, start, run, stride, tiles, len(owners)))
+        owners += [number] * -(-(-(-part.size // run) * tiles) // tiles_of_program)
+    return np.array(rows, dtype=np.int64), np.array(owners, dtype=np.int32)
+
+
+def end_of(part: Part) -> int:
+    """The tile after the last one of a part, counted from the start of the parameter."""
+    size, window = part.size, part.window
+    run, stride = window.run or size, window.stride or size
+    return (window.start + (size - 1) // run * stride + (size - 1) % run) // TILE + 1
+
+
+# Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.
+_SAVED, _TO_COMPILE = 4e-9, 5.0
+# The compiled pass always computes all tiles. Up to this number the plain one takes less time.
+_FEWEST_TILES = TILES_AT_ONCE // 8
+
+Compiled = Callable[..., Any]
+"""The compiled :func:`~noisette.noise.device.noise_of_words`."""
+
+
+def example_inputs(dtype: torch.dtype) -> list[Tensor]:
+    """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
+    words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+    return [words.radii, words.angles, torch.ones((), dtype=torch.float64), values[:, 0], values[:, 1]]
+
+
+class CompiledPass:
+    """The compiled pass for sums of one type, on a processor. It computes all ``TILES_AT_ONCE`` tiles."""
+
+    def __init__(self, compiled: Compiled, dtype: torch.dtype) -> None:
+        self._compiled = compiled
+        self._std = torch.ones((), dtype=torch.float64)
+        self._values = torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+
+    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
+        self._std.fill_(std)
+        self._compiled(words.radii, words.angles, self._std, self._values[:, 0], self._values[:, 1])
+        return self._values[:tiles]
+
+
+def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
+    """Whether the compiled pass gives the values of the plain one, for words that are known and words at the extremes.
+
+    To the bit: otherwise the noise of an element would depend on how much is drawn with it.
+    """
+    # The third is close to u = 1; the others are of the first, the second and the last level.
+    extremes = torch.tensor(
+        [0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12]
+    )
+    words = Words()
+    words.fill(SecretKey(bytes(32)), [Piece("a test", 0, TILES_AT_ONCE * TILE, 0, TILES_AT_ONCE, 0, 0)], step=0)
+    words.radii[: len(extremes)], words.angles[:4] = extremes[:, None], torch.tensor([[0], [0], [-1], [-1]])
+    words.has_rare = True
+    values = CompiledPass(compiled, dtype)(words, TILES_AT_ONCE, 1.5)  # first: the plain pass overwrites the words
+    return torch.equal(values, PlainPass(dtype)(words, TILES_AT_ONCE, 1.5))
+
+
+class CompiledNoise:
+    """A source of noise for a run.
+
+    For sums on a GPU it gives the kernel. For sums on a processor it gives the compiled pass, as soon as that is worth
+    it, if it gives what the plain one gives: an error in compiled code would leave sums without noise.
+
+    Args:
+        schedule: whether anything is compiled for a processor, and whether it is waited for; ``None``: nothing is.
+        still_to_come: how many times the work so far is still to come.
+    """
+
+    def __init__(self, schedule: Schedule | None, still_to_come: Callable[[], float]) -> None:
+        self._schedule = schedule
+        self._still_to_come = still_to_come
+        self._drawn = 0
+        self._compiled: dict[torch.dtype, Compiled | None] = {}
+        self._found: dict[tuple[SecretKey, torch.dtype, torch.device], Noise] = {}
+        self._is_unfaithful = False
+
+    def __call__(self, key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> Noise | None:
+        """The quicker noise of this key, if it is there, before so many values are drawn."""
+        if device.type == "cpu" and (values < _FEWEST_TILES * TILE or self._is_unfaithful):
+            return None
+        place = key, dtype, device
+        if place not in self._found:
+            if device.type != "cpu":
+                self._found[place] = device_noise(key, dtype, device)
+            elif (compiled := self.compiled(dtype, values)) is not None:
+                if is_faithful(compiled, dtype):
+                    self._found[place] = PlainNoise(key, dtype, CompiledPass(compiled, dtype), _FEWEST_TILES)
+                else:
+                    self._is_unfaithful = True
+                    warnings.warn("the compiled noise differs from the plain one, so it is not used", stacklevel=2)
+        return self._found.get(place)
+
+    def compiled(self, dtype: torch.dtype, values: int) -> Compiled | None:
+        """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
+        schedule = self._schedule
+        if schedule is None or not schedule.compiles:
+            return None
+        self._drawn += values
+        if not schedule.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
+            return None
+        if dtype not in self._compiled:
+            inputs = example_inputs(dtype)
+            try:
+                graph = trace(noise_of_words, inputs).compiled(inputs)
+                self._compiled[dtype] = lambda *given: graph(given)
+            except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
+                self._compiled[dtype] = None
+        return self._compiled[dtype]

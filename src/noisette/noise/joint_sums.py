@@ -1,0 +1,172 @@
+"""The sums of all ranks, added up and noised: each rank draws a part of the noise, and all get the whole result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noisette.core.noise import WHOLE, GaussianNoise, Window
+from noisette.noise.banded import BandedNoise, deviations_of
+from noisette.ranks import AnyRanks
+from noisette.ranks.shards import elements_held, from_local, is_sharded
+
+_BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive elements of a tensor, and where they lie in a bucket."""
+
+    name: str
+    start: int  # in the tensor
+    at: int  # in the bucket
+    numel: int
+
+
+class JointSums:
+    """Adds up the sums of all ranks, divides them and adds noise; the values are those of a single process.
+
+    Each rank noises one part of each bucket of values, since noise is a function of key, step, name and element. Then
+    the ranks exchange the parts. With one rank nothing is copied.
+
+    Args:
+        noise: draws the noise; with the same key on all ranks.
+        ranks: the processes.
+    """
+
+    def __init__(
+        self, noise: GaussianNoise | BandedNoise, ranks: AnyRanks, correlation: Sequence[float] = (1.0,)
+    ) -> None:
+        self._noise = noise
+        self._ranks = ranks
+        self._per_independent = np.ones(1) if tuple(correlation) == (1.0,) else deviations_of(tuple(correlation))
+        self._steps = range(0)  # since the correlation began
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._ranks.size
+
+    def deviation(self, step: int) -> float:
+        """The deviation of the noise of this step in units of that of independent noise."""
+        self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
+        return float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
+
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
+        """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together.
+
+        Args:
+            sums: a name, the parameter, and the sum. Those of sharded parameters were added up over the ranks when they
+                were formed.
+            step: number of the step.
+            std: standard deviation of the noise.
+            divisor: the noise is not divided by it.
+        """
+        whole = [(name, g) for name, p, g in sums if not is_sharded(p)]
+        parts = [(name, (g, window_of(p))) for name, p, g in sums if is_sharded(p)]
+        for group in {(g.dtype, g.device): None for _, g in whole}:
+            named = {name: g for name, g in whole if (g.dtype, g.device) == group}
+            self.release_(named, step=step, std=std, divisor=divisor)
+        for group in {(g.dtype, g.device): None for _, (g, _) in parts}:
+            held = {name: part for name, part in parts if (part[0].dtype, part[0].device) == group}
+            self.release_parts_(held, step=step, std=std, divisor=divisor)
+
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of a parameter, sharded as it is."""
+        return from_local(gradient, parameter) if is_sharded(parameter) else gradient
+
+    @torch.no_grad()
+    def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:
+        """Replace each sum by (the sum over all ranks) / divisor + noise.
+
+        Args:
+            sums: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
+            step: number of the step.
+            std: standard deviation of the noise.
+            divisor: the noise is not divided by it.
+        """
+        if self.size == 1:
+            self._noise.add_(sums, step=step, std=std, divisor=divisor)
+            return
+        flat = {name: tensor.view(-1) for name, tensor in sums.items() if tensor.numel()}
+        for runs in _buckets({name: len(tensor) for name, tensor in flat.items()}):
+            values = sum(run.numel for run in runs)
+            share = -(-values // self.size)
+            bucket = next(iter(flat.values())).new_zeros(share * self.size)
+            for run in runs:
+                bucket[run.at : run.at + run.numel] = flat[run.name][run.start : run.start + run.numel]
+            self._ranks.add_up([bucket])
+            first = share * self._ranks.rank
+            mine = list(_within(runs, first, first + share))
+            self._noise.add_(
+                {run.name: bucket[run.at : run.at + run.numel] for run in mine},
+                step=step,
+                std=std,
+                divisor=divisor,
+                windows={run.name: Window(start=run.start) for run in mine},
+            )
+            self._ranks.gather_into(bucket, bucket[first : first + share])
+            for run in runs:
+                flat[run.name][run.start : run.start + run.numel] = bucket[run.at : run.at + run.numel]
+
+    def release_parts_(
+        self, parts: Mapping[str, tuple[Tensor, Window]], *, step: int, std: float, divisor: float
+    ) -> None:
+        """Divide the parts of sums that this rank holds, and add their part of the noise; nothing is exchanged.
+
+        Args:
+            parts: by name, contiguous, all float32 or all float64, on one device, with the elements that they hold.
+            step: number of the step.
+            std: standard deviation of the noise.
+            divisor: the noise is not divided by it.
+        """
+        held = {name: (part, window) for name, (part, window) in parts.items() if part.numel()}
+        self._noise.add_(
+            {name: part for name, (part, _) in held.items()},
+            step=step,
+            std=std,
+            divisor=divisor,
+            windows={name: window for name, (_, window) in held.items()},
+        )
+
+
+def window_of(p: Tensor) -> Window:
+    """The elements of a sharded parameter that this rank holds."""
+    held = elements_held(p)
+    if held is None:
+        return WHOLE
+    start, run, stride = held
+    return Window(start, run, stride) if run else WHOLE
+
+
+def _buckets(sizes: Mapping[str, int]) -> Iterator[list[_Run]]:
+    """Divide the elements of all tensors into buckets.
+
+    >>> [[(run.start, run.at, run.numel) for run in runs] for runs in _buckets({"a": 2**24 - 1, "b": 3})]
+    [[(0, 0, 16777215), (0, 16777215, 1)], [(1, 0, 2)]]
+    """
+    runs: list[_Run] = []
+    at = 0
+    for name, size in sizes.items():
+        start = 0
+        while start < size:
+            if at == _BUCKET:
+                yield runs
+                runs, at = [], 0
+            numel = min(size - start, _BUCKET - at)
+            runs.append(_Run(name, start, at, numel))
+            start, at = start + numel, at + numel
+    if runs:
+        yield runs
+
+
+def _within(runs: list[_Run], first: int, end: int) -> Iterator[_Run]:
+    """The parts of these runs that lie between two places of their bucket."""
+    for run in runs:
+        low, high = max(run.at, first), min(run.at + run.numel, end)
+        if low < high:
+            yield _Run(run.name, run.start + low - run.at, low, high - low)

@@ -1,0 +1,350 @@
+"""Records become rows of tensors, each one alone; buckets of records of similar length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import default_collate
+
+from noisette.core.trees import map_leaves, tensors
+
+_ALIKE = {"int64": "int", "bool_": "bool"}  # NumPy's numbers that become tensors of one type with Python's
+_NUMERIC = "biufc"  # kinds of arrays that become tensors
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_WITHOUT_PARTS = _PLAIN | {Tensor, np.ndarray}
+_ONE_SHAPE = (
+    ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape. Graphs, "
+    "and other records that have no common shape, come one at a time from batch.microbatches(1)"
+)
+
+
+def collated(records: list[Any], remedy: str = _ONE_SHAPE) -> Any:
+    """The records as one microbatch, by ``default_collate``, which then treats each record by itself.
+
+    Args:
+        records: of the microbatch.
+        remedy: what to do with fields that differ in shape, after a colon or a comma.
+
+    Raises:
+        ValueError: they differ in their fields, in the type of one or in its shape; or values are masked.
+    """
+    check_one_form(records, remedy)
+    return default_collate(records)
+
+
+def joined(microbatches: list[Any]) -> Any:
+    """Microbatches of one record each as one: tensors one below the other, and of other values a list.
+
+    A tensor has its record on the first axis, or no axis at all. Arrays become tensors. Of a value that is no tensor,
+    the list has one entry for each record; lists of one such value follow one another, and ``None`` for all stays. A
+    microbatch that is alone is given as it is, but for arrays and tensors without an axis.
+
+    Args:
+        microbatches: each made of one record alone, as nested values.
+
+    Guarantee: the row of a record is a function of that record alone.
+
+    Raises:
+        ValueError: they differ in their fields, in the type of a tensor or in its shape; a tensor has not the record on
+            its first axis; or values are masked.
+    """
+    return _joined(microbatches, None) if len(microbatches) > 1 else map_leaves(_with_row, microbatches[0])
+
+
+def row_of(microbatch: Mapping[str, Any]) -> dict[str, Any]:
+    """The only row of a microbatch that was made of one record, without fields that are ``None``.
+
+    Raises:
+        ValueError: a tensor has not the record on its first axis.
+    """
+    return {name: _joined([value], name)[0] for name, value in microbatch.items() if value is not None}
+
+
+def check_one_form(values: list[Any], remedy: str, name: object = None) -> None:
+    """Check that the records of a microbatch, or the parts of them that have a name, have one form.
+
+    Raises:
+        ValueError: as of :func:`collated`.
+    """
+    if _are_plain_alike(values):
+        return
+    parts = _parts_of_all(values, remedy, name)
+    if parts is None:
+        _check_alike(values, remedy, name)
+    for key, column in (parts or {}).items():
+        check_one_form(column, remedy, _within(name, key))
+
+
+def _joined(values: list[Any], name: object) -> Any:
+    first = values[0]
+    if all(map(_is_without_tensors, values)):
+        return [value[0] for value in values] if {*map(len, values)} == {1} else values
+    parts = _parts_of_all(values, _ONE_SHAPE, name)
+    if parts is not None:
+        columns = iter([_joined(column, _within(name, key)) for key, column in parts.items()])
+        return map_leaves(lambda _: next(columns), first, is_leaf=lambda inner: inner is not first)
+    values = list(map(_as_tensor, values))
+    shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
+    if not shapes:
+        return None if all(value is None for value in values) else values
+    for shape in shapes:
+        _check_row(shape, name)
+    _check_alike(values, _ONE_SHAPE, name)
+    return torch.cat(values) if shapes[0] else torch.stack(values)
+
+
+def _are_plain_alike(values: list[Any]) -> bool:
+    """Whether the values are lists or tuples of texts and numbers of the same types, as of token ids of one length."""
+    if not values or type(values[0]) not in (list, tuple) or not _PLAIN.issuperset(map(type, values[0])):
+        return False
+    return len({(type(value), *map(type, value)) for value in values}) == 1
+
+
+def _is_without_tensors(value: Any) -> bool:
+    return type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value))
+
+
+def _with_row(value: Any) -> Any:
+    """A value of a microbatch of one record, of which an array or a tensor without an axis becomes one with a row."""
+    value = _as_tensor(value)
+    return value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == 0 else value
+
+
+def _as_tensor(value: Any) -> Any:
+    """An array of numbers as a tensor; any other value as it is."""
+    _check_unmasked(value)
+    is_numeric = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMERIC
+    return torch.as_tensor(value) if is_numeric else value
+
+
+def _check_unmasked(value: Any) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("a record has masked values, which would be trained on; fill them, as by field.filled(0)")
+
+
+def _check_row(shape: tuple[int, ...], name: object) -> None:
+    """Check that a tensor which was made of one record has it on the first axis, or has no axis."""
+    if shape and shape[0] != 1:
+        raise ValueError(
+            f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
+            f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
+            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which gives what collate_fn "
+            "returns as it is"
+        )
+
+
+def _check_alike(values: list[Any], remedy: str, name: object) -> None:
+    """Check that values without parts have one type, and tensors or arrays one shape."""
+    for value in values:
+        _check_unmasked(value)
+    _check_one_type(values, name)
+    if values and isinstance(values[0], Tensor | np.ndarray):
+        _check_one_shape([tuple(value.shape) for value in values], remedy, name)
+
+
+def _check_one_type(values: list[Any], name: object) -> None:
+    if len(kinds := list(dict.fromkeys(map(_kind, values)))) > 1:
+        raise ValueError(
+            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: a microbatch has the type of its first "
+            "record. Bring them to one type"
+        )
+
+
+def _check_one_shape(shapes: Sequence[tuple[int, ...]], remedy: str, name: object) -> None:
+    if len(different := list(dict.fromkeys(shapes))) > 1:
+        what = "different shapes" if name is None else "another shape in some records"
+        raise ValueError(f"{_has(name)} {what}, such as {different[0]} and {different[1]}{remedy}")
+
+
+def _parts_of_all(values: list[Any], remedy: str, name: object) -> dict[Any, list[Any]] | None:
+    """By name, what the values of all records hold one level deeper; ``None`` where no value is a container.
+
+    Raises:
+        ValueError: they are not containers of one type with the same names in one order.
+    """
+    opened = [] if _WITHOUT_PARTS.issuperset(map(type, values)) else [_parts(value) for value in values]
+    held = [parts for parts in opened if parts is not None]
+    if not held:
+        return None
+    _check_one_type(values, name)
+    if isinstance(values[0], list):
+        _check_one_shape([(len(parts),) for parts in held], remedy, name)
+    names = [tuple(parts) for parts in held]
+    if (other := next((found for found in names if found != names[0]), None)) is not None:
+        if not (lacking := sorted(set(names[0]) ^ set(other), key=str)):
+            raise ValueError(f"{_has(name)} fields in another order in some records: bring them to one order")
+        raise ValueError(
+            f"some records have no field {_within(name, lacking[0])!r}, and others have: a microbatch has the fields "
+            "of its first record. Give all records the same fields"
+        )
+    return {key: [parts[key] for parts in held] for key in names[0]}
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """What a container holds, by name; ``None`` of a value that is none."""
+    if isinstance(value, PackedSequence):
+        raise ValueError(f"a PackedSequence holds positions and no rows of records{_ONE_SHAPE}")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    held, _ = tree_flatten(value, is_leaf=lambda inner: inner is not value)
+    return None if len(held) == 1 and held[0] is value else dict(enumerate(held))
+
+
+def _within(name: object, key: object) -> object:
+    return key if name is None else f"{name}.{key}"
+
+
+def _has(name: object) -> str:
+    return "the records have" if name is None else f"the field {name!r} has"
+
+
+def _kind(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} of {value.dtype}" if isinstance(value, Tensor | np.ndarray) else _ALIKE.get(kind, kind)
+
+
+Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
+
+_NOT_PADDED = (
+    ", and is none of those that are padded: name it among them if it is as long as its record, or bring it to one "
+    "shape by itself"
+)
+
+
+class PaddedBuckets:
+    """A data set of sequences: each is padded to the bucket of its own length, and a microbatch holds one bucket.
+
+    Padding to the longest record of a batch shows each record the length of another one. A model that averages over all
+    positions, or counts them, then gives every record another gradient when one long record joins the batch.
+
+    Args:
+        records: has ``len`` and indexing. A record is a sequence, or a tuple or dictionary of fields, some of them
+            sequences. A sequence is a tensor, an array or a list with its positions on the first axis, such as the
+            token ids of a text. ``PaddedBuckets`` whose other fields have lengths of their own, as a translation has,
+            are records too: a microbatch then holds one pair of buckets.
+        edges: the lengths of the buckets, ascending. A sequence is padded at its end to the smallest edge that holds
+            it; one longer than the last edge is cut to it. Choose them without looking at private lengths.
+        pad: the value that fills up a sequence. A number pads a record that is one sequence, or the first field of a
+            tuple. ``{"input_ids": 0, "attention_mask": 0}`` names the fields that are padded, ``{0: 0, 1: -100}`` does
+            so by their places in a tuple. All of them have the length of their record; other fields stay as they are.
+
+    Guarantee: the form in which a record is handed out is a function of that record and ``edges`` alone. The number of
+    microbatches and their shapes depend on private lengths; none is released.
+
+    Raises:
+        TypeError: ``records`` cannot be indexed, or the fields to pad are not named.
+        ValueError: ``edges`` are not ascending whole numbers from one on, or a record lacks a field, has fields of
+            different lengths, or differs from the first in the type or shape of a position.
+
+    >>> texts = PaddedBuckets([torch.tensor([5, 6]), torch.tensor([7, 8, 9])], edges=(2, 4))
+    >>> texts[0].tolist(), texts[1].tolist()
+    ([5, 6], [7, 8, 9, 0])
+    """
+
+    def __init__(self, records: Any, edges: Sequence[int], *, pad: float | Mapping[int | str, float] = 0) -> None:
+        if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+            raise TypeError(f"a {type(records).__name__} has no length and index, so its records cannot be padded")
+        self.edges = tuple(edges)
+        if not self.edges or any(type(edge) is not int for edge in self.edges) or self.edges[0] < 1:
+            raise ValueError(f"expected whole numbers of at least one as edges, got {self.edges}")
+        if list(self.edges) != sorted(set(self.edges)):
+            raise ValueError(f"expected ascending edges, each once, got {self.edges}")
+        self._records = records
+        self._pad = pad
+        lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
+        self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
+        # The bucket of each record: the number of its edge, or of its pair of edges.
+        self.buckets = self._edge_of
+        if isinstance(records, PaddedBuckets):
+            self.buckets = records.buckets * len(self.edges) + self._edge_of
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Any:
+        """The record with this index, padded to the bucket of its own length."""
+        record, edge = self._records[index], self.edges[self._edge_of[index]]
+        padded = {
+            name: _padded(sequence, edge, fill) for name, (sequence, fill) in self._sequences(index, record).items()
+        }
+        if isinstance(record, Mapping):
+            return dict(record) | padded
+        if isinstance(record, tuple):
+            return tuple(padded.get(place, value) for place, value in enumerate(record))
+        return padded[None]
+
+    @property
+    def known_by(self) -> Any:
+        """The records, by which a resumed run recognises the data set."""
+        return self._records
+
+    def collate(self, at: np.ndarray) -> Any:
+        """The records with these indices as one microbatch; all of them are of one bucket.
+
+        Raises:
+            ValueError: a field that is not padded has another shape in some record, or records differ in their fields.
+        """
+        return collated([self[index] for index in at.tolist()], _NOT_PADDED)
+
+    def _lengths(self) -> Iterator[int]:
+        """The length of each record, checked to have the same fields as the first record."""
+        first: dict[Name, tuple[Any, ...]] = {}
+        for index in range(len(self._records)):
+            sequences = {name: one for name, (one, _) in self._sequences(index, self._records[index]).items()}
+            found = {name: (sequence.dtype, *sequence.shape[1:]) for name, sequence in sequences.items()}
+            first = first or found
+            if found != first:
+                raise ValueError(f"the positions of record {index} have types and shapes {found}, not {first}")
+            lengths = {name: len(sequence) for name, sequence in sequences.items()}
+            if len(set(lengths.values())) != 1:
+                raise ValueError(f"the padded fields of record {index} differ in length: {lengths}")
+            yield next(iter(lengths.values()))
+
+    def _sequences(self, index: int, record: Any) -> dict[Name, tuple[Tensor, float]]:
+        """By name, each field of this record that is a sequence, and what fills it up."""
+        fields: Mapping[Any, Any] = {None: record}
+        if isinstance(record, Mapping | tuple):
+            fields = record if isinstance(record, Mapping) else dict(enumerate(record))
+        if isinstance(self._pad, Mapping):
+            fills: Mapping[Any, float] = self._pad
+        elif isinstance(record, Mapping):
+            raise TypeError(
+                f"name the fields of record {index} that are padded, such as "
+                f'pad={{"input_ids": 0, "attention_mask": 0}}; it has {", ".join(map(str, record))}'
+            )
+        else:
+            fills = {next(iter(fields), 0): self._pad}
+        if missing := [name for name in fills if name not in fields]:
+            raise ValueError(f"record {index} has no field {missing[0]!r}, which is to be padded")
+        return {name: (_sequence(fields[name]), fill) for name, fill in fills.items()}
+
+
+def _sequence(value: Any) -> Tensor:
+    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids.
+
+    Raises:
+        ValueError: it has no first axis.
+    """
+    tensor = torch.empty(0, dtype=torch.int64) if isinstance(value, list) and not value else torch.as_tensor(value)
+    if not tensor.dim():
+        raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")
+    return tensor
+
+
+def _padded(sequence: Tensor, edge: int, fill: float) -> Tensor:
+    """The sequence cut or filled up to ``edge`` positions."""
+    padded = sequence.new_full((edge, *sequence.shape[1:]), fill)
+    padded[: len(sequence)] = sequence[:edge]
+    return padded

@@ -1,0 +1,523 @@
+"""Loading of records: how a data set's records become one microbatch, and microbatches are fetched ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import islice
+from mmap import ALLOCATIONGRANULARITY
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from noisette.core.batches import Batch, Records
+from noisette.core.state import generator_apart, seed_worker_secretly
+from noisette.core.trees import map_leaves, tensors
+from noisette.errors import PrivacyError
+from noisette.ranks import Alone, AnyRanks
+from noisette.run.collation import PaddedBuckets, collated, joined
+
+Gather = Callable[[np.ndarray], Any]  # indices of records -> one microbatch
+Collate = Callable[[list[Any]], Any]  # a list of one record -> a microbatch of this record
+
+
+class OwnRecords:
+    """The part of a data set that this process holds, where each of several processes holds another part.
+
+    Every process draws the same batch of all records, and loads the records of it that it holds.
+
+    Args:
+        dataset: the records of this process, in any form that :func:`noisette.privatize` takes.
+        first: the place of its first record among all of them.
+        of: the number of records of all processes together. It is as private as the length of a data set: nothing
+            public is computed from it.
+
+    Guarantee: none by itself. That of the run holds where each record is held by one process, at the place that
+    ``first`` tells: parts that overlap count records twice.
+
+    Raises:
+        TypeError, ValueError: the numbers are not whole, or this part ends beyond all records.
+
+    >>> OwnRecords(torch.zeros(3, 2), first=4, of=10)
+    OwnRecords(first=4)
+    """
+
+    def __init__(self, dataset: Any, *, first: int, of: int) -> None:
+        for name, value in (("first", first), ("of", of)):
+            if type(value) is not int:
+                raise TypeError(f"expected {name} to be a whole number, got a {type(value).__name__}")
+        self._dataset = dataset
+        self._records = records_of(dataset)
+        if first < 0 or first + self._records.size > of:
+            raise ValueError(
+                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the "
+                "place of the first record that this process holds, and of, the number of records of all processes"
+            )
+        self._of = of
+        self._own = range(first, first + self._records.size)
+
+    def __repr__(self) -> str:
+        return f"OwnRecords(first={self._own.start})"
+
+    @property
+    def known_by(self) -> Any:
+        """The number of all records: a resumed run may divide them among another number of processes."""
+        return np.array([self._of])
+
+    def records(self, collate_fn: Collate | None) -> Records:
+        """How they are drawn and loaded."""
+        return replace(records_of(self._dataset, collate_fn), size=self._of, own=self._own)
+
+
+def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
+    """How the records of a data set are loaded.
+
+    Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
+    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Of any other data set with
+    ``len`` and indexing, such as a list of records, each record is fetched alone. ``collate_fn``, if it is given,
+    collates each one alone as well, and the results are joined by their rows.
+
+    Guarantee: no code of the data set's or the caller's sees two records at once.
+
+    Raises:
+        TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it; a column is no tensor or
+            array; or there is a ``collate_fn`` for columns, which have no records to collate.
+        ValueError: its columns differ in length, or a list may stand for records or for columns.
+    """
+    if isinstance(dataset, OwnRecords):
+        return dataset.records(collate_fn)
+    if collate_fn is default_collate:
+        collate_fn = None
+    if isinstance(dataset, PaddedBuckets):
+        padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
+        return Records(len(dataset), padded, dataset.buckets)
+    if isinstance(dataset, TensorDataset) and collate_fn is None and _gives_rows(type(dataset)):
+        dataset = dataset.tensors
+    columns = _columns_of(dataset)
+    if columns is None:
+        _check_records(dataset)
+        return Records(len(dataset), EachAlone(dataset, collate_fn))
+    if collate_fn is not None:
+        raise TypeError(
+            "collate_fn makes a microbatch of records, and these are columns: give a list of records, a TensorDataset, "
+            "or another data set with __len__ and __getitem__"
+        )
+    if any(isinstance(column, np.ma.MaskedArray) for column in columns):
+        raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
+    if len(lengths := {len(column) for column in columns}) != 1:
+        raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
+    return Records(lengths.pop(), Rows(dataset))
+
+
+def each_record(dataset: Any) -> Iterator[Any]:
+    """The records one by one; of columns, the rows, each in the form of the data set.
+
+    Raises:
+        TypeError: other processes hold some of them.
+    """
+    if isinstance(dataset, OwnRecords):
+        raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
+    if isinstance(dataset, Mapping):
+        columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
+        yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))
+    elif isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
+        yield from zip(*map(torch.as_tensor, dataset), strict=True)
+    else:
+        yield from (dataset[i] for i in range(records_of(dataset).size))
+
+
+def _gives_rows(kind: type[Any]) -> bool:
+    """Whether a kind of ``TensorDataset`` gives the rows of its tensors, and no code of its own changes them."""
+    own = "__getitem__", "__getitems__", "__len__"
+    return all(getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own)
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Tensor | np.ndarray) for value in values)
+
+
+def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
+    """The columns of a data set that has its records in columns.
+
+    Raises:
+        TypeError: a dictionary holds something else.
+    """
+    if isinstance(dataset, Tensor | np.ndarray):
+        return [dataset]
+    if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
+        return list(dataset)
+    if not isinstance(dataset, Mapping):
+        return None
+    for name, column in dataset.items():
+        if not isinstance(column, Tensor | np.ndarray):
+            raise TypeError(
+                f"{name!r} of the data set is a {type(column).__name__}, not a column: give tensors or arrays by name, "
+                "or of several data sets (a DatasetDict) the one to train on"
+            )
+    return list(dataset.values())
+
+
+def _check_records(dataset: Any) -> None:
+    """Check that a data set without columns is indexed by record.
+
+    Raises:
+        TypeError: it has no length or index by record.
+        ValueError: it is a list of tensors that differ in type or shape and are fewer than their common length, which
+            look like columns: records of one data set have positions of one type and shape.
+    """
+    if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
+        raise TypeError(
+            "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
+            "(x, torch.tensor(y)), or a list of records"
+        )
+    is_indexable = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+    # A table of pandas is indexed by column.
+    if isinstance(dataset, IterableDataset) or not is_indexable or hasattr(dataset, "iloc"):
+        raise TypeError(
+            f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
+            "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
+        )
+    if not isinstance(dataset, list) or not _are_tensors(dataset):
+        return
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in dataset}
+    kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in dataset}
+    if len(kinds) > 1 and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
+        raise ValueError(
+            f"a list of {len(dataset)} tensors of {rows} rows may mean {len(dataset)} records or {rows}: a list is a "
+            "list of records; give columns as a tuple, (x, y)"
+        )
+
+
+class EachAlone:
+    """Gathers records of a data set that is indexed by record: each is fetched, and by ``collate`` collated, alone."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __call__(self, at: np.ndarray) -> Any:
+        records = [record(self._dataset, index) for index in at.tolist()]
+        return collated(records) if self._collate is None else joined([self._collate([one]) for one in records])
+
+
+def record(dataset: Any, index: int) -> Any:
+    """One record, as the loader of torch fetches it for a batch of one.
+
+    Raises:
+        ValueError: the data set makes none or several of it.
+    """
+    if not hasattr(dataset, "__getitems__"):
+        return dataset[index]
+    found = dataset.__getitems__([index])
+    if len(found) != 1:
+        raise ValueError(
+            f"the data set makes {len(found)} records of the one with index {index}: make one of each, or prepare the "
+            "data set beforehand, as by its map()"
+        )
+    return found[0]
+
+
+class Rows:
+    """Gathers rows of one column, or of each column of a tuple or a dictionary, and calls no code of the user."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = dict(columns) if isinstance(columns, Mapping) else columns
+
+    def __getstate__(self) -> Any:
+        return _each(self._columns, _place_in_file)  # a process that loads records maps the file itself
+
+    def __setstate__(self, columns: Any) -> None:
+        self._columns = _each(columns, lambda column: column() if isinstance(column, partial) else column)
+
+    def __call__(self, at: np.ndarray) -> Any:
+        return _each(self._columns, lambda column: _rows(column, at))
+
+
+def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(columns, dict):
+        return {name: change(column) for name, column in columns.items()}
+    return tuple(map(change, columns)) if isinstance(columns, tuple) else change(columns)
+
+
+def _rows(column: Any, at: np.ndarray) -> Tensor:
+    if isinstance(column, np.ndarray):
+        return torch.as_tensor(np.asarray(column)[at])
+    return column[torch.as_tensor(at, device=column.device)]
+
+
+def _mapped(
+    path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """The array that lies in a file from this byte on, mapped read-only."""
+    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    content = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(reach,))
+    return np.ndarray(shape, dtype, content, strides=strides)
+
+
+def _place_in_file(array: Any) -> Any:
+    """What maps this array once more, if it is mapped from a file and shows what is there; otherwise the array."""
+    mapped: Any = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
+    if (
+        mapped is None
+        or array.filename is None
+        or array.mode == "c"
+        or not array.size
+        or min(array.strides, default=0) < 0
+    ):
+        return array
+    array.flush()
+    # A view has the offset of the array that was mapped, and the mapping begins at a whole number of pages before it.
+    mapping = array.offset - array.offset % ALLOCATIONGRANULARITY
+    begins = array.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    return partial(_mapped, str(array.filename), mapping + begins, array.dtype, array.shape, array.strides)
+
+
+Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
+
+
+class Thread:
+    """One thread of this process, or where nothing is loaded ahead, that of the caller."""
+
+    def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
+        self._gather = gather
+        self._ahead = ahead
+        self._to = to
+        self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
+
+    def microbatches(self, parts: Parts) -> Iterator[Any]:
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
+        begun = list(islice(parts, 1 + self._ahead))
+        if len(begun) == 1:  # there is nothing to do meanwhile
+            yield _arrived(self._sent(begun[0]))
+            yield from (_arrived(self._sent(part)) for part in parts)
+            return
+        asked = deque(self._helper.submit(self._sent, part) for part in begun)
+        while asked:
+            yield _arrived(asked.popleft().result())
+            asked.extend(self._helper.submit(self._sent, part) for part in islice(parts, 1))
+
+    def close(self) -> None:
+        """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
+
+    def _sent(self, part: np.ndarray) -> _Sent:
+        return _Sent(self._gather(part), self._to)
+
+
+class Processes:
+    """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
+
+    Guarantee: they get how records are gathered, and indices; never the key.
+
+    Raises:
+        RuntimeError: a process died.
+    """
+
+    def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:
+        self._plan = _Plan()
+        self._to = to
+        self._loader = DataLoader(
+            WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
+            batch_sampler=self._plan,  # pyright: ignore[reportArgumentType]
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=to is not None and to.type == "cuda",
+            prefetch_factor=ahead,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+            # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
+            # generator, which is saved and goes on, it would show.
+            generator=generator_apart(),
+            worker_init_fn=seed_worker_secretly,
+        )
+
+    def microbatches(self, parts: Parts) -> Iterator[Any]:
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
+        self._plan.parts = parts
+        try:
+            for microbatch in self._loader:
+                yield _arrived(_Sent(microbatch, self._to))
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error):
+                raise
+            raise RuntimeError(
+                "a process that loads records died, perhaps for want of memory (of shared memory in a container). "
+                "The step is not released, and stays paid for until the run is closed. Close the run and resume it "
+                "from its checkpoint, with fewer workers or batches(workers=0)"
+            ) from error
+
+    def close(self) -> None:
+        if (running := self._loader._iterator) is not None:
+            running._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
+            self._loader._iterator = None
+
+
+class Fetch:
+    """Hands out the microbatch that is asked for, from a plan that is made anew when something else comes.
+
+    A new size of microbatches, or the same examples in halves after memory ran out, ends a plan: what was fetched ahead
+    is dropped.
+    """
+
+    def __init__(self, source: Thread | Processes) -> None:
+        self._source = source
+        self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
+        self._arriving: Iterator[Any] = iter(())
+
+    def __call__(self, part: np.ndarray, plan: Callable[[], Parts]) -> Any:
+        """The microbatch with these indices.
+
+        Args:
+            part: the indices.
+            plan: makes the parts from this one on, of this batch and of those that may be drawn ahead.
+        """
+        if not self._planned or not np.array_equal(self._planned[0], part):
+            self._arriving = self._source.microbatches(self._noted(plan()))
+        try:
+            microbatch = next(self._arriving)
+        except BaseException:
+            self._planned.clear()  # whoever asks again begins anew
+            raise
+        self._planned.popleft()
+        return microbatch
+
+    def close(self) -> None:
+        """End the thread or the processes."""
+        self._arriving = iter(())
+        self._source.close()
+
+    def _noted(self, parts: Parts) -> Parts:
+        planned = self._planned = deque()  # a plan that was left notes nothing in that of its successor
+        for part in parts:
+            planned.append(part)
+            yield part
+
+
+def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
+    """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it.
+
+    Raises:
+        TypeError, ValueError: a number is not a whole number of at least 0, or processes have nothing to load ahead.
+    """
+    for name, number in (("workers", workers), ("ahead", ahead)):
+        if type(number) is not int:
+            raise TypeError(f"expected {name} to be a whole number, got a {type(number).__name__}")
+        if number < 0:
+            raise ValueError(f"expected {name} to be at least 0, got {number}")
+    device = None if to is None else torch.device(to)
+    if not workers:
+        # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.
+        return Fetch(Thread(gather, ahead if isinstance(gather, Rows) else 0, device))
+    if not ahead:
+        raise ValueError("processes load ahead: expected ahead to be at least 1 with workers, got 0")
+    return Fetch(Processes(gather, workers, ahead, device))
+
+
+class WorkerRecords:
+    """What a loading process gets: how records are gathered."""
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+
+    def __getitems__(self, at: list[int]) -> Any:
+        return self._gather(np.asarray(at, dtype=np.int64))
+
+
+class _Plan:
+    """The microbatches that a ``DataLoader`` asks for."""
+
+    def __init__(self) -> None:
+        self.parts: Parts = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (part.tolist() for part in self.parts)
+
+
+def _as_it_is(microbatch: Any) -> Any:
+    return microbatch
+
+
+class _Sent:
+    """A microbatch on its way to a device, on a stream of its own; without a device it is where it is."""
+
+    def __init__(self, microbatch: Any, to: torch.device | None) -> None:
+        self.copy = microbatch
+        self.done: Any = None  # the event after the copy
+        if to is not None and to.type == "cuda":
+            # Is kept until the copy is waited for.
+            self.pinned = _with_tensors(microbatch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+            with torch.cuda.stream(stream := _side_stream(to)):
+                self.copy = _with_tensors(self.pinned, lambda tensor: tensor.to(to, non_blocking=True))
+                self.done = stream.record_event()
+        elif to is not None:
+            self.copy = _with_tensors(microbatch, lambda tensor: tensor.to(to, non_blocking=True))
+
+
+def _with_tensors(microbatch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, microbatch)
+
+
+def _arrived(sent: _Sent) -> Any:
+    """The copy, for use on the current stream."""
+    if sent.done is not None:
+        for tensor in tensors(sent.copy):
+            current = torch.cuda.current_stream(tensor.device)
+            current.wait_event(sent.done)
+            tensor.record_stream(current)  # its memory is not given out again before the stream is done with it
+    return sent.copy
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@dataclass(repr=False)
+class JointBatch(Batch):
+    """A rank's part of a batch. Where it has fewer microbatches than another rank, blank ones follow.
+
+    How many microbatches a rank has is private, but the calls of a sharded model need all ranks. A blank microbatch has
+    the shape of a record and holds zeros, and nothing of it is added to any sum.
+    """
+
+    ranks: AnyRanks = field(default_factory=Alone)
+
+    def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
+        """As of a :class:`Batch`, and as many on all ranks."""
+        own = super().microbatches(size)
+        while True:
+            microbatch = next(own, None)
+            if not self.ranks.largest("a microbatch", {"left": microbatch is not None})["left"]:
+                return
+            if microbatch is not None:
+                yield microbatch
+                continue
+            self.is_blank, self.current = True, 1
+            yield blank(self.records)
+            if self.current is not None:
+                raise PrivacyError(
+                    "a microbatch was not given to run.accumulate(): the ranks of a sharded model take each one "
+                    "together, also where a rank has no examples left and gets a blank one"
+                )
+            self.is_blank = False
+
+
+def blank(records: Records) -> Any:
+    """A microbatch of one record with zeros in place of its values.
+
+    Raises:
+        PrivacyError: this rank has no record whose shape it could take.
+    """
+    if not (records.size if records.own is None else len(records.own)):
+        raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
+    return tree_map(_zeros, records.gather(np.arange(1)))
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else value

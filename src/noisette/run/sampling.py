@@ -1,0 +1,365 @@
+"""Sampling schemes: which records a step sees, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from noisette import errors as checks
+from noisette.accounting.events import (
+    BallsInBinsGaussian,
+    BandedGaussian,
+    Parts,
+    PoissonGaussian,
+    StepRelease,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
+from noisette.core.batches import PoissonSampler, drawn_records
+from noisette.core.noise import SecretKey
+from noisette.core.steps import Sampler
+from noisette.errors import PrivacyError
+from noisette.run.users import KeptRecordsSampler, UserRecords, Users, UserSampler
+
+
+@dataclass(frozen=True)
+class BallsInBinsSampler:
+    """In each pass, every record chooses one of ``bins`` batches, uniformly and independently of all others.
+
+    Args:
+        size: number of records.
+        bins: number of batches in a pass.
+        key: the secret key.
+        first_step: the step with which the first pass begins: that of a resumed run is the first of a new pass.
+
+    Guarantee: a choice is independent across records and passes, from 64 bits of the secret key's keystream each.
+    Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
+
+    >>> sampler = BallsInBinsSampler(size=1000, bins=4, key=SecretKey())
+    >>> sum(len(sampler.indices(step=step)) for step in range(4))
+    1000
+    """
+
+    size: int
+    bins: int
+    key: SecretKey
+    first_step: int = 0
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none."""
+        passed, own = divmod(step - self.first_step, self.bins)
+        start, end = (place * 2**64 // self.bins for place in (own, own + 1))
+        # A record has one word in each pass; the words of a pass are in the stream of the pass's number.
+        return drawn_records(self.size, self.key, purpose="bins", step=passed, low=start, width=end - start)
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonSampler:
+    """Draws a Poisson batch; of one with more than ``largest_batch`` records, a random subset of that size.
+
+    Guarantee: given the records of the Poisson batch, every subset of that size is equally likely, up to the
+    probability of equal words among 64-bit words of the secret key's keystream, of which each record has one.
+
+    Raises:
+        PrivacyError: there are more records than the declared ``most_records``, for which the truncation is paid.
+    """
+
+    size: int
+    sampling_rate: float
+    largest_batch: int
+    most_records: int
+    key: SecretKey
+
+    def __post_init__(self) -> None:
+        if self.size > self.most_records:
+            raise PrivacyError(
+                f"the data set has {self.size} records, but truncated batches are paid for at most "
+                f"most_records={self.most_records}: how often a batch is cut depends on it. Declare a larger number"
+            )
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none, and at most ``largest_batch``."""
+        drawn = PoissonSampler(self.size, self.sampling_rate, self.key).indices(step=step)
+        if len(drawn) <= self.largest_batch:
+            return drawn
+        words = np.empty(len(drawn), dtype=np.uint64)
+        self.key.fill(words, purpose="truncation", name="", step=step)
+        return np.sort(drawn[np.argpartition(words, self.largest_batch)[: self.largest_batch]])
+
+
+_CHUNK = 2**20  # records whose group is drawn at once
+
+
+@dataclass(frozen=True)
+class CyclicPoissonSampler:
+    """Step t draws a Poisson batch of the records of group t modulo ``bands``, counted from the first step.
+
+    Each record's group is drawn once, uniformly and independently of all others, so a record that is added or removed
+    changes no other one's group. Given its group, a record is in a batch of every ``bands``-th step with probability
+    ``rate``, independently of all other records and steps.
+
+    Args:
+        size: number of records.
+        rate: probability that a record of a step's group is in its batch.
+        bands: number of groups.
+        key: the secret key.
+        first_step: the step that takes the first group: that of a resumed run, which draws new groups.
+
+    Guarantee: a record is in at most one of ``bands`` consecutive batches.
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", algorithm 2 (sampling); groups drawn
+    at random instead of groups of equal sizes, because those would depend on the number of records.
+
+    >>> sampler = CyclicPoissonSampler(size=1000, rate=1.0, bands=4, key=SecretKey())
+    >>> sum(len(sampler.indices(step=step)) for step in range(4))
+    1000
+    """
+
+    size: int
+    rate: float
+    bands: int
+    key: SecretKey
+    first_step: int = 0
+    _groups: np.ndarray = field(init=False, repr=False, compare=False)  # of each record
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_groups", _groups(self.size, self.bands, self.key))
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none."""
+        # Drawn among all records and then sorted out, so that each record's draws are its own.
+        drawn = PoissonSampler(self.size, self.rate, self.key).indices(step=step)
+        return drawn[self._groups[drawn] == (step - self.first_step) % self.bands]
+
+
+def _groups(size: int, bands: int, key: SecretKey) -> np.ndarray:
+    """The group of each record: the interval in which its word of 64 bits lies."""
+    ends = np.array([end * 2**64 // bands for end in range(1, bands)], dtype=np.uint64)  # the first word of the next
+    found = np.empty(size, dtype=np.min_scalar_type(bands - 1))
+    for start in range(0, size, _CHUNK):
+        words = np.empty(min(_CHUNK, size - start), dtype=np.uint64)
+        key.fill(words, purpose="groups", name="", step=0, start=start)
+        found[start : start + len(words)] = np.searchsorted(ends, words, side="right")
+    return found
+
+
+ReleaseOf: TypeAlias = Callable[[float], StepRelease]
+"""The release of one step with a given noise multiplier."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record enters each batch independently; batches differ in size, and the cost is the lowest known."""
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts."""
+        return lambda noise: PoissonGaussian(sampling_rate, noise, parts)
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """Poisson batches of at most a fixed size, for shapes that are known beforehand.
+
+    A batch with more than ``largest_batch`` records is replaced by a random subset of that size. The cost is a little
+    above that of Poisson batches where that is rare.
+
+    Args:
+        largest_batch: the most records of a batch. Five standard deviations above the expected batch size, each its
+            square root, cost next to nothing.
+        most_records: the most records that the data set may have; the declared ``public_size`` unless given. A data
+            set with more is refused.
+
+    Raises:
+        TypeError, ValueError: a number is not a whole number of at least 1.
+
+    >>> TruncatedPoisson(largest_batch=160).release(0.01, 10_000, ())(1.0)
+    TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.0, largest_batch=160, most_records=10000)
+    """
+
+    largest_batch: int
+    most_records: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.all_of(
+            lambda: checks.count(largest_batch=self.largest_batch),
+            lambda: self.most_records is None or checks.count(most_records=self.most_records),
+        )
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts.
+
+        Raises:
+            ValueError: neither ``most_records`` nor ``public_size`` was declared.
+        """
+        most = public_size if self.most_records is None else self.most_records
+        if most is None:
+            raise ValueError(
+                "truncated batches need the most records that the data set may have: declare public_size, or "
+                "TruncatedPoisson(largest_batch, most_records)"
+            )
+        return lambda noise: TruncatedPoissonGaussian(sampling_rate, noise, self.largest_batch, most, parts)
+
+
+@dataclass(frozen=True)
+class BallsInBins:
+    """Passes over the data in which each record enters exactly one batch, drawn at random.
+
+    Args:
+        bins: the batches of one pass; as many as the sampling rate asks for, rounded up, unless given.
+
+    Raises:
+        TypeError, ValueError: ``bins`` is not a whole number of at least 1.
+
+    >>> BallsInBins().release(0.01, 10_000, ())(1.0)
+    BallsInBinsGaussian(bins=100, noise_multiplier=1.0)
+    """
+
+    bins: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bins is not None:
+            checks.count(bins=self.bins)
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate, if it decides the number of bins, and with these parts."""
+        rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
+        bins = rounded_up if self.bins is None else self.bins
+        return lambda noise: BallsInBinsGaussian(bins, noise, parts)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Batches of groups of records in turn, with noise that later steps partly take back: less noise on the weights.
+
+    Banded matrix factorisation. Each record belongs to one of ``bands`` groups, and step t draws a Poisson batch of
+    group t modulo ``bands``, of the same expected size as otherwise. The noise of a step is correlated with that of
+    the ``bands`` - 1 steps before, so that its sum over the steps, which is what the weights keep, is smaller; as many
+    noises are kept in memory, each as large as the trained parameters.
+
+    Args:
+        bands: the groups, and the steps over which noise is correlated: at least 1, which is :class:`Poisson`. More
+            bands take back more noise and amplify less; ``bands * sampling_rate`` is at most 1.
+
+    Raises:
+        TypeError, ValueError: ``bands`` is not a whole number of at least 1.
+
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to private
+    training".
+
+    >>> CyclicPoisson(bands=8).release(0.01, None, ())(1.0)
+    BandedGaussian(sampling_rate=0.01, noise_multiplier=1.0, bands=8)
+    """
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        checks.count(bands=self.bands)
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts.
+
+        Raises:
+            ValueError: there are so many groups that none is large enough for a batch.
+        """
+        BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate
+        return lambda noise: BandedGaussian(sampling_rate, noise, self.bands, parts)
+
+
+Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins | CyclicPoisson
+"""A way to draw the batches of a run."""
+
+
+def releases(
+    sampling: Sampling,
+    users: Users | None,
+    sampling_rate: float,
+    *,
+    expected_batch_size: float,
+    public_size: int | None,
+    parts: Parts,
+) -> Sequence[ReleaseOf]:
+    """The releases that a step may make with these parts, as declared: one, or with users of records and of users.
+
+    Raises:
+        TypeError: ``sampling`` or ``users`` is of another kind.
+        ValueError: a number is missing or contradicts another.
+    """
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            "expected sampling to be Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..), got "
+            f"{sampling!r}"
+        )
+    if users is None:
+        return [sampling.release(sampling_rate, public_size, parts)]
+    _check_users(users)
+    if not isinstance(sampling, Poisson):
+        raise ValueError(f"with users batches are Poisson, because no privacy cost is known of users in {sampling!r}")
+    rates = {users.most_records: sampling_rate}
+    if users.public_users is not None:
+        if public_size is not None:  # of which at most so many are kept
+            kept = min(public_size, users.most_records * users.public_users)
+            rates[users.most_records] = expected_batch_size / kept
+        rates[1] = expected_batch_size / users.public_users
+    possible = [(records, rate) for records, rate in rates.items() if rate <= 1]
+    if not possible:
+        raise ValueError(
+            f"{users.public_users} users with at most {users.most_records} records each do not give "
+            f"{expected_batch_size} records for a batch; declare a smaller expected_batch_size"
+        )
+    return [
+        lambda noise, records=records, rate=rate: UserLevel(PoissonGaussian(rate, noise, parts), records)
+        for records, rate in possible
+    ]
+
+
+def _check_users(users: Users) -> None:
+    if not isinstance(users, Users):
+        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
+
+
+def user_records(
+    event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
+) -> UserRecords | None:
+    """The records by their users, where the release of a step has a guarantee for users.
+
+    Raises:
+        TypeError, ValueError: the ids are not those of the records.
+        PrivacyError: the event has a guarantee for users and none were given, or they may have more records than it.
+    """
+    if not isinstance(event, UserLevel):
+        if users is not None:
+            raise PrivacyError(f"the run has a guarantee to {event.relation}, not for users; leave users out")
+        return None
+    if users is None:
+        raise PrivacyError("the run has a guarantee for users; give it users=Users(ids, most_records)")
+    _check_users(users)
+    if event.records not in (1, users.most_records):  # at 1, users are sampled, however many records they keep
+        raise PrivacyError(
+            f"the run is paid for {event.records} records of each user, not for most_records={users.most_records}; "
+            f"give it Users(ids, most_records={event.records})"
+        )
+    return UserRecords(users.numbers(dataset, size), users.most_records, key)
+
+
+def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int, users: UserRecords | None) -> Sampler:
+    """The sampler whose batches of ``size`` records the release of a step describes, from ``first_step`` on.
+
+    Raises:
+        PrivacyError: there are more records than the event is paid for.
+    """
+    match event:
+        case PoissonGaussian():
+            return PoissonSampler(size, event.sampling_rate, key)
+        case TruncatedPoissonGaussian():
+            return TruncatedPoissonSampler(size, event.sampling_rate, event.largest_batch, event.most_records, key)
+        case BallsInBinsGaussian():
+            return BallsInBinsSampler(size, event.bins, key, first_step)
+        case BandedGaussian():
+            return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
+        case UserLevel():
+            assert users is not None, "grouped by user_records"
+            by_users = UserSampler if event.records == 1 else KeptRecordsSampler
+            return by_users(users, event.sampling_rate, key)

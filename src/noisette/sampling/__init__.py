@@ -1,1 +1,0 @@
-"""Which records a step sees: Poisson batches in microbatches, and how records are loaded."""

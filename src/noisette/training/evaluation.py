@@ -1,0 +1,221 @@
+"""How a trained model is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from noisette.data import DataSet, Split
+from noisette.data.target import Target
+from noisette.lipschitz.certified_radius import certified_accuracy, certify
+from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.models import FixedFeatures
+from noisette.run.private import PrivateRun
+from noisette.training.recipe import Recipe
+
+_AT_ONCE = 100
+
+
+class Examples(TensorDataset):
+    """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
+
+    With ``views`` they are the features of these views of each image, (n, views, ...).
+
+    On another machine the features are rounded differently, so a resumed run recognises its records by the split.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        fixed: nn.Module | None,
+        device: torch.device,
+        views: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
+        super().__init__(inputs.to(device) if fixed is None else features_of(inputs, fixed, device, views), targets)
+        self.known_by = (split.inputs, split.targets)
+
+
+@torch.no_grad()
+def features_of(
+    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """The fixed features of inputs (n, ...), or of their views, with which they have one axis more."""
+
+    def of(part: Tensor) -> Tensor:
+        if views is None:
+            return fixed(part.to(device))
+        made = views(part.to(device))
+        return fixed(made.flatten(0, 1)).unflatten(0, made.shape[:2])
+
+    shape = of(inputs.new_zeros((1, *inputs.shape[1:]))).shape[1:]
+    features = torch.empty(len(inputs), *shape, device=device)
+    pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
+    for place, part in pairs:
+        place.copy_(of(part))
+    return features
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """Predicted classes of the test examples.
+
+    accuracy: the share that is right.
+    base_rate: the share of the most frequent class, which is the accuracy of always predicting it.
+    macro_accuracy: the mean over the classes of the share that is right in each.
+    auc: the area under the curve of true against false positive rates; of more than two classes the mean over each
+        against the others. ``None`` if the test examples are all of one class.
+    confusion: for each class, how many of its examples were predicted as each class.
+    """
+
+    accuracy: float
+    base_rate: float
+    macro_accuracy: float
+    auc: float | None
+    confusion: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class NumberFigures:
+    """Predicted numbers of the test examples, in the unit of the target.
+
+    rmse, mae: the root of the mean squared error, and the mean absolute error.
+    base_rmse, base_mae: those of the best constant, which are the mean and the median of the test examples.
+    """
+
+    rmse: float
+    mae: float
+    base_rmse: float
+    base_mae: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any.
+
+    ``step`` counts the steps that epsilon covers, whether they moved the weights or were lost when a process crashed.
+    """
+
+    step: int
+    epsilon: float
+    test_accuracy: float | None
+    test_rmse: float | None = None  # of a predicted number instead, in its unit
+
+
+@dataclass
+class Outcome:
+    """A finished or interrupted run."""
+
+    recipe: Recipe
+    data: DataSet
+    model: nn.Module
+    run: PrivateRun
+    points: list[Point] = field(default_factory=list)
+    seconds: float = 0.0  # for calibration, training and evaluation
+    interrupted: bool = False
+    resumed: int = 0  # how many times
+    public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
+    test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
+    certified: list[tuple[float, float]] = field(default_factory=list)  # radii, and the certified test accuracy at each
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained scalars."""
+        return sum(p.numel() for p in self.run.bound.parameters.values())
+
+    @property
+    def epsilon(self) -> float:
+        """The privacy cost of the whole run at the recipe's delta."""
+        return self.run.epsilon(delta=self.recipe.privacy.delta)
+
+
+Watch = Callable[[PrivateRun, Point], None]
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Tensor, *, at_once: int) -> np.ndarray:
+    """The scores of a model in evaluation, (n, classes); ``at_once`` examples are in memory at once."""
+    with in_evaluation(model):
+        return torch.cat([model(part).float().cpu() for part in inputs.split(at_once)]).numpy()
+
+
+def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
+    """The figures for scores (n, classes) and classes (n,).
+
+    >>> figures = class_figures(np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1]))
+    >>> figures.confusion, round(figures.accuracy, 3), figures.macro_accuracy, figures.auc
+    (((1, 0), (1, 1)), 0.667, 0.75, 0.5)
+    """
+    from sklearn.metrics import confusion_matrix, roc_auc_score
+
+    classes = scores.shape[1]
+    table = confusion_matrix(targets, scores.argmax(1), labels=range(classes))
+    sizes, right = table.sum(1), table.diagonal()
+    present = np.flatnonzero(sizes)
+    auc = None
+    if len(present) > 1 and np.isfinite(scores).all():
+        chosen = present if classes > 2 else [1]
+        shares = _softmax(scores)
+        auc = float(np.mean([roc_auc_score(targets == k, shares[:, k]) for k in chosen]))
+    return ClassFigures(
+        accuracy=float(right.sum() / sizes.sum()),
+        base_rate=float(sizes.max() / sizes.sum()),
+        macro_accuracy=float(np.mean(right[present] / sizes[present])),
+        auc=auc,
+        confusion=tuple(tuple(row) for row in table.tolist()),
+    )
+
+
+def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target) -> NumberFigures:
+    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1.
+
+    >>> figures = number_figures(np.array([[0.0], [0.5]]), np.array([0.0, 1.0]), Target(0, 100, "EUR"))
+    >>> figures.mae, figures.base_mae, figures.unit
+    (12.5, 25.0, 'EUR')
+    """
+    right = target.unscaled(targets)
+    errors = target.unscaled(predictions[:, 0]) - right
+    return NumberFigures(
+        rmse=_root_mean_square(errors),
+        mae=float(np.abs(errors).mean()),
+        base_rmse=_root_mean_square(right - right.mean()),
+        base_mae=float(np.abs(right - np.median(right)).mean()),
+        unit=target.unit,
+    )
+
+
+def _root_mean_square(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
+    return powers / powers.sum(1, keepdims=True)
+
+
+_PLACES = 41
+_EXAMPLES = 2000
+
+
+def certified_curve(model: nn.Module, test: Split) -> list[tuple[float, float]]:
+    """Radii from 0 on, each with the share of the first 2000 test examples that is certified within it.
+
+    It is empty if a part of the model has no known Lipschitz constant.
+    """
+    whole = nn.Sequential(model.features, model.head) if isinstance(model, FixedFeatures) else model
+    device = next(model.parameters()).device
+    inputs = torch.as_tensor(test.inputs[:_EXAMPLES], device=device)
+    targets = torch.as_tensor(test.targets[:_EXAMPLES], device=device)
+    try:
+        radii = certify(whole, inputs)
+    except ValueError:
+        return []
+    distances = torch.linspace(0, float(radii.quantile(0.99)), _PLACES).tolist()
+    shares = certified_accuracy(whole, inputs, targets, distances)
+    return list(zip(distances, shares, strict=True))

@@ -1,0 +1,527 @@
+"""How the runs of a search are compared: on public test examples exactly, or on records held out with noise."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from noisette import errors as checks
+from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for
+from noisette.accounting.events import Sampled
+from noisette.accounting.plan import (
+    SHAPES,
+    SearchComparison,
+    SearchPlan,
+    check_delta,
+    compare_search,
+    least_noise_search,
+    schedule,
+)
+from noisette.core.noise import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
+from noisette.data import DataSet, Split
+from noisette.data.holdout import hold_out
+from noisette.nn.batch_norm import in_evaluation
+from noisette.ranks.launch import refuse_several_processes
+from noisette.run.private import PrivateRun
+from noisette.run.repeat_and_select import repeat_and_select
+from noisette.training.build import TrainingSetup
+from noisette.training.evaluation import ClassFigures, Outcome, Point
+from noisette.training.loop import train
+from noisette.training.recipe import Recipe
+from noisette.training.search_space import SearchSpace
+
+PART = "right answers"
+"""Name of the release of a noisy score in the ledger."""
+
+_KEY_BYTES = 32
+_SHARE_OF_EPSILON = 0.1  # what the score of one run costs by itself, unless its noise is given
+
+
+class Score(Protocol):
+    """How the runs of a search are compared."""
+
+    @property
+    def releases(self) -> dict[Event, int]:
+        """What the score of one run releases about the records."""
+        ...
+
+    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
+        """The data set to train on, and the records that only the score reads."""
+        ...
+
+    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        """The score of a run, larger for a better one; what it releases is charged to the ledger first."""
+        ...
+
+
+@dataclass(frozen=True)
+class PublicScore:
+    """The accuracy on test examples that are stated to be public, or the test error with a minus."""
+
+    @property
+    def releases(self) -> dict[Event, int]:
+        return {}
+
+    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
+        """The data set as it is.
+
+        Raises:
+            ValueError: it has no test examples.
+        """
+        if data.test is None:
+            raise ValueError(
+                f"{data.name} has no test examples, on which --score-on public-set compares the runs; name a public "
+                "file as data.test in the recipe, or hold out records with --score-on held-out"
+            )
+        return data, None
+
+    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        found = outcome.test
+        assert found is not None, "split found test examples"
+        return found.accuracy if isinstance(found, ClassFigures) else -found.rmse
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """The number of right answers on records held out from training, with Gaussian noise, over a public number.
+
+    Of a predicted number, each record counts 1 less the absolute error on the scale from -1 to 1, and at least 0.
+
+    Args:
+        share: of the records, each drawn at random for the whole search, above 0 and below 1.
+        noise_multiplier: standard deviation of the noise, in records.
+
+    Guarantee: the score of a run is one Gaussian mechanism of this noise multiplier: the answer on a record depends on
+    the model and that record alone, because it has a call of the model of its own, and counts from 0 to 1.
+
+    Raises:
+        ValueError: a number is outside its domain.
+    """
+
+    share: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        checks.all_of(
+            lambda: checks.open_fraction(hold_out=self.share),
+            lambda: checks.positive(score_noise=self.noise_multiplier),
+        )
+
+    @classmethod
+    def for_budget(cls, share: float, *, epsilon: float, delta: float) -> HeldOutScore:
+        """The score whose noise alone costs a tenth of this epsilon."""
+        checks.all_of(lambda: checks.positive(epsilon=epsilon), lambda: checks.open_fraction(delta=delta))
+        tenth = _SHARE_OF_EPSILON * epsilon
+        return cls(share, noise_multiplier_for(epsilon=tenth, delta=delta, sampling_rate=1.0, steps=1))
+
+    def expected_records(self, trained: int) -> float:
+        """How many records are expected to be held out, from the public number of those that are trained on."""
+        return max(1.0, trained * self.share / (1 - self.share))
+
+    @property
+    def releases(self) -> dict[Event, int]:
+        return {Gaussian(self.noise_multiplier, parts=((PART, 1.0),)): 1}
+
+    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
+        """The data set without the records held out, and these, drawn by a key that is then forgotten.
+
+        Raises:
+            DataError: one of the two parts is empty.
+        """
+        parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
+        return replace(parts, test=data.test), parts.test
+
+    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        assert held is not None, "split held records out"
+        total = right_answers(outcome.model, held, classes=outcome.data.target is None)
+        for event in self.releases:
+            ledger.charge(event)
+        return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
+
+
+@torch.no_grad()
+def right_answers(model: nn.Module, examples: Split, *, classes: bool) -> float:
+    """The sum over the examples of what each answer is worth, from 0 to 1: of a class, whether it is right.
+
+    Each answer has a call of the model of its own, so that it is the same to the last bit whatever the others are.
+    """
+    device = next(model.parameters()).device
+    with in_evaluation(model):
+        return math.fsum(
+            _worth(model(torch.as_tensor(one[None]).to(device))[0].cpu(), right, classes=classes)
+            for one, right in zip(examples.inputs, examples.targets, strict=True)
+        )
+
+
+def _worth(output: Tensor, target: float, *, classes: bool) -> float:
+    if classes:
+        return float(output.argmax() == target)
+    worth = 1 - abs(float(output[0]) - float(target))
+    return min(max(worth, 0.0), 1.0) if math.isfinite(worth) else 0.0
+
+
+def _noised(total: float, noise_multiplier: float) -> float:
+    """The released number: its sensitivity is one."""
+    value = torch.tensor([total], dtype=torch.float64)
+    noised = torch.empty_like(value)
+    release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size=1)
+    release([BoundedSum((noised,), (value,), bound=1.0, name=PART)], {}, step=0)
+    assert noised.grad is not None
+    return float(noised.grad)
+
+
+_RECORDS = 64
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What every run of a search releases.
+
+    Args:
+        step: the release of a step.
+        others: what a run releases beside its steps.
+        model_bytes: the size of the largest model.
+    """
+
+    step: Event
+    others: dict[Event, int]
+    model_bytes: int
+
+    def releases(self, steps: int) -> dict[Event, int]:
+        """The releases of a run of so many steps."""
+        return {self.step: steps, **self.others}
+
+
+def rehearse(
+    recipes: Iterable[Recipe], data: DataSet, public: DataSet | None, score: Score, noise_multiplier: float
+) -> Rehearsed:
+    """Take one step by each of the recipes on made-up records.
+
+    A search discards what its runs raise, and is paid for even if all of them fail: mistakes have to show before.
+
+    Args:
+        recipes: of which any mistake shall show.
+        data: the data set, of which no record is used.
+        public: the data set of the public examples.
+        score: how runs are compared.
+        noise_multiplier: that of a whole step.
+
+    Raises:
+        ValueError, PrivacyError, RuntimeError: a recipe cannot be trained, or two of them release different things.
+    """
+    made_up, held = score.split(_made_up(data))
+    found: list[Rehearsed] = []
+    for recipe in recipes:
+        ledger, one_step = Ledger(dataset=data.name), _OneStep()
+        outcome = train(
+            recipe,
+            made_up,
+            public=public,
+            ledger_path=None,
+            on_step=one_step,
+            points=1,
+            ledger=ledger,
+            noise_multiplier=noise_multiplier,
+        )
+        if not one_step.is_taken:
+            raise KeyboardInterrupt  # it was pressed before
+        score.of(outcome, held, ledger)
+        found.append(_released(outcome, ledger))
+    first, *others = found
+    for other in others:
+        if (other.step, other.others) != (first.step, first.others):
+            raise ValueError(
+                f"the settings of --over change what a run releases, from {_in_words(first)} to {_in_words(other)}, "
+                "and a search has one price for all its runs; leave out what changes that, such as privacy.clipping"
+            )
+    return replace(first, model_bytes=max(each.model_bytes for each in found))
+
+
+def _released(outcome: Outcome, ledger: Ledger) -> Rehearsed:
+    step = outcome.run.event
+    others = {event: times for event, times in ledger.events.items() if event != step}
+    size = sum(value.nbytes for value in outcome.model.state_dict().values())
+    return Rehearsed(step, others, size)
+
+
+def _in_words(released: Rehearsed) -> str:
+    parts = getattr(released.step, "parts", ())
+    step = f"{' and '.join(name for name, _ in parts)} in each step" if parts else "a gradient in each step"
+    return " and ".join([step, *map(repr, released.others)])
+
+
+class _OneStep:
+    """Ends training after its first step."""
+
+    is_taken = False
+
+    def __call__(self, run: PrivateRun, point: Point) -> None:
+        self.is_taken = True
+        raise KeyboardInterrupt
+
+
+def _made_up(data: DataSet) -> DataSet:
+    """A data set of the same form whose records are random numbers."""
+    random = np.random.default_rng(0)
+    shape = (_RECORDS, *data.train.inputs.shape[1:])
+    words = data.words if data.vectors is None else len(data.vectors)
+    inputs = random.integers(words, size=shape) if words else random.random(shape, np.float32)
+    targets: np.ndarray = random.integers(data.classes, size=_RECORDS)
+    if data.target is not None:
+        targets = random.uniform(-1, 1, _RECORDS).astype(np.float32)
+    records = Split(inputs, targets)
+    return replace(data, train=records, test=records)
+
+
+OnStep = Callable[[int, PrivateRun], None]
+"""Called after each step with the number of the run, from 1 on, and the run."""
+
+_REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
+_MOST_WITHOUT_A_RUN = 1e-3
+_ACCOUNTANT = "rdp"  # searches have a bound on their Rényi divergences alone
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best run of a search.
+
+    Args:
+        recipe: its settings.
+        outcome: its model.
+        score: by which it was the best; with its noise, if there is any.
+    """
+
+    recipe: Recipe
+    outcome: Outcome
+    score: float
+
+
+class Search:
+    """A search over settings of a recipe, planned and rehearsed, but neither charged nor run.
+
+    Args:
+        recipe: whose budget is that of the whole search, and whose other settings all runs have.
+        space: the settings that are drawn for each run, and from what.
+        score: how the runs are compared.
+        data: the records.
+        public: the data set of the recipe's public examples, if it has any.
+        mean: expected number of runs, at least 1.
+        shape: of the distribution of their number, as in :class:`RepeatAndSelect`. Unless given, the one with the least
+            noise: the Poisson distribution, which may draw no run, only where that has a chance below 1 in 1000.
+
+    Attributes:
+        recipe: the one of the runs, before settings are drawn: its accountant is ``rdp``, the only one for searches.
+        data_name: that of the records, for the ledger.
+        declared_size: of the records that are trained on.
+        event: what the search costs, for the ledger.
+        epsilon: by that accountant, at the delta of the recipe.
+        comparison: what it would cost to release as many runs, all of them.
+        model_bytes: the size of the largest model.
+
+    Guarantee: up to :meth:`run` no record has entered anything but a split by a secret key and fixed features.
+
+    Raises:
+        ValueError, TypeError: the recipe cannot be searched, a number is outside its domain, or no noise keeps the
+            budget; several problems of a kind are listed together.
+        PrivacyError: a run would be refused, or several processes are to make the search.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        space: SearchSpace,
+        score: Score,
+        data: DataSet,
+        *,
+        public: DataSet | None = None,
+        mean: float,
+        shape: float | None = None,
+    ) -> None:
+        refuse_several_processes("a search")
+        checks.all_of(
+            lambda: check_recipe(recipe, public=isinstance(score, PublicScore)),
+            lambda: RepeatAndSelect(((Gaussian(1.0), 1),), mean, 0.0 if shape is None else shape),
+        )
+        # A graph of a step with settings of a run in it would be kept in the folder of compiled graphs.
+        compiled = "no" if space.changes_the_graph else recipe.training.compile
+        self.recipe = replace(
+            recipe,
+            data=replace(recipe.data, holdout=None),  # what is held out is the matter of the score
+            privacy=replace(recipe.privacy, accountant=_ACCOUNTANT),
+            training=replace(recipe.training, compile=compiled),
+        )
+        self.space, self.score, self.data_name = space, score, data.name
+        self._public = public
+        extremes = list(space.extremes(self.recipe))
+        rehearsed = rehearse(extremes, data, public, score, _REHEARSAL_NOISE)
+        self._data, self._held = score.split(data)
+        self.declared_size = self._data.declared_size
+        plan = _plan(self.recipe, self._data, rehearsed, mean, shape)
+        self.event, self.epsilon = plan.event, plan.epsilon
+        self.noise_multiplier = plan.noise_multiplier
+        self.comparison = _compared(plan)
+        self.model_bytes = rehearsed.model_bytes
+        if public is not None:
+            TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
+
+    def run(self, ledger: Ledger, on_step: OnStep) -> Found | None:
+        """Charge the search, repeat its run, and return the best one; ``None`` if no run was drawn, or all have failed.
+
+        Settings are drawn from random bits of the operating system, which are kept nowhere.
+
+        Args:
+            ledger: of the data set.
+            on_step: called after each step. What it shows tells about the number of runs: show it to nobody from whom
+                the records are to be protected, and write it nowhere.
+
+        Guarantee: that of :func:`noisette.run.repeat_and_select.repeat_and_select`. Nothing is written to disk but the
+        line of the ledger.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; the search is spent.
+            PrivacyError, OSError: the ledger cannot record the search, or a run released more than was paid for.
+        """
+        random, number = secrets.SystemRandom(), 0
+
+        def train_once(of_run: Ledger) -> Found | None:
+            nonlocal number
+            number += 1
+            return self._train(self.space.draw(self.recipe, random), of_run, lambda run, _: on_step(number, run))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the rehearsal has shown them; repeated, they would count the runs
+            return repeat_and_select(
+                ledger,
+                self.event,
+                train_once,
+                score=lambda found: found.score if found else math.nan,
+                fallback=None,
+            )
+
+    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
+        """One run, whose releases go into this ledger."""
+        outcome = train(
+            recipe,
+            self._data,
+            public=self._public,
+            ledger_path=None,
+            on_step=on_step,
+            points=1,
+            ledger=ledger,
+            noise_multiplier=self.noise_multiplier,
+        )
+        if outcome.interrupted:
+            raise KeyboardInterrupt  # ends the search, and not the run alone
+        return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
+
+
+def check_recipe(recipe: Recipe, *, public: bool) -> None:
+    """Check that a recipe can be searched.
+
+    Args:
+        recipe: the settings.
+        public: whether runs are compared on the test examples of the recipe.
+
+    Raises:
+        ValueError: it cannot; all problems are listed.
+    """
+    checks.all_of(
+        lambda: _check_noise(recipe),
+        lambda: _check_batches(recipe),
+        lambda: _check_held_out(recipe, public=public),
+    )
+
+
+def _check_noise(recipe: Recipe) -> None:
+    privacy = recipe.privacy
+    if privacy.noise_multiplier is not None:
+        raise ValueError(
+            f"privacy.noise_multiplier = {privacy.noise_multiplier:g} fixes the noise, which a search computes from "
+            "its budget and --runs; leave it out of the recipe"
+        )
+    if privacy.accountant not in (_ACCOUNTANT, "pld"):
+        raise ValueError(
+            f'accountant = "{privacy.accountant}" has no bound for searches, which are priced by {_ACCOUNTANT}; leave '
+            "it out of the recipe"
+        )
+
+
+def _check_batches(recipe: Recipe) -> None:
+    if recipe.data.users is not None:
+        raise ValueError(
+            "a search has a guarantee for records, not for users; leave users out of the recipe, or train once with "
+            "noisette train"
+        )
+    if recipe.training.batches != "poisson":
+        raise ValueError(f'the batches of a search are Poisson; leave batches = "{recipe.training.batches}" out')
+
+
+def _check_held_out(recipe: Recipe, *, public: bool) -> None:
+    if recipe.data.holdout is not None and public:
+        raise ValueError(
+            f"holdout = {recipe.data.holdout:g} makes the test examples private records, whose exact figures must not "
+            "choose among runs; give --score-on held-out, which adds noise"
+        )
+
+
+def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shape: float | None) -> SearchPlan:
+    """The search that keeps the budget with the least noise.
+
+    Raises:
+        ValueError: there is none.
+    """
+    privacy, training = recipe.privacy, recipe.training
+    rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
+    check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
+    plans: list[SearchPlan] = []
+    for chosen in _shapes(mean) if shape is None else [shape]:
+        try:
+            plan = least_noise_search(
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
+                sampling_rate=rate,
+                steps=steps,
+                mean=mean,
+                shape=chosen,
+                in_each_run=rehearsed.others,
+            )
+        except ValueError:
+            continue  # no noise is enough
+        plans.append(plan)
+    if not plans:
+        what = f" and {', '.join(map(repr, rehearsed.others))}" if rehearsed.others else ""
+        raise ValueError(
+            f"whatever the noise, a search of {mean:g} runs on average, each of {steps} steps of rate {rate:.4g}{what} "
+            f"costs more than epsilon={privacy.epsilon:g} at delta={privacy.delta:g}; choose a larger epsilon"
+            f"{', more --score-noise' if rehearsed.others else ''} or fewer --runs, or a shorter run: {SEE_PLAN}"
+        )
+    plan = min(plans, key=lambda each: each.noise_multiplier)
+    step = rehearsed.step
+    assert isinstance(step, PoissonGaussian), "batches are Poisson"
+    assert step.sampling_rate == rate, "a run has the rate of its recipe"
+    exact = replace(step, noise_multiplier=plan.noise_multiplier)
+    event = replace(plan.event, run=_in_order({exact: steps, **rehearsed.others}))
+    return replace(plan, event=event)
+
+
+def _shapes(mean: float) -> list[float]:
+    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
+    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < _MOST_WITHOUT_A_RUN]
+
+
+def _in_order(releases: Mapping[Event, int]) -> tuple[tuple[Sampled, int], ...]:
+    return tuple((event, times) for event, times in releases.items() if isinstance(event, Sampled))
+
+
+def _compared(plan: SearchPlan) -> SearchComparison:
+    return compare_search(dict(plan.event.run), runs=max(1, round(plan.event.mean)), delta=plan.delta)

@@ -1,0 +1,169 @@
+import math
+import random
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noisette.accounting import (
+    Gaussian,
+    GdpAccountant,
+    GroupPrivacy,
+    PoissonGaussian,
+    RepeatAndSelect,
+    delta_for,
+    noise_multiplier_for,
+)
+from noisette.accounting.gdp import GdpCurve
+from noisette.errors import UnsupportedEventError
+
+
+def price(*releases, times=1):
+    return GdpAccountant().compose(dict.fromkeys(releases, times))
+
+
+def exact_delta(mu, epsilon):
+    """Balle and Wang's formula, with far more digits than cancellation loses."""
+    with mpmath.workdps(60):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+# epsilon at delta 1e-5 of these numbers of releases with this noise, from an independent script.
+@pytest.mark.parametrize(
+    ("noise", "times", "epsilon"),
+    [
+        (16, 1, 0.2041),
+        (7, 1, 0.5025),
+        (4, 1, 0.9263),
+        (1, 1, 4.3772),
+        (10, 100, 4.3772),
+        (5, 10, 2.5944),
+        (1, 100, 91.8173),
+        (0.08, 100, 8344.6),
+        (0.16, 100, 2218.7),
+        (0.32, 100, 620.6),
+        (0.64, 100, 187.8),
+    ],
+)
+def test_epsilon_of_the_oracle_table(noise, times, epsilon):
+    digits = 5e-5 if epsilon < 100 else 0.05
+    assert price(Gaussian(float(noise)), times=times).epsilon(delta=1e-5) == pytest.approx(epsilon, abs=digits)
+
+
+# epsilon: the classical noise for delta 1e-5, the exact noise, and the true delta of the classical noise.
+@pytest.mark.parametrize(
+    ("epsilon", "classical", "exact", "delta"),
+    [
+        (0.05, 96.8961, 57.7707, 1.29e-9),
+        (0.1, 48.4481, 30.7496, 2.64e-9),
+        (0.5, 9.6896, 7.0318, 1.61e-8),
+        (1, 4.8448, 3.7306, 4.11e-8),
+        (2, 2.4224, 1.9938, 1.34e-7),
+        (4, 1.2112, 1.0812, 6.84e-7),
+        (8, 0.6056, 0.6002, 7.97e-6),
+        (10, 0.4845, 0.4999, 2.27e-5),
+        (20, 0.2422, 0.2900, 1.53e-3),
+    ],
+)
+def test_one_release_of_the_oracle_table(epsilon, classical, exact, delta):
+    """The classical formula is meant for epsilon below 1; from 10 on it gives less noise than delta 1e-5 needs."""
+    assert price(Gaussian(classical)).delta(epsilon=float(epsilon)) == pytest.approx(delta, rel=5e-3)
+    assert price(Gaussian(exact)).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=2e-4)
+    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon == pytest.approx(classical, rel=3e-4)
+    by_default = delta_for(epsilon=epsilon, sampling_rate=1.0, noise_multiplier=classical, steps=1)
+    assert by_default == pytest.approx(delta, rel=2e-2)
+    assert by_default >= delta * (1 - 5e-3)
+    needed = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=1)
+    assert exact * (1 - 1e-4) <= needed <= exact * (1 + 2e-3)
+
+
+mus = st.floats(-3, 1.5).map(lambda x: 10**x)
+thresholds = st.floats(-6, 30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mus, thresholds)
+def test_delta_is_exact_and_never_too_small(mu, threshold):
+    """The threshold is where the likelihood ratio is e^epsilon, in standard deviations from the nearer mean."""
+    epsilon = mu * (threshold + mu / 2)
+    if epsilon <= 0:
+        return
+    truth, ours = exact_delta(mu, epsilon), price(Gaussian(1 / mu)).delta(epsilon=epsilon)
+    assert truth <= ours <= truth * (1 + mpmath.mpf(1e-8))
+
+
+def test_delta_of_thousands_of_curves():
+    """From distances of a billionth to a thousand, thresholds from -6 to 37 standard deviations, and epsilon 0."""
+    generator = random.Random(16)
+    for number in range(3000):
+        mu = 10 ** generator.uniform(-9, 3)
+        epsilon = 0.0 if number % 20 == 0 else max(0.0, mu * (generator.uniform(-6, 37) + mu / 2))
+        truth, ours = exact_delta(mu, epsilon), GdpCurve(mu).delta(epsilon=epsilon)
+        assert truth <= ours <= truth * (1 + mpmath.mpf(1e-9)), (mu, epsilon)
+
+
+def test_delta_where_the_two_terms_of_the_formula_nearly_cancel():
+    mu = 0.003159697665406127
+    epsilon = mu * (23.379349622943625 + mu / 2)
+    assert exact_delta(mu, epsilon) <= GdpCurve(mu).delta(epsilon=epsilon)
+    for distance in (1e-300, 1e-12, 0.00999, 0.01001):  # the last two: on both sides of the change of formula
+        assert exact_delta(distance, 0) <= GdpCurve(distance).delta(epsilon=0.0)
+
+
+def test_delta_falls_and_ends_above_zero():
+    deltas = [GdpCurve(0.5).delta(epsilon=epsilon) for epsilon in (0.0, 1e-9, 1e-3, 0.2, 1.0, 5.0, 1e5, 1e300)]
+    assert deltas == sorted(deltas, reverse=True)
+    assert deltas[-1] > 0
+    with pytest.raises(ValueError, match="epsilon=-1"):
+        GdpCurve(0.5).delta(epsilon=-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mus, st.floats(-250, -0.5).map(lambda x: 10**x))
+def test_epsilon_is_exact_and_never_too_small(mu, delta):
+    ours = price(Gaussian(1 / mu)).epsilon(delta=delta)
+    if ours == 0:
+        assert exact_delta(mu, 0) <= delta
+    else:
+        assert exact_delta(mu, ours) <= delta
+        assert exact_delta(mu, ours * (1 - 1e-9)) > delta
+
+
+def test_releases_over_all_records_are_one_for_every_kind_of_event():
+    one = price(Gaussian(1.0)).epsilon(delta=1e-6)
+    assert price(PoissonGaussian(1.0, 10.0), times=100).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(GroupPrivacy(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(GroupPrivacy(PoissonGaussian(1, 10.0), 5), times=4).epsilon(delta=1e-6) == pytest.approx(
+        one, rel=1e-12
+    )
+    assert price(Gaussian(1 / 0.6), Gaussian(1 / 0.8)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("event", "way_out"),
+    [
+        (PoissonGaussian(0.5, 1.0), "pld"),
+        (GroupPrivacy(PoissonGaussian(0.5, 1.0), 2), "pld or the rdp"),
+        (RepeatAndSelect(((Gaussian(1.0), 1),), 2.0, 1.0), "rdp"),
+    ],
+)
+def test_sampled_releases_are_refused_by_name(event, way_out):
+    with pytest.raises(UnsupportedEventError) as refusal:
+        price(event)
+    assert "gdp accountant" in str(refusal.value)
+    assert repr(event) in str(refusal.value)
+    assert way_out in str(refusal.value)
+
+
+def test_extreme_parameters_have_a_cost():
+    for noise in (1e-300, 1e-4):
+        assert price(Gaussian(noise)).epsilon(delta=1e-5) == math.inf
+        assert price(Gaussian(noise)).delta(epsilon=1.0) == 1
+    assert price(Gaussian(1e-3), times=10**9).epsilon(delta=1e-300) >= 5e14
+    assert price(Gaussian(1e300)).epsilon(delta=1e-5) == 0
+    assert price(Gaussian(1e300)).epsilon(delta=1e-12) > 0  # noise above 1e6 counts as 1e6
+    assert 0 < price(Gaussian(1.0)).delta(epsilon=1e6) < 1e-300
+    assert price().epsilon(delta=1e-300) == 0
+    assert price().delta(epsilon=1e-300) == 0

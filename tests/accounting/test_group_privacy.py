@@ -1,0 +1,168 @@
+"""The privacy cost of a release for a group of records."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import binom, norm
+
+from noisette.accounting import Gaussian, GdpAccountant, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting.interface import group_divergences
+from noisette.accounting.rdp import ORDERS
+
+
+def group(rate, noise, records):
+    return GroupPrivacy(PoissonGaussian(rate, noise), records)
+
+
+def epsilon(accountant, event, times=1, delta=1e-5):
+    return accountant.compose({event: times}).epsilon(delta=delta)
+
+
+def log_ratio(y, rate, noise, records):
+    """ln of the density with the group over that without it: a binomial number of records shifts the sum."""
+    i = np.arange(records + 1)
+    return logsumexp(binom.logpmf(i, records, rate) + (2 * i * y - i**2) / (2 * noise**2))
+
+
+def log_mean_power(power, rate, noise, records):
+    """ln of the mean of the ratio's power over releases without the group, by adaptive quadrature."""
+
+    def log_integrand(y):
+        return power * log_ratio(y, rate, noise, records) + norm.logpdf(y, scale=noise)
+
+    reach = np.linspace(-16 * noise - 5 * records, 16 * noise + max(power, 1) * records, 60)
+    top = max(log_integrand(y) for y in reach)
+    pieces = [
+        quad(lambda y: math.exp(log_integrand(y) - top), *ends, epsabs=1e-15, epsrel=1e-12)[0]
+        for ends in itertools.pairwise(reach)
+    ]
+    return top + math.log(math.fsum(pieces))
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "records", "order"),
+    [
+        (0.01, 4.0, 3, 2),
+        (0.01, 4.0, 3, 33),
+        (0.3, 1.0, 2, 1.5),
+        (0.9, 0.7, 4, 1.1),
+        (0.05, 0.5, 2, 7.5),
+        (1e-3, 2.0, 8, 5),
+    ],
+)
+def test_divergences_against_quadrature_in_both_directions(rate, noise, records, order):
+    removed = log_mean_power(order, rate, noise, records) / (order - 1)
+    added = log_mean_power(1 - order, rate, noise, records) / (order - 1)
+    (ours,) = group_divergences(group(rate, noise, records), [order])
+    assert ours == pytest.approx(max(removed, added), rel=1e-8, abs=1e-13)
+
+
+@pytest.mark.parametrize(("rate", "noise", "at"), [(0.01, 1.0, 0.5), (0.3, 2.0, 0.4), (0.9, 3.0, 0.6)])
+@pytest.mark.parametrize("records", [2, 5])
+def test_one_release_covers_both_directions(rate, noise, records, at):
+    """Each direction in closed form beyond the point where the ratio is e^epsilon, if there is one."""
+    i = np.arange(records + 1)
+    weights = binom.pmf(i, records, rate)
+
+    def point(loss):
+        return brentq(lambda y: log_ratio(y, rate, noise, records) - loss, -40 * noise, records + 40 * noise)
+
+    y = point(at)
+    removed = weights @ norm.sf((y - i) / noise) - math.exp(at) * norm.sf(y / noise)
+    added = 0.0
+    if -at > binom.logpmf(0, records, rate):
+        y = point(-at)
+        added = norm.cdf(y / noise) - math.exp(at) * (weights @ norm.cdf((y - i) / noise))
+    ours = PldAccountant().compose({group(rate, noise, records): 1}).delta(epsilon=at)
+    assert max(removed, added) * (1 - 1e-9) <= ours <= max(removed, added) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("rate", "noise", "records", "steps"), [(0.01, 4.0, 3, 1000), (0.2, 8.0, 5, 50)])
+def test_runs_against_the_slower_library(rate, noise, records, steps):
+    ours = epsilon(PldAccountant(), group(rate, noise, records), steps)
+    weights = binom.pmf(np.arange(records + 1), records, rate)
+    one = from_mixture_gaussian_mechanism(noise, range(records + 1), weights, value_discretization_interval=5e-4)
+    theirs = one.self_compose(steps).get_epsilon_for_delta(1e-5)
+    assert theirs * (1 - 1e-3) <= ours <= theirs * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("accountant", [RdpAccountant(), PldAccountant()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"), [(0.01, 4.0, 1000), (0.02, 0.8, 500), (0.5, 2.0, 100), (1.0, 7.0, 3)]
+)
+def test_a_group_of_one_is_one_record(accountant, rate, noise, steps):
+    alone = epsilon(accountant, PoissonGaussian(rate, noise), steps)
+    if accountant.name == "rdp":  # between integers the library's divergences are too large
+        assert epsilon(accountant, group(rate, noise, 1), steps) <= alone * (1 + 1e-6)
+        accountant = RdpAccountant(orders=range(2, 65))
+        alone = epsilon(accountant, PoissonGaussian(rate, noise), steps)
+    assert epsilon(accountant, group(rate, noise, 1), steps) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("accountant", [RdpAccountant(), PldAccountant(), GdpAccountant()], ids=lambda a: a.name)
+def test_over_all_records_a_group_divides_the_noise_by_its_size(accountant):
+    alone = epsilon(accountant, Gaussian(2.0), 3)
+    assert epsilon(accountant, GroupPrivacy(Gaussian(10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
+    assert epsilon(accountant, GroupPrivacy(PoissonGaussian(1.0, 10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
+    nearly_all = epsilon(accountant, group(1 - 1e-9, 10.0, 5), 3) if accountant.name != "gdp" else alone
+    assert nearly_all == pytest.approx(alone, rel=1e-3)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.floats(-3, -0.5).map(lambda x: 10**x), st.floats(0.6, 8), st.integers(1, 6), st.integers(1, 300))
+def test_a_larger_group_costs_more_and_a_distribution_less_than_divergences(rate, noise, records, steps):
+    pld, rdp = (
+        epsilon(accountant, group(rate, noise, records), steps) for accountant in (PldAccountant(), RdpAccountant())
+    )
+    assert 0 <= pld <= rdp * (1 + 1e-6)
+    assert epsilon(PldAccountant(), group(rate, noise, records + 1), steps) >= pld * (1 - 1e-3)
+    assert epsilon(RdpAccountant(), group(rate, noise, records + 1), steps) >= rdp * (1 - 1e-9)
+    assert rdp <= epsilon(RdpAccountant(), GroupPrivacy(Gaussian(noise), records), steps) * (1 + 1e-9)
+
+
+def test_where_the_integral_would_be_long_the_group_is_in_every_batch():
+    wide = group(0.5, 0.002, 3)
+    assert group_divergences(wide, [1024.0])[0] == 1024 * (3 / 0.002) ** 2 / 2
+    assert np.isinf(group_divergences(group(0.5, 1e-4, 3), ORDERS)).all()
+
+
+def test_a_large_group_has_a_cost():
+    """A user with a thousand of ten million records: two of them are rarely in the same batch of a thousand."""
+    event = group(1e-4, 4.0, 1000)
+    cost = epsilon(PldAccountant(), event, 100)
+    alone = epsilon(PldAccountant(), group(1e-4, 4.0, 1), 100)
+    assert cost < 0.99 * epsilon(RdpAccountant(), event, 100)
+    assert 10 * alone < cost < 3
+
+
+def test_groups_of_different_sizes_cannot_be_composed():
+    for accountant in (PldAccountant(), RdpAccountant(), GdpAccountant()):
+        with pytest.raises(ValueError, match=r"group of 2 records.*group of 3 records"):
+            accountant.compose({GroupPrivacy(Gaussian(1.0), 2): 1, GroupPrivacy(Gaussian(1.0), 3): 1})
+        with pytest.raises(ValueError, match="different neighbouring relations"):
+            accountant.compose({GroupPrivacy(Gaussian(1.0), 2): 1, Gaussian(1.0): 1})
+
+
+def test_releases_for_one_group_compose_in_any_order():
+    first, second = group(0.01, 4.0, 3), GroupPrivacy(Gaussian(20.0), 3)
+    for accountant in (PldAccountant(), RdpAccountant()):
+        both = accountant.compose({first: 200, second: 2}).epsilon(delta=1e-6)
+        assert accountant.compose({second: 2, first: 200}).epsilon(delta=1e-6) == pytest.approx(both, rel=1e-9)
+        assert both > max(epsilon(accountant, first, 200, 1e-6), epsilon(accountant, second, 2, 1e-6))
+    assert math.isfinite(both)
+
+
+@pytest.mark.parametrize("order", [1.1, 2.0, 40.0])
+def test_a_tiny_divergence_is_not_rounded_to_zero_or_below(order):
+    for noise in np.geomspace(0.4, 1e4, 40).tolist():
+        (ours,) = group_divergences(group(1e-15, noise, 12), [order])
+        assert ours > 0
+    assert ours < 1e-13 / (order - 1)

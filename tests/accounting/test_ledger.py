@@ -1,0 +1,482 @@
+import copy
+import errno
+import json
+import math
+import os
+import pickle
+import stat
+from itertools import accumulate
+
+import pytest
+
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    GroupPrivacy,
+    Ledger,
+    MomentsAccountant,
+    PldAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    RepeatAndSelect,
+)
+from noisette.accounting.ledger import Tally
+from noisette.accounting.ledger_file import End, Entry, Kind, Series, repaired
+from noisette.errors import PrivacyError
+
+EVENT = PoissonGaussian(0.01, 1.1)
+OTHER = PoissonGaussian(1.0, 7.0)
+QUERY = Gaussian(7.0, (("principal components", 1.0),))
+EVENTS = [
+    EVENT,
+    QUERY,
+    FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=2),
+    GroupPrivacy(PoissonGaussian.quantile_query(0.01, 10.0), records=3),
+    RepeatAndSelect(run=((EVENT, 100), (QUERY, 1)), mean=10.0, shape=math.inf),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def written(path):
+    """A ledger of one finished run: 16 steps reserved, 3 released, 13 given back; then a release of another kind."""
+    with Ledger(path, dataset="digits") as ledger:
+        ledger.reserve(EVENT, 16)
+        for _ in range(3):
+            ledger.commit()
+        ledger.release()
+        ledger.reserve(OTHER, 1)
+        ledger.commit()
+    return path
+
+
+@pytest.fixture
+def small(path):
+    """A ledger with one line of each kind."""
+    with Ledger(path, dataset="digits") as ledger:
+        ledger.reserve(EVENT, 2)
+        ledger.commit()
+        ledger.release()
+        ledger.charge(OTHER)
+    return path
+
+
+def test_what_counts_is_what_is_reserved():
+    ledger = Ledger()
+    assert ledger.events == {}
+    ledger.reserve(EVENT, 16)
+    assert ledger.events == {EVENT: 16}
+    ledger.commit()
+    assert (ledger.events, ledger.committed) == ({EVENT: 16}, 1)
+    ledger.release()
+    assert (ledger.events, ledger.committed) == ({EVENT: 1}, 1)
+    ledger.release()
+    assert ledger.events == {EVENT: 1}
+
+
+def test_the_reservation_is_on_disk_before_reserve_returns(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
+    ledger = Ledger(path)
+    ledger.reserve(EVENT, 2)
+    assert [stat.S_ISDIR(s.st_mode) for s in synced] == [False, True]  # the file, and its directory entry
+    assert synced[0].st_size == path.stat().st_size > 0
+    ledger.commit()
+    assert len(synced) == 2  # a commit may be lost: it does not change the cost
+    ledger.release()
+    assert len(synced) == 3
+
+
+def test_each_line_is_an_object_that_follows_from_the_one_before(written):
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [line["sequence"] for line in lines] == list(range(7))
+    assert [line["kind"] for line in lines] == ["reserve"] + ["commit"] * 3 + ["release", "reserve", "commit"]
+    assert [line["steps"] for line in lines] == [16, 1, 1, 1, 13, 1, 1]
+    assert {line["dataset"] for line in lines} == {"digits"}
+    assert [line["previous"] for line in lines] == ["", *(line["digest"] for line in lines[:-1])]
+
+
+def test_only_its_owner_may_read_it(written):
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+
+
+def test_a_ledger_is_read_back_as_it_was_written(written):
+    ledger = Ledger.read(written)
+    assert (ledger.events, ledger.committed, ledger.dataset) == ({EVENT: 3, OTHER: 1}, 4, "digits")
+
+
+def test_a_crash_keeps_the_reservation(path):
+    first = Ledger(path)
+    first.reserve(EVENT, 16)
+    first.commit()
+    del first
+    second = Ledger(path)
+    second.reserve(EVENT, 5)
+    second.commit()
+    second.release()  # its own 4 steps, never the 15 of the crashed process
+    assert second.events == Ledger.read(path).events == {EVENT: 17}
+
+
+@pytest.mark.parametrize("line", range(7))
+@pytest.mark.parametrize("bit", [0, 5, 7])
+def test_a_flipped_bit_is_refused_with_its_line(written, line, bit):
+    lines = written.read_bytes().splitlines(keepends=True)
+    for position in range(0, len(lines[line]), 13):
+        altered = bytearray(lines[line])
+        altered[position] ^= 1 << bit
+        written.write_bytes(b"".join([*lines[:line], bytes(altered), *lines[line + 1 :]]))
+        with pytest.raises(ValueError, match=rf"ledger\.jsonl, line {line + 1}: "):
+            Ledger.read(written)
+
+
+def test_a_line_cut_at_any_byte_is_refused_with_its_number_and_the_way_out(small):
+    content = small.read_bytes()
+    whole = {0, *accumulate(len(line) for line in content.splitlines(keepends=True))}
+    for kept in reversed(range(len(content))):
+        os.truncate(small, kept)
+        if kept in whole:
+            Ledger.read(small)
+            continue
+        line = content[:kept].count(b"\n") + 1
+        with pytest.raises(ValueError, match=rf"ledger\.jsonl, line {line}: .*noisette ledger repair .*ledger\.jsonl"):
+            Ledger.read(small)
+
+
+def test_a_line_cut_at_any_byte_is_dropped_and_a_newline_added_where_it_alone_is_missing(small):
+    content = small.read_bytes()
+    for kept in range(len(content)):
+        before = content[: content.rfind(b"\n", 0, kept) + 1]
+        whole = kept > len(before) and content[kept : kept + 1] == b"\n"
+        assert repaired(content[:kept], small) == (content[: kept + 1] if whole else before)
+
+
+def test_repair_drops_the_last_line_alone(small, monkeypatch):
+    content, synced = small.read_bytes(), []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    for kept in range(5, len(content), 97):
+        small.write_bytes(content[:kept])
+        assert Ledger.repair(small)
+        assert small.read_bytes() == content[: content.rfind(b"\n", 0, kept) + 1]
+        assert synced.pop() == small.stat().st_size
+        assert not Ledger.repair(small)
+
+
+def test_a_repaired_ledger_goes_on(written):
+    written.write_bytes(written.read_bytes()[:-5])
+    assert Ledger.repair(written)
+    with Ledger(written, dataset="digits") as ledger:
+        assert (ledger.events, ledger.committed) == ({EVENT: 3, OTHER: 1}, 3)
+        ledger.charge(OTHER)
+    assert Ledger.read(written).events == {EVENT: 3, OTHER: 2}
+
+
+def test_a_line_whose_newline_alone_is_missing_keeps_its_reservation(path):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 16)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as some editors leave a file
+    assert Ledger.repair(path)
+    assert Ledger.read(path).events == {EVENT: 16}
+
+
+@pytest.mark.parametrize("line", range(7))
+def test_repair_refuses_what_no_crash_leaves(written, line):
+    lines = written.read_bytes().splitlines(keepends=True)
+    for change in range(0, len(lines[line]), 7):
+        position = len(lines[line]) - 1 - change  # the newline first: without it a whole line may look cut
+        altered = bytearray(lines[line])
+        altered[position] ^= 1 << change % 8
+        content = b"".join([*lines[:line], bytes(altered), *lines[line + 1 :]])
+        written.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"line {line + 1}: .*restore it from a copy"):
+            Ledger.repair(written)
+        assert written.read_bytes() == content
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_last_line_with_a_damaged_newline_is_not_taken_for_one_that_was_cut(path, bit):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 16)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
+    with pytest.raises(ValueError, match="restore it from a copy"):
+        Ledger.repair(path)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"\0" * 300 + b"x", b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x\0\0", b'{"sequence": 7, "k\0"']
+)
+def test_repair_refuses_an_end_that_is_not_the_beginning_of_the_next_line(written, rest):
+    written.write_bytes(content := written.read_bytes() + rest)
+    with pytest.raises(ValueError, match=r"line 8: .*restore it from a copy"):
+        Ledger.repair(written)
+    assert written.read_bytes() == content
+
+
+def test_repair_refuses_missing_and_swapped_lines(written):
+    lines = written.read_bytes().splitlines(keepends=True)
+    for changed in (lines[1:], lines[:2] + lines[3:], [lines[0], lines[2], lines[1], *lines[3:]]):
+        written.write_bytes(b"".join(changed)[:-30])
+        with pytest.raises(ValueError, match="restore it from a copy"):
+            Ledger.repair(written)
+
+
+def test_repair_makes_no_file(path):
+    with pytest.raises(FileNotFoundError, match=r"ledger\.jsonl"):
+        Ledger.repair(path)
+    assert not path.exists()
+
+
+def test_a_ledger_cut_between_two_lines_is_detected_by_a_head_stored_elsewhere(written):
+    ledger = Ledger.read(written)
+    heads = ["", *(json.loads(line)["digest"] for line in written.read_text().splitlines())]
+    assert ledger.head == heads[-1]
+    assert all(ledger.holds(head) for head in heads)
+    assert not ledger.holds("0" * 64)
+    lines = written.read_bytes().splitlines(keepends=True)
+    written.write_bytes(b"".join(lines[:-1]))
+    assert not Ledger.read(written).holds(heads[-1])
+    assert Ledger.read(written).holds(heads[-2])
+
+
+def sealed(*lines):
+    """A ledger of these kinds with their steps, all digests right."""
+    content, end = b"", End()
+    for kind, steps in lines:
+        line, end = Entry(kind, "digits", Series(EVENT), steps).line(end)
+        content += line
+    return content
+
+
+def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.COMMIT, 1), (Kind.RELEASE, 3)))
+    with pytest.raises(ValueError, match=r"line 3: .*more than the 3 reserved"):
+        Ledger.read(path)
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.RELEASE, 3)))
+    assert Ledger.read(path).events == {}, "without its commit line the released step would be free"
+
+
+def test_steps_of_an_earlier_lease_that_are_given_back_twice_are_refused(path):
+    lease = (Kind.RESERVE, 4), *[(Kind.COMMIT, 1)] * 4
+    back = (Kind.RESERVE, 4), (Kind.COMMIT, 1), (Kind.RELEASE, 3)
+    path.write_bytes(sealed(*lease, *back))
+    assert Ledger.read(path).events == {EVENT: 5}
+    path.write_bytes(sealed(*lease, *back, (Kind.RELEASE, 3)))
+    with pytest.raises(ValueError, match=r"line 9: .*more than the 8 reserved"):
+        Ledger.read(path)
+
+
+def test_a_missing_line_and_swapped_lines_are_refused(written):
+    lines = written.read_bytes().splitlines(keepends=True)
+    for changed, line in [
+        (lines[1:], 1),
+        (lines[:2] + lines[3:], 3),
+        ([lines[0], lines[2], lines[1], *lines[3:]], 2),
+        ([*lines[:3], lines[2], *lines[3:]], 4),
+    ]:
+        written.write_bytes(b"".join(changed))
+        with pytest.raises(ValueError, match=f"line {line}: "):
+            Ledger.read(written)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"\n", b"[]\n", b"3\n", b"{}\n", b"\xff\xfe\n", b"null\n"),
+        *(b"[" * 10**6, b"9" * 10**5 + b"\n", b"\0" * 4096),
+        b'{"steps": 1, "mechanism": "Gaussian", "noise_multiplier": 1' + b"0" * 400 + b"}\n",
+    ],
+    ids=range(10),
+)
+def test_what_is_no_ledger_is_refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="line 1: "):
+        Ledger.read(path)
+
+
+def test_a_missing_file_is_not_an_empty_ledger(path):
+    with pytest.raises(FileNotFoundError):
+        Ledger.read(path)
+
+
+def test_another_data_set_is_refused(written):
+    with pytest.raises(ValueError, match="'digits', not of 'mnist'"):
+        Ledger(written, dataset="mnist")
+
+
+def test_a_step_without_a_reservation_is_refused():
+    ledger = Ledger()
+    with pytest.raises(PrivacyError, match="reserve"):
+        ledger.commit()
+    ledger.reserve(EVENT, 1)
+    ledger.commit()
+    with pytest.raises(PrivacyError, match="reserve"):
+        ledger.commit()
+
+
+def test_a_full_disk_leaves_no_half_line_and_no_reservation(path, monkeypatch):
+    ledger = Ledger(path)
+    ledger.reserve(EVENT, 4)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        ledger.reserve(EVENT, 4)
+    monkeypatch.undo()
+    assert ledger.events == Ledger.read(path).events == {EVENT: 4}
+    ledger.commit()
+    assert Ledger.read(path).committed == 1
+
+
+def test_charges_are_on_disk_before_they_happen_and_are_never_given_back(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path.read_text().count("charge")))
+    with Ledger(path) as ledger:
+        ledger.charge(QUERY)
+        ledger.charge(QUERY, times=3)
+        ledger.reserve(EVENT, 2)
+        ledger.release()
+    assert synced[:3] == [1, 1, 2]  # the file, its directory entry, the file
+    assert ledger.events == Ledger.read(path).events == {QUERY: 4}
+    assert ledger.tallies == Ledger.read(path).tallies == {QUERY: Tally(charged=4), EVENT: Tally(2, given_back=2)}
+    assert ledger.committed == 0
+
+
+def test_a_charge_is_no_step_that_can_be_committed():
+    ledger = Ledger()
+    ledger.charge(EVENT)
+    with pytest.raises(PrivacyError, match="reserve"):
+        ledger.commit()
+
+
+def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
+    ledger = Ledger()
+    ledger.reserve(EVENT, 1)
+    ledger.reserve(OTHER, 4)
+    with pytest.raises(PrivacyError, match=r"2 events.*commit\(event\)"):
+        ledger.commit()  # guessing could give back a step that happened
+    ledger.commit(EVENT)
+    with pytest.raises(PrivacyError, match="no reserved step"):
+        ledger.commit(EVENT)
+    ledger.commit()
+    ledger.release()
+    assert ledger.events == {EVENT: 1, OTHER: 1}
+
+
+@pytest.mark.parametrize(("record", "counted"), [("commit", 1), ("release", 4)])
+def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch, record, counted):
+    ledger = Ledger(path)
+    ledger.reserve(EVENT, 4)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
+    with pytest.raises(OSError, match=r"ledger\.jsonl"):
+        getattr(ledger, record)()
+    monkeypatch.undo()
+    ledger.release()
+    assert ledger.events == Ledger.read(path).events == {EVENT: counted}
+
+
+def test_an_event_that_cannot_be_composed_with_the_ledger_is_refused(path):
+    replaced = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=2.0)
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 4)
+        for spend in (ledger.reserve, ledger.charge):
+            with pytest.raises(ValueError, match=r"(?s)add or remove.*replace one"):
+                spend(replaced, 1)
+        with pytest.raises(TypeError, match="PoissonGaussian"):
+            ledger.charge("Poisson Gaussian")
+    assert Ledger.read(path).events == {EVENT: 4}
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: e.mechanism)
+def test_every_event_is_read_back_as_it_was_written(path, event):
+    with Ledger(path) as ledger:
+        ledger.charge(event, times=2)
+        ledger.reserve(event, 3)
+    assert Ledger.read(path).events == {event: 5}
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5, "2", True])
+def test_a_number_of_charges_is_a_whole_number(times):
+    with pytest.raises((ValueError, TypeError), match="times"):
+        Ledger().charge(EVENT, times)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", True])
+def test_a_number_of_steps_is_a_whole_number(path, steps):
+    ledger = Ledger(path)
+    with pytest.raises((ValueError, TypeError), match="steps"):
+        ledger.reserve(EVENT, steps)
+    assert path.read_bytes() == b""
+
+
+PARTS = PoissonGaussian(0.01, 1.1, (("gradient", 0.99), ("clipping count", 0.01)))
+
+
+def test_parts_of_an_event_are_written_and_read_back(path):
+    ledger = Ledger(path)
+    ledger.reserve(PARTS, 3)
+    ledger.reserve(EVENT, 1)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
+    assert "parts" not in lines[1], "a line without parts is as it ever was"
+    assert Ledger.read(path).events == {PARTS: 3, EVENT: 1}
+    assert "clipping count" in repr(Ledger.read(path).events)
+
+
+def test_altered_parts_are_refused(path):
+    Ledger(path).reserve(PARTS, 3)
+    line = path.read_bytes()
+    for change in (
+        (b"0.99", b"0.98"),
+        (b"clipping count", b"clipping-count"),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b"{}"),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b'["ab"]'),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b"7"),
+    ):
+        altered = line.replace(*change)
+        assert altered != line
+        path.write_bytes(altered)
+        with pytest.raises(ValueError, match="line 1: "):
+            Ledger.read(path)
+
+
+@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+def test_parts_do_not_change_the_cost(accountant):
+    assert accountant.compose({PARTS: 30}).epsilon(delta=1e-5) == accountant.compose({EVENT: 30}).epsilon(delta=1e-5)
+
+
+@pytest.mark.parametrize("parts", [(("a", 0.5),), (("a", 0.5), ("b", 0.6)), (("a", 0.0), ("b", 1.0)), (("a", "1"),)])
+def test_parts_that_do_not_add_up_to_one_are_refused(parts):
+    with pytest.raises((ValueError, TypeError), match="share"):
+        PoissonGaussian(0.01, 1.1, parts)
+
+
+def test_a_ledger_that_was_rolled_back_and_written_anew_is_another(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.reserve(EVENT, 4)
+        early = (tmp_path / "ledger.jsonl").read_bytes()
+        ledger.reserve(EVENT, 4)
+        head = ledger.head
+    (tmp_path / "ledger.jsonl").write_bytes(early)
+    with Ledger(tmp_path / "ledger.jsonl") as again:
+        again.reserve(EVENT, 4)
+        assert again.events == {EVENT: 8}
+        assert not again.holds(head)
+
+
+def test_a_ledger_is_never_copied():
+    ledger = Ledger()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(ledger)
+
+
+def test_a_forked_process_spends_nothing(tmp_path, monkeypatch):
+    ledger = Ledger()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(PrivacyError, match="forked"):
+        ledger.charge(EVENT)
+    assert ledger.events == {}

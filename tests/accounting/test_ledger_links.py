@@ -1,0 +1,277 @@
+"""A ledger with several names is one ledger: through symbolic links, hard links, and while it is replaced."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from noisette.accounting import Ledger, PoissonGaussian, atomic_files
+from noisette.accounting import ledger_file as ledger_file
+from noisette.errors import PrivacyError
+
+EVENT = PoissonGaussian(0.01, 1.1)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends of eight lines are long."""
+    monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data" / "ledger.jsonl"
+
+
+def steps(ledger: Ledger, number: int) -> None:
+    for step in range(number):
+        if step % 4 == 0:
+            ledger.reserve(EVENT, 4)
+        ledger.commit()
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def link_to(real: Path, kind: str) -> Path:
+    link = real.parent.parent / "link.jsonl"
+    match kind:
+        case "symbolic":
+            link.symlink_to(real)
+        case "relative":
+            link.symlink_to(Path("data", "ledger.jsonl"))
+        case "link to a link":
+            (link.parent / "between").symlink_to(real)
+            link.symlink_to("between")
+        case "folder":
+            (link.parent / "folder").symlink_to(real.parent)
+            return link.parent / "folder" / "ledger.jsonl"
+        case "hard":
+            real.touch()
+            link.hardlink_to(real)
+    return link
+
+
+KINDS = ["symbolic", "relative", "link to a link", "folder", "hard"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_shows_every_step_also_after_shortening(real: Path, kind: str) -> None:
+    link = link_to(real, kind)  # of a file that does not exist yet, unless the link is hard
+    with Ledger(link) as ledger:
+        steps(ledger, 100)
+    assert Ledger.read(real).events == Ledger.read(link).events == {EVENT: 100}
+    with Ledger(real) as ledger:
+        steps(ledger, 100)
+    with Ledger(link) as ledger:
+        assert ledger.events == {EVENT: 200}
+        ledger.shorten()
+    assert os.path.samefile(link, real)
+    assert link.is_symlink() or kind in ("folder", "hard")
+    assert (lines(real) > 200) == (kind == "hard"), "a file with two names is never replaced"
+    assert os.listdir(real.parent) == ["ledger.jsonl"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_names_are_not_written_at_once(real: Path, kind: str) -> None:
+    link = link_to(real, kind)
+    for first, second in ((link, real), (real, link)):
+        with Ledger(first) as ledger:
+            steps(ledger, 40)
+            with pytest.raises(PrivacyError, match="open for writing elsewhere"):
+                Ledger(second)
+
+
+def test_a_hard_link_that_is_made_while_the_ledger_is_open_shows_every_step(real: Path, tmp_path: Path) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 40)
+        (tmp_path / "later").hardlink_to(real)
+        steps(ledger, 40)
+        assert Ledger.read(tmp_path / "later").events == {EVENT: 80}
+        (tmp_path / "later").unlink()
+        steps(ledger, 40)
+    assert lines(real) < 40, "with one name again it is shortened again"
+    assert Ledger.read(real).events == {EVENT: 120}
+
+
+def test_a_hard_link_that_is_made_while_the_shorter_file_is_written_keeps_the_long_one(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 5)
+        fsync = os.fsync
+
+        def link_first(descriptor: int) -> None:
+            if not (tmp_path / "later").exists():
+                (tmp_path / "later").hardlink_to(real)
+            fsync(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_file.os, "fsync", link_first)
+            ledger.shorten()
+        steps(ledger, 5)
+    assert os.path.samefile(real, tmp_path / "later")
+    assert Ledger.read(tmp_path / "later").committed == 10
+
+
+def test_a_symbolic_link_that_is_swapped_does_not_move_an_open_ledger(real: Path, tmp_path: Path) -> None:
+    link = link_to(real, "symbolic")
+    with Ledger(link) as ledger:
+        steps(ledger, 4)
+        link.unlink()
+        link.symlink_to(tmp_path / "another.jsonl")
+        steps(ledger, 40)
+        assert ledger.path == real
+    assert Ledger.read(real).events == {EVENT: 44}
+    assert not (tmp_path / "another.jsonl").exists()
+
+
+def test_a_link_that_takes_the_place_of_an_open_ledger_is_not_replaced(real: Path, tmp_path: Path) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+        real.rename(tmp_path / "moved.jsonl")
+        real.symlink_to(tmp_path / "moved.jsonl")
+        steps(ledger, 40)
+    assert real.is_symlink()
+    assert Ledger.read(real).events == Ledger.read(tmp_path / "moved.jsonl").events == {EVENT: 44}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_renamed_ledger_takes_no_more_steps(copied: bool, real: Path, tmp_path: Path) -> None:
+    """Another run would begin a new account at the old name, and each would have the whole budget."""
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+        real.rename(tmp_path / "old.jsonl")
+        if copied:
+            real.write_bytes((tmp_path / "old.jsonl").read_bytes())
+        else:
+            with Ledger(real) as other:
+                steps(other, 1)
+        with pytest.raises(PrivacyError, match="renamed or replaced"):
+            steps(ledger, 1)
+    assert Ledger.read(tmp_path / "old.jsonl").events == {EVENT: 4}
+
+
+def test_a_moved_folder_takes_its_ledger_along(real: Path) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+        moved = real.parent.rename(real.parent.parent / "moved")
+        real.parent.mkdir()
+        with Ledger(real) as other:
+            steps(other, 1)
+        steps(ledger, 2)
+    assert Ledger.read(moved / real.name).events == {EVENT: 8}
+
+
+def test_a_ledger_may_be_opened_by_a_relative_path_and_the_folder_left(
+    real: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(real.parent)
+    with Ledger("ledger.jsonl") as ledger:
+        steps(ledger, 4)
+        monkeypatch.chdir(tmp_path)
+        steps(ledger, 40)
+        assert ledger.path == real
+    assert lines(real) < 30
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_what_is_written_is_what_the_path_names(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking, the writer that held the file has replaced it."""
+    held = Ledger(real)
+    steps(held, 5)
+    lock, attempts = ledger_file._lock, []
+
+    def replace_meanwhile(descriptor: int) -> None:
+        attempts.append(descriptor)
+        if len(attempts) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(ledger_file, "_lock", lock)
+                held.shorten()
+                steps(held, 3)
+            held.close()
+        lock(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file, "_lock", replace_meanwhile)
+        with Ledger(real) as ledger:
+            assert ledger.committed == 8
+            steps(ledger, 4)
+    assert len(attempts) == 2
+    assert Ledger.read(real).committed == 12
+
+
+def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(
+    real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount of one file goes on showing the old one, which then has no name left."""
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+    status = os.fstat
+
+    class Nameless:
+        def __init__(self, found: os.stat_result) -> None:
+            self.st_mode, self.st_ino, self.st_dev, self.st_size = found[0], found[1], found[2], found.st_size
+            self.st_nlink = 0
+
+    monkeypatch.setattr(os, "fstat", lambda descriptor: Nameless(status(descriptor)))
+    for open_again in (Ledger, Ledger.read):
+        with pytest.raises((PrivacyError, ValueError), match=r"replaced by a newer one.*mount its folder"):
+            open_again(real)
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/dev/zero", "/dev/null"])
+def test_a_device_is_no_ledger(place: str) -> None:
+    for open_it in (Ledger, Ledger.read, Ledger.repair):
+        with pytest.raises(ValueError, match=f"{place} is a device, a pipe or a socket"):
+            open_it(place)
+
+
+def test_a_pipe_is_read_and_not_written(real: Path, tmp_path: Path) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+    reading, writing = os.pipe()
+    os.write(writing, real.read_bytes())
+    os.close(writing)
+    assert Ledger.read(f"/dev/fd/{reading}").events == {EVENT: 4}
+    os.close(reading)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="a device, a pipe or a socket"):
+        Ledger(tmp_path / "pipe")
+
+
+def test_a_circle_of_links_and_a_link_to_nowhere_are_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        Ledger(tmp_path / "a")
+    (tmp_path / "c").symlink_to(tmp_path / "no folder" / "ledger.jsonl")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        Ledger(tmp_path / "c")
+
+
+def test_the_command_that_repairs_a_ledger_quotes_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's; my $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with Ledger("-ledger.jsonl") as ledger:
+        steps(ledger, 2)
+    Path("-ledger.jsonl").write_bytes(Path("-ledger.jsonl").read_bytes()[:-9])
+    for read in (Ledger, Ledger.read):
+        with pytest.raises(ValueError, match="cut off") as refusal:
+            read("-ledger.jsonl")
+        command = str(refusal.value).partition("repair the file with: ")[2]
+        assert shlex.split(command) == ["noisette", "ledger", "repair", str(folder / "-ledger.jsonl")]
+
+
+def test_what_a_crash_left_beside_the_real_file_is_cleared(real: Path) -> None:
+    link = link_to(real, "symbolic")
+    beside = atomic_files._beside(real)
+    beside.write_bytes(b"half")
+    Ledger(link).close()
+    assert not beside.exists()

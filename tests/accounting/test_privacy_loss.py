@@ -1,0 +1,326 @@
+"""Distributions of the privacy loss and their composition, against sums and integrals that are exact."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+from scipy.stats import binom, laplace
+
+from noisette.accounting import (
+    BallsInBinsGaussian,
+    DiscreteGaussian,
+    DpAmount,
+    FixedSizeGaussian,
+    Gaussian,
+    Laplace,
+    PldAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    RepeatAndSelect,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
+)
+from noisette.accounting import pld as contour
+from noisette.accounting import privacy_loss as mixtures
+from noisette.accounting import privacy_loss as other_mechanisms
+from noisette.accounting import rdp as renyi
+from noisette.accounting.pld import Composition
+from noisette.accounting.privacy_loss import LossDistribution, directions_of, on_points, poisson_rate
+
+
+@pytest.fixture(autouse=True)
+def _distributions_are_made_anew():
+    directions_of.cache_clear()
+    yield
+    directions_of.cache_clear()
+
+
+def delta(events, epsilon):
+    return PldAccountant().compose(events).delta(epsilon=epsilon)
+
+
+def gaussian_delta(mu, epsilon):
+    return ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+
+
+def is_tight(ours, exact, excess=1e-3):
+    """Not below the exact value, and hardly above it."""
+    return exact * (1 - 1e-9) <= ours <= exact * (1 + excess) + 1e-18
+
+
+def discrete_gaussian(sigma):
+    values = np.arange(-12 * math.ceil(sigma), 12 * math.ceil(sigma) + 1)
+    masses = np.exp(-((values / sigma) ** 2) / 2)
+    return values, masses / masses.sum()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.7, 4.0])
+def test_amounts_compose_as_randomised_responses(epsilon):
+    """Exact: of n answers, k are the more likely one."""
+    n, each, fails = 20, 0.25, 1e-7
+    k = np.arange(n + 1)
+    loss = (2 * k - n) * each
+    exact = 1 - (1 - fails) ** n
+    probabilities = binom.pmf(k, n, math.exp(each) / (1 + math.exp(each)))
+    exact += (1 - fails) ** n * probabilities @ np.maximum(0, 1 - np.exp(epsilon - loss))
+    assert is_tight(delta({DpAmount(each, fails): n}, epsilon), exact, 2e-2)  # at 4.0 a loss is exactly epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.45])
+def test_one_release_with_laplace_noise(epsilon):
+    assert is_tight(delta({Laplace(2.0): 1}, epsilon), 1 - math.exp((epsilon - 0.5) / 2))
+    assert PldAccountant().compose({Laplace(2.0): 1}).epsilon(delta=1e-9) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_two_releases_with_laplace_noise():
+    scale, epsilon = 1.5, 0.6
+    x = np.linspace(-40, 41, 4001)
+    likely, other = laplace.logpdf(x, 0, scale), laplace.logpdf(x, 1, scale)
+    excess = np.exp(np.add.outer(likely, likely)) - np.exp(epsilon + np.add.outer(other, other))
+    exact = np.maximum(excess, 0).sum() * (x[1] - x[0]) ** 2
+    assert delta({Laplace(scale): 2}, epsilon) == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 40.0])
+@pytest.mark.parametrize("most_values", [60, 4000])
+def test_counts_with_discrete_noise(sigma, most_values, monkeypatch):
+    """Exact: three releases by convolution. Joined values cost hardly more, and never less."""
+    monkeypatch.setattr(other_mechanisms, "MOST_VALUES", most_values)
+    values, masses = discrete_gaussian(sigma)
+    three = np.convolve(np.convolve(masses, masses), masses)
+    total = np.arange(3 * values[0], 3 * values[-1] + 1)
+    loss = (3 - 2 * total) / (2 * sigma**2)
+    for epsilon in (0.0, 1 / sigma, 4 / sigma):
+        exact = three @ np.maximum(0, -np.expm1(np.minimum(epsilon - loss, 0)))
+        assert is_tight(delta({DiscreteGaussian(sigma): 3}, epsilon), exact, 2e-3 if most_values > 60 else 0.5)
+
+
+def test_much_discrete_noise_is_known_by_its_divergences():
+    assert delta({DiscreteGaussian(2e5): 1}, 3e-5) < 20 * gaussian_delta(5e-6, 3e-5)
+    assert delta({DiscreteGaussian(2e5): 1}, 1e-5) >= gaussian_delta(5e-6, 1e-5)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.3, 2.0), (0.9, 0.8)])
+@pytest.mark.parametrize("epsilon", [0.05, 0.7])
+def test_two_sampled_releases(rate, noise, epsilon):
+    """Exact: the positive part of the difference of the densities, summed over a plane."""
+    x = np.linspace(-9, 9 + 1 / noise, 3001)
+    still = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    ratio = 1 - rate + rate * np.exp(x / noise - noise**-2 / 2)
+    weight = np.outer(still, still) * (x[1] - x[0]) ** 2
+    pair = np.outer(ratio, ratio)
+    removed = (weight * np.maximum(0, pair - math.exp(epsilon))).sum()
+    added = (weight * np.maximum(0, 1 - math.exp(epsilon) * pair)).sum()
+    ours = delta({PoissonGaussian(rate, noise): 2}, epsilon)
+    assert ours == pytest.approx(max(removed, added), rel=2e-3, abs=1e-9)
+    assert ours >= max(removed, added) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize(("size", "noise"), [(1, 2.0), (30, 1.0), (100, 3.0)])
+@pytest.mark.parametrize("epsilon", [0.01, 0.2, 1.0])
+def test_one_batch_of_fixed_size(size, noise, epsilon):
+    """Exact: sampling shrinks e^epsilon - 1 and delta by the same factor."""
+    rate = size / 100
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    exact = rate * gaussian_delta(2 / noise, inner)
+    assert is_tight(delta({FixedSizeGaussian(size, 100, noise): 1}, epsilon), exact)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.6])
+def test_two_batches_of_fixed_size(epsilon):
+    """Exact for the pair of Theorem 11: a loss above 0 from the mixture, one below 0 from the Gaussian, the rest 0."""
+    rate, mu = 0.2, 1.0
+    x = np.linspace(mu / 2, 12, 1501)
+    middle = (x[1:] + x[:-1]) / 2
+    loss = np.log1p(rate * np.expm1(mu * middle - mu**2 / 2))
+    up = (1 - rate) * np.diff(ndtr(x)) + rate * np.diff(ndtr(x - mu))
+    down = np.diff(ndtr(x))
+    losses, masses = np.concatenate((loss, -loss, [0])), np.concatenate((up, down, [1 - up.sum() - down.sum()]))
+    pairs = np.outer(masses, masses) * -np.expm1(np.minimum(epsilon - np.add.outer(losses, losses), 0))
+    assert delta({FixedSizeGaussian(20, 100, 2.0): 2}, epsilon) == pytest.approx(pairs.sum(), rel=2e-3)
+    assert delta({FixedSizeGaussian(20, 100, 2.0): 50}, 1.0) < RdpAccountant().compose(
+        {FixedSizeGaussian(20, 100, 2.0): 50}
+    ).delta(epsilon=1.0)
+
+
+def test_a_truncated_batch_costs_as_often_more_as_it_is_full():
+    rate, noise, size, most = 0.1, 1.2, 12, 100
+    full = binom.sf(size - 1, most, rate)
+    for epsilon in (0.05, 0.8):
+        grows = delta({PoissonGaussian(rate, noise): 1}, epsilon)
+        exchanges = delta({PoissonGaussian(rate, noise / 2): 1}, epsilon)
+        ours = delta({TruncatedPoissonGaussian(rate, noise, size, most): 1}, epsilon)
+        assert ours == pytest.approx((1 - full) * grows + full * exchanges, rel=1e-4)
+    never_full = TruncatedPoissonGaussian(rate, noise, most + 1, most)
+    assert delta({never_full: 7}, 0.5) == pytest.approx(delta({PoissonGaussian(rate, noise): 7}, 0.5), rel=1e-9)
+    for event in (never_full, TruncatedPoissonGaussian(rate, noise, size, most)):
+        assert delta({event: 7}, 1.0) <= RdpAccountant().compose({event: 7}).delta(epsilon=1.0)
+
+
+@pytest.mark.parametrize(("bins", "noise"), [(2, 1.0), (3, 2.0)])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.5])
+def test_balls_in_few_bins_cost_no_more_than_the_bound(bins, noise, epsilon):
+    """Exact: the mixture of the bins against the Gaussian, in both directions, summed over the space."""
+    x = np.linspace(-7, 7 + 1 / noise, 121)
+    still = np.exp(-(x**2) / 2)
+    still /= still.sum()
+    ratio = np.exp(x / noise - noise**-2 / 2)
+    grids = np.meshgrid(*[ratio] * bins, indexing="ij")
+    weight = np.prod(np.meshgrid(*[still] * bins, indexing="ij"), axis=0)
+    mean = sum(grids) / bins
+    exact = max(
+        (weight * np.maximum(0, mean - math.exp(epsilon))).sum(),
+        (weight * np.maximum(0, 1 - math.exp(epsilon) * mean)).sum(),
+    )
+    assert delta({BallsInBinsGaussian(bins, noise): bins}, epsilon) >= exact
+
+
+@pytest.mark.parametrize(("bins", "noise"), [(100, 2.0), (1000, 1.0)])
+def test_balls_in_many_bins_cost_no_more_than_the_bound(bins, noise):
+    rng = np.random.default_rng(1)
+    draws = np.exp(rng.standard_normal((4000, bins)) / noise - noise**-2 / 2)
+    draws_removed = draws.copy()
+    draws_removed[:, 0] *= math.exp(noise**-2)  # the record is in the first batch: its mean moves
+    for epsilon in (0.05, 0.3):
+        added = np.maximum(0, 1 - math.exp(epsilon) * draws.mean(1)).mean()
+        removed = np.maximum(0, 1 - math.exp(epsilon) / draws_removed.mean(1)).mean()
+        ours = delta({BallsInBinsGaussian(bins, noise): bins}, epsilon)
+        assert max(added, removed) * 0.9 <= ours <= 100 * max(added, removed) + 0.02
+
+
+def test_the_rate_that_bounds_balls_in_bins_holds_in_simulation():
+    """The least running sum of the density ratios falls short by more than allowed no more often than stated."""
+    bins, noise, failure = 50, 1.0, 0.02
+    rate = poisson_rate(bins, noise, failure)
+    ratios = np.exp(np.random.default_rng(2).standard_normal((20_000, bins)) / noise - noise**-2 / 2)
+    later = bins - np.arange(1, bins + 1)
+    posterior = 1 / (np.cumsum(ratios, axis=1) + later)  # of the batch that follows each step
+    often = (posterior.max(axis=1) > rate).mean()
+    assert 0 < often <= failure
+    assert poisson_rate(3, 0.2, 1e-9) == 1.0
+    assert 1 / 10**5 < poisson_rate(10**5, 4.0, 1e-12) < 1.01 / 10**5
+
+
+def test_users_are_groups_and_one_record_is_a_record():
+    one, group = UserLevel(PoissonGaussian(0.02, 2.0), 1), UserLevel(PoissonGaussian(0.02, 2.0), 3)
+    assert delta({one: 30}, 0.4) == pytest.approx(delta({PoissonGaussian(0.02, 2.0): 30}, 0.4), rel=1e-6)
+    assert delta({group: 30}, 0.4) > 3 * delta({one: 30}, 0.4)
+    over_all = {UserLevel(Gaussian(20.0), 4): 3}
+    assert delta(over_all, 0.4) == pytest.approx(gaussian_delta(math.sqrt(3) / 5, 0.4), rel=1e-6)
+
+
+def test_all_kinds_compose_with_each_other():
+    """Together they cost more than any alone, and less than all amounts added up."""
+    kinds = [
+        PoissonGaussian(0.01, 1.5),
+        Gaussian(30.0),
+        TruncatedPoissonGaussian(0.01, 2.0, 130, 10_000),
+        BallsInBinsGaussian(200, 4.0),
+        Laplace(20.0),
+        DiscreteGaussian(30.0),
+        ZcdpAmount(0.001),
+        DpAmount(0.05, 1e-9),
+        RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 20),), 4.0, 1.0),
+    ]
+    alone = [PldAccountant().compose({kind: 3}).epsilon(delta=1e-6) for kind in kinds]
+    together = PldAccountant().compose(dict.fromkeys(kinds, 3)).epsilon(delta=len(kinds) * 1e-6)
+    assert max(alone) < together < 0.8 * sum(alone)
+    exchanged = PldAccountant().compose(dict.fromkeys(reversed(kinds), 3)).epsilon(delta=len(kinds) * 1e-6)
+    assert exchanged == pytest.approx(together, rel=1e-9)
+
+
+@pytest.mark.parametrize("rho", [1e-6, 0.02, 0.5, 8.0])
+@pytest.mark.parametrize("small", [1e-2, 1e-6, 1e-12])
+def test_amounts_of_divergence_keep_their_delta(rho, small):
+    """Alone they cost what the divergences say, and composed with nothing but themselves hardly more."""
+    known = RdpAccountant(orders=np.geomspace(1.001, 1e9, 3000).tolist()).compose({ZcdpAmount(rho): 2})
+    ours = PldAccountant().compose({ZcdpAmount(rho): 2}).epsilon(delta=small)
+    assert ours >= known.epsilon(delta=small) * (1 - 1e-6)
+    assert ours <= known.epsilon(delta=small) * 1.05 + 1e-9
+
+
+def test_a_bound_from_divergences_is_not_below_them_in_between():
+    curve = RdpAccountant().compose({ZcdpAmount(0.3): 1})
+    either, _ = renyi.renyi_directions(lambda e: curve.delta(epsilon=e), lambda d: curve.epsilon(delta=d), 1e-12)
+    assert either.masses.min() > 0
+    for epsilon in np.linspace(0.001, 5, 400):
+        from_values = either.lost + either.masses @ np.maximum(0, 1 - np.exp(epsilon - either.losses))
+        assert from_values >= gaussian_delta(math.sqrt(0.6), epsilon) * (1 - 1e-9)  # a mechanism with this divergence
+    assert (either.masses * np.exp(-either.losses)).sum() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("event", [PoissonGaussian(0.02, 0.9), UserLevel(PoissonGaussian(0.05, 3.0), 4)])
+@pytest.mark.parametrize(
+    ("name", "module", "coarse"),
+    [
+        ("POINTS_PER_DEVIATION", mixtures, 3),
+        ("MOST_INTERVALS", mixtures, 30),
+        ("ADDED_COST", contour, 1e-2),
+        ("MOST_POINTS", contour, 20),
+        ("LEAST_TERM", contour, 1e-4),
+    ],
+)
+def test_a_coarser_computation_costs_more_and_never_less(event, name, module, coarse, monkeypatch):
+    fine = [delta({event: 40}, epsilon) for epsilon in (0.1, 1.0, 3.0)]
+    monkeypatch.setattr(module, name, coarse)
+    directions_of.cache_clear()
+    coarser = [delta({event: 40}, epsilon) for epsilon in (0.1, 1.0, 3.0)]
+    assert all(more >= less for more, less in zip(coarser, fine, strict=True))
+    assert coarser != fine
+
+
+def test_the_distance_of_images_may_be_anything(monkeypatch):
+    """Images of the periodic sum are positive: too small a distance costs more."""
+    composition = Composition({directions_of(PoissonGaussian(0.02, 0.9), 1e-12).removed: 40}, 0.0)
+    fine = composition.delta(1.0)
+    for span in (0.3, 1.0, 2.0):
+        monkeypatch.setattr(Composition, "_span", lambda *_, span=span: span)
+        assert composition.delta(1.0) >= fine * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("event", [
+    PoissonGaussian(1e-6, 1.0), PoissonGaussian(0.3, 0.05), PoissonGaussian(0.01, 300.0), FixedSizeGaussian(3, 9, 0.7),
+    UserLevel(PoissonGaussian(0.2, 2.0), 20), TruncatedPoissonGaussian(0.1, 1.0, 9, 80), BallsInBinsGaussian(40, 3.0),
+])  # fmt: skip
+@pytest.mark.parametrize("tail", [1e-9, 1e-30])
+def test_probabilities_are_complete_and_the_other_output_has_no_more(event, tail):
+    """Under the first output the losses have probability 1 or, rounded up, more; under the second, hardly more."""
+    for one in directions_of(event, tail):
+        assert 1 <= one.masses.sum() + one.lost <= 1 + 1e-9 + 4 * tail
+        assert (one.masses * np.exp(-one.losses)).sum() <= 1 + 1e-9
+        assert one.lost <= 4 * tail
+
+
+def test_intervals_give_their_probability_to_their_ends():
+    points = np.array([-1.0, 0.0, 2.0])
+    one = on_points(points, np.array([0.4, 0.6]), np.array([0.25, 1.7]))  # a share beyond 1 is 1
+    assert one.losses.tolist() == [-1.0, 0.0, 2.0]
+    assert one.masses == pytest.approx([0.3, 0.1, 0.6])
+    assert one.lost == 0
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.5, 40.0])
+def test_a_tilted_distribution(tilt):
+    one = LossDistribution(np.array([-1.0, 0.5, 3.0]), np.array([0.5, 0.3, 0.1]))
+    weights = one.masses * np.exp(tilt * one.losses)
+    tilted = one.tilted(tilt)
+    assert tilted.log_mean == pytest.approx(math.log(weights.sum()), rel=1e-12)
+    assert tilted.weights == pytest.approx(weights / weights.sum(), rel=1e-12)
+    assert tilted.mean == pytest.approx(weights @ one.losses / weights.sum(), rel=1e-12)
+
+
+def test_every_sum_is_that_of_all_products():
+    """Exact: the losses of three releases of two distributions, by enumeration."""
+    rng = np.random.default_rng(0)
+    first, second = (LossDistribution(rng.normal(0, 1, 5), rng.dirichlet(np.ones(5))) for _ in range(2))
+    composition = Composition({first: 2, second: 1}, 0.0)
+    for epsilon in (0.0, 0.4, 1.5, 2.5):
+        exact = math.fsum(
+            first.masses[i] * first.masses[j] * second.masses[k]
+            * max(0.0, -math.expm1(epsilon - first.losses[i] - first.losses[j] - second.losses[k]))
+            for i, j, k in itertools.product(range(5), repeat=3)
+        )  # fmt: skip
+        assert is_tight(composition.delta(epsilon), exact, 1e-2)

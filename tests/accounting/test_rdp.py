@@ -1,0 +1,231 @@
+import itertools
+import logging
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    MomentsAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    RepeatAndSelect,
+)
+from noisette.accounting.rdp import ORDERS
+
+
+def improved_conversion(divergence, delta):
+    """Epsilon from divergences at many orders, by an independent implementation."""
+    return min(
+        divergence(a) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
+        for a in np.arange(1.2, 200, 0.05)
+    )
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(16.0, 1), (7.0, 1), (4.0, 1), (10.0, 100), (5.0, 10)])
+def test_full_batch_against_the_closed_form(noise, steps):
+    ours = RdpAccountant().compose({PoissonGaussian(1.0, noise): steps}).epsilon(delta=1e-5)
+    assert ours == pytest.approx(improved_conversion(lambda a: steps * a / (2 * noise**2), 1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 1.1, 10_000), (0.02, 0.8, 500), (0.08, 6.0, 1250)])
+def test_fractional_orders_err_upwards_and_little(rate, noise, steps):
+    """Against the least over the same orders, each divergence by quadrature."""
+
+    def converted(a):
+        def integrand(y):
+            return norm.pdf(y, scale=noise) * (1 - rate + rate * math.exp((2 * y - 1) / (2 * noise**2))) ** a
+
+        moment, _ = quad(integrand, -20 * noise, 20 * noise + 12, points=[0, a], epsabs=1e-13, epsrel=1e-11, limit=200)
+        divergence = steps * math.log(moment) / (a - 1)
+        return divergence + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1)
+
+    ours = RdpAccountant().compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
+    truth = min(converted(a) for a in ORDERS if 2 < a < 12)
+    assert truth * (1 - 1e-7) <= ours <= truth * (1 + 5e-4)
+
+
+def test_delta_of_the_oracle_table():
+    run = RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000})
+    assert run.delta(epsilon=1.0) == pytest.approx(1.764e-5, rel=2e-3)
+    assert run.delta(epsilon=1.26) == pytest.approx(1.836e-7, rel=2e-3)
+
+
+def test_a_tiny_cost_is_not_rounded_to_zero():
+    """At so small a delta, one release at so small a rate does cost something; the library alone says 0."""
+    assert RdpAccountant().compose({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
+
+
+def test_warnings_of_the_library_are_off_only_while_it_computes(caplog, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("absl"), "level", logging.INFO)
+    RdpAccountant().compose({PoissonGaussian(0.5, 10.0): 10}).epsilon(delta=1e-5)
+    assert caplog.text == ""
+    assert capfd.readouterr().err == ""
+    assert logging.getLogger("absl").level == logging.INFO
+
+
+# The orders and the conversion of the libraries of 2020, and the noise that they found for a target epsilon.
+ORDERS_OF_2020 = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512)
+NOISE_OF_2020 = [
+    (32 / 60_000, 18_750, {7: 0.4801, 3: 0.6432, 1: 0.9783, 0.5: 1.3541, 0.1: 4.1225, 0.05: 7.1046}),
+    (256 / 60_000, 7031, {7: 0.6673, 3: 0.9199, 1: 1.9124, 0.5: 3.5688, 0.1: 17.328, 0.05: 34.576}),
+    (600 / 60_000, 6000, {7: 0.9006, 3: 1.5089, 1: 3.8903, 0.5: 7.5770, 0.1: 37.459, 0.05: 74.814}),
+    (1000 / 50_000, 3000, {8: 1.0289, 4: 1.6127, 2: 2.8657}),
+    (4000 / 50_000, 1250, {8: 2.1166, 4: 3.7845, 2: 7.1613}),
+]
+
+
+@pytest.mark.parametrize(("rate", "steps", "noises"), NOISE_OF_2020)
+def test_the_classic_conversion_finds_the_noise_that_was_found_in_2020(rate, steps, noises):
+    accountant = RdpAccountant(improved=False, orders=ORDERS_OF_2020)
+    for epsilon, noise in noises.items():
+        priced = accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
+        assert priced == pytest.approx(epsilon, rel=5e-3)
+
+
+@pytest.mark.parametrize("event", [PoissonGaussian(0.01, 4.0), PoissonGaussian(0.08, 1.1), Gaussian(30.0)])
+def test_the_classic_conversion_of_whole_orders_is_the_moments_accountant(event):
+    """Renyi's order is the moment's plus 1; the two libraries share no code."""
+    classic = RdpAccountant(improved=False, orders=range(2, 34)).compose({event: 500})
+    moments = MomentsAccountant(orders=range(1, 33)).compose({event: 500})
+    for delta in (1e-3, 1e-5, 1e-12):
+        assert classic.epsilon(delta=delta) == pytest.approx(moments.epsilon(delta=delta), rel=1e-9)
+    for epsilon in (0.3, 1.0, 4.0):
+        assert classic.delta(epsilon=epsilon) == pytest.approx(moments.delta(epsilon=epsilon), rel=1e-8)
+
+
+def test_the_classic_conversion_is_the_larger():
+    for event in (PoissonGaussian(0.01, 1.0), Gaussian(5.0), FixedSizeGaussian(10, 1000, 3.0)):
+        improved, classic = RdpAccountant().compose({event: 20}), RdpAccountant(improved=False).compose({event: 20})
+        assert improved.epsilon(delta=1e-6) < classic.epsilon(delta=1e-6)
+        assert improved.delta(epsilon=2.0) < classic.delta(epsilon=2.0)
+
+
+@pytest.mark.parametrize("orders", [(), (1,), (2, 0.5), (math.nan,), (math.inf,), ("2",), (True,)])
+def test_orders_are_numbers_above_one(orders):
+    with pytest.raises((TypeError, ValueError), match="order"):
+        RdpAccountant(orders=orders)
+
+
+def divergence_of_mixtures(rate, first, second, noise, order):
+    """Of (1 - rate) N(0) + rate N(first) from (1 - rate) N(0) + rate N(second), by quadrature."""
+
+    def log_mixture(y, mean):
+        return np.logaddexp(math.log1p(-rate) + norm.logpdf(y, 0, noise), math.log(rate) + norm.logpdf(y, mean, noise))
+
+    def log_integrand(y):
+        return order * log_mixture(y, first) + (1 - order) * log_mixture(y, second)
+
+    ys = np.linspace(-4 * order - 15 * noise, 4 * order + 15 * noise, 100_001)
+    logs = log_integrand(ys)
+    return (np.log(np.exp(logs - logs.max()).sum() * (ys[1] - ys[0])) + logs.max()) / (order - 1)
+
+
+@pytest.mark.parametrize("order", [1.5, 2, 3, 8, 32])
+@pytest.mark.parametrize("noise", [0.7, 1.0, 2.0, 5.0, 20.0])
+@pytest.mark.parametrize("size", [2, 20, 1000])
+def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, noise, order):
+    """The replaced example shifts the sum from one side to the other, or joins the others on one side.
+
+    Had the price taken the noise in units of a replaced record's sensitivity, it would be below at little noise.
+    """
+    event = FixedSizeGaussian(batch_size=max(1, size // 4), size=size, noise_multiplier=noise)
+    rate = event.batch_size / event.size
+    price = RdpAccountant(orders=(order,)).compose({event: 1}).divergences[0]
+    apart = divergence_of_mixtures(rate, 1.0, -1.0, noise, order)
+    joined = divergence_of_mixtures(rate, 2.0, 0.0, noise, order)
+    joining = divergence_of_mixtures(rate, 0.0, 2.0, noise, order)
+    assert price >= max(apart, joined, joining) * (1 - 1e-9)
+
+
+def test_a_batch_of_fixed_size_costs_no_more_than_the_bound_promises():
+    """At much noise the bound for any mechanism is four times the divergence of the Gaussian."""
+    event = FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=40.0)
+    price = RdpAccountant(orders=(4,)).compose({event: 1}).divergences[0]
+    assert price == pytest.approx(4 * divergence_of_mixtures(0.01, 2.0, 0.0, 40.0, 4), rel=1e-2)
+
+
+def test_a_batch_of_all_records_is_the_gaussian_with_half_the_noise():
+    whole = RdpAccountant().compose({FixedSizeGaussian(50, 50, 6.0): 4})
+    half = RdpAccountant().compose({Gaussian(3.0): 4})
+    assert whole.epsilon(delta=1e-5) == pytest.approx(half.epsilon(delta=1e-5), rel=1e-12)
+
+
+def test_a_search_against_the_printed_formula():
+    """Papernot and Steinke's theorems 2 and 6 on divergences in closed form, then the improved conversion."""
+    steps, noise, mean = 3, 10.0, 8.0
+    orders = [order for order in ORDERS if order < 200]
+
+    def run(order):
+        return steps * order / (2 * noise**2)
+
+    def geometric(order):
+        extra = min((1 - 1 / o) * run(o) + math.log(mean) / o for o in orders)
+        return run(order) + 2 * extra + math.log(mean) / (order - 1)
+
+    def poisson(order):
+        at = math.log1p(1 / (order - 1))
+        tails = ((o - 1) * (run(o) - at + math.log1p(-1 / o)) - math.log(o) for o in orders)
+        delta = min(math.exp(min(tails)), min(math.sqrt(-math.expm1(-run(o))) for o in orders))
+        return run(order) + mean * delta + math.log(mean) / (order - 1)
+
+    for shape, divergence in ((1.0, geometric), (math.inf, poisson)):
+        search = RepeatAndSelect(((Gaussian(noise), steps),), mean, shape)
+        ours = RdpAccountant(orders=orders).compose({search: 2}).epsilon(delta=1e-5)
+        truth = min(
+            2 * divergence(o) + math.log((o - 1) / o) - (math.log(1e-5) + math.log(o)) / (o - 1) for o in orders
+        )
+        assert ours == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(1.0, 5.0), (1.0, 100.0), (math.inf, 3.0), (0.0, 20.0)])
+@pytest.mark.parametrize("shift", [0.5, -0.5])
+def test_a_search_costs_at_least_what_its_best_run_shows(shape, mean, shift):
+    """Each run releases a score with Gaussian noise and the highest is released: its exact delta at our epsilon.
+
+    The highest of a random number of scores is distributed as the generating function of that number, at the normal
+    distribution of one score.
+    """
+    if shape == 1:
+        q = 1 / mean
+        slope = lambda f: q / (1 - (1 - q) * f) ** 2  # noqa: E731
+    elif shape == 0:
+        q = brentq(lambda q: (1 / q - 1) / -math.log(q) - mean, 1e-9, 1 - 1e-9)
+        slope = lambda f: (1 - q) / (1 - (1 - q) * f) / -math.log(q)  # noqa: E731
+    else:
+        slope = lambda f: mean * np.exp(mean * (f - 1))  # noqa: E731
+    ys = np.linspace(-12, 12, 200_001)
+    here = slope(norm.cdf(ys)) * norm.pdf(ys)
+    there = slope(norm.cdf(ys - shift)) * norm.pdf(ys - shift)
+    run = RdpAccountant().compose({RepeatAndSelect(((Gaussian(1 / abs(shift)), 1),), mean, shape): 1})
+    shown = np.maximum(0, here - math.exp(run.epsilon(delta=1e-3)) * there).sum() * (ys[1] - ys[0])
+    assert shown <= 1e-3
+    one = RdpAccountant().compose({Gaussian(1 / abs(shift)): 1})
+    assert run.epsilon(delta=1e-3) > one.epsilon(delta=1e-3)
+
+
+def test_events_of_different_kinds_compose_in_any_order():
+    search = RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 100), (Gaussian(20.0), 1)), 3.0, 0.5)
+    events = {search: 1, PoissonGaussian(0.02, 3.0): 200, Gaussian(30.0): 2}
+    prices = [
+        RdpAccountant().compose(dict(order)).epsilon(delta=1e-6) for order in itertools.permutations(events.items())
+    ]
+    assert prices == pytest.approx([prices[0]] * 6, rel=1e-12)
+    assert prices[0] > RdpAccountant().compose({search: 1}).epsilon(delta=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "order"), [(0.5, 1.1), (0.5, 1.5), (0.9, 1.3), (0.05, 1.7), (1e-3, 1.9)])
+def test_low_orders_are_exact_where_the_library_finds_no_sum(rate, order):
+    (ours,) = RdpAccountant(orders=(order,)).compose({PoissonGaussian(rate, 1.0): 1}).divergences
+    truth = max(divergence_of_mixtures(rate, 1.0, 0.0, 1.0, order), divergence_of_mixtures(rate, 0.0, 1.0, 1.0, order))
+    assert ours == pytest.approx(truth, rel=1e-8, abs=5e-12)  # what the sum over the grid resolves
+
+
+def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_cost():
+    event = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=5e-4)
+    assert RdpAccountant().compose({event: 10}).epsilon(delta=1e-5) == math.inf

@@ -1,0 +1,175 @@
+"""``make gpu`` takes every part, also on a processor with tiny sizes; what ends it is a result like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu, gpu_environment
+from benchmarks.__main__ import _experiments
+from benchmarks.gpu import PARTS, Part, Place, outcome, summary
+from benchmarks.steps.precision import PRECISIONS
+
+
+def place(folder: Path) -> Place:
+    return Place("cpu", True, folder)
+
+
+def test_every_part_is_taken_on_a_processor(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--smoke", "--out", str(tmp_path)])
+    written = json.loads((tmp_path / "gpu-cpu.json").read_text())
+    assert ended.value.code is False, written
+    parts = written["parts"]
+    assert list(parts) == ["tests", "noise", "fig5, bfloat16", "train"]
+    assert parts["tests"]["counts"]["passed"] >= 5
+    assert parts["tests"]["not passed"] == []
+    assert parts["noise"]["measured"][0] == {"bits are those of the processor": True}
+    assert [row["values"] for row in parts["noise"]["measured"][1:]] == [1000, 100_000]
+    assert parts["fig5, bfloat16"]["report"]["dtype"] == "bfloat16"
+    assert parts["fig5, bfloat16"]["failed methods"] == []
+    assert parts["fig5, bfloat16"]["not installed"] == ["not-installed"]
+    assert set(parts["fig5, bfloat16"]["report"]["cells"][0]["methods"]) == {"plain", "BookKeeping"}
+    assert "model.safetensors" in parts["train"]["files"]
+    assert (tmp_path / "gpu-cpu" / "bfloat16" / "fig5.svg").exists()
+
+
+def test_without_a_gpu_one_sentence_and_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    if gpu.torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(SystemExit, match=r"^No GPU: torch finds no CUDA device, so nothing was run\.$"):
+        gpu.main([])
+    script = Path(gpu_environment.__file__)
+    done = subprocess.run([sys.executable, script, sys.executable], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"No GPU: torch finds no CUDA device in any of {sys.executable}, so nothing was run.\n"
+
+
+def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('{\"a\": 1}', flush=True)\ntime.sleep(60)\n")
+
+    def run(where: Place, seconds: float) -> gpu.Result:
+        return where.command("slow", seconds=seconds)
+
+    start = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "ROOT", tmp_path)
+        result = outcome(Part("slow", 3.0, run), place(tmp_path), time.monotonic() + 60)
+    assert time.monotonic() - start < 20
+    assert result["ended"] == "cut off"
+    assert gpu._lines_of_json(result["output"]) == [{"a": 1}]
+    assert not gpu.is_passed(result)
+    assert summary(result).startswith("cut off after 3 s")
+
+
+def test_a_part_for_which_no_time_is_left_is_not_begun(tmp_path: Path) -> None:
+    result = outcome(PARTS[0], place(tmp_path), time.monotonic() + 4)
+    assert result == {"error": "not run: no time was left"}
+    assert not gpu.is_passed(result)
+
+
+def test_a_part_that_raises_does_not_end_the_others(tmp_path: Path) -> None:
+    def run(where: Place, seconds: float) -> gpu.Result:
+        raise OSError("disk full")
+
+    assert outcome(Part("x", 9, run), place(tmp_path), time.monotonic() + 60) == {"error": "OSError: disk full"}
+
+
+def test_outcomes_are_read_from_one_process_and_from_several() -> None:
+    lines = [
+        "tests/gpu/test_a.py::test_b[cuda-two words] PASSED                       [ 20%]",
+        "tests/gpu/test_a.py::test_c[cuda] SKIPPED (no such backend)               [ 30%]",
+        "[gw3] [  5%] FAILED tests/gpu/test_a.py::test_d[cuda] ",
+        "[gw1] [100%] PASSED tests/gpu/test_a.py::test_e[cuda-two words] ",
+        "FAILED tests/gpu/test_a.py::test_d[cuda] - AssertionError: no",
+    ]
+    found = gpu._OUTCOME.findall("\n".join(lines[:4]))
+    assert [(before or after, kind) for before, kind, after in found] == [
+        ("tests/gpu/test_a.py::test_b[cuda-two words]", "PASSED"),
+        ("tests/gpu/test_a.py::test_c[cuda]", "SKIPPED"),
+        ("tests/gpu/test_a.py::test_d[cuda]", "FAILED"),
+        ("tests/gpu/test_a.py::test_e[cuda-two words]", "PASSED"),
+    ]
+
+
+def test_the_commands_of_all_parts_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that measure: each experiment has the model, and each method that is there is known."""
+    given: list[tuple[str, ...]] = []
+
+    def command(where: Place, *arguments: str, seconds: float) -> gpu.Result:
+        given.append(arguments)
+        return {"ended": 0, "wall": 0.0, "output": ""}
+
+    monkeypatch.setattr(Place, "command", command)
+    for part in PARTS:
+        part.run(Place("cuda", False, tmp_path), part.seconds)
+    for arguments in [each for each in given if each[:2] == ("noisette", "bench")]:
+        options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+        chosen = _experiments(
+            options["--experiments"], options.get("--models"), options["--methods"], None, None, fastdp=False
+        )
+        assert all(experiment.cells for experiment in chosen.values())
+        assert options["--dtype"] in PRECISIONS
+    assert len(given) == len(PARTS)
+    assert not (tmp_path / "random.npz").exists()
+
+
+def test_the_parts_fit_in_nine_minutes_but_for_the_last_figures() -> None:
+    figures = [part.seconds for part in PARTS if part.name.startswith("fig")]
+    assert sum(part.seconds for part in PARTS) - sum(figures) <= 60 * gpu_environment.MINUTES - 60
+
+
+def test_missing_packages_are_the_requirements_that_are_not_there() -> None:
+    everything = gpu_environment.missing_packages([])
+    assert any(line.startswith("cryptography") for line in everything)
+    assert not any(line.startswith(("ruff", "pyright")) for line in everything)
+    assert gpu_environment.missing_packages([gpu_environment.normal(line) for line in everything]) == []
+    assert gpu_environment.missing_packages(["Dp_Accounting", "torch"]) == [
+        line for line in everything if not line.startswith(("dp-accounting", "torch"))
+    ]
+
+
+def a_wheel(folder: Path) -> None:
+    """A package that asks for one that is nowhere to be had."""
+    folder.mkdir()
+    about = "Metadata-Version: 2.1\nName: the-package\nVersion: 1.0\nRequires-Dist: another-one\n"
+    files = {
+        "the_package.py": "",
+        "the_package-1.0.dist-info/METADATA": about,
+        "the_package-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, "the_package-1.0.dist-info/RECORD"])
+    with zipfile.ZipFile(folder / "the_package-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in {**files, "the_package-1.0.dist-info/RECORD": record}.items():
+            wheel.writestr(name, text)
+
+
+def test_what_another_python_has_is_seen_and_what_is_missing_is_taken_from_wheels_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other Python belongs to a virtual environment, as the one with torch often does."""
+    monkeypatch.setattr(gpu_environment, "VENV", tmp_path / "venv")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    a_wheel(tmp_path / "wheels")
+    facts = gpu_environment.facts_of(sys.executable)
+    assert facts is not None
+    monkeypatch.setattr(gpu_environment, "missing_packages", lambda present: ["no-such-package>=1"])
+    python = gpu_environment.with_packages(
+        sys.executable, facts["folders"], ["the-package", "no-such-package>=1"], tmp_path / "wheels"
+    )
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"  wheels of {tmp_path / 'wheels'}: installed"
+    assert second.startswith("  no-such-package>=1: not installed (ERROR: ")
+    code = "import torch, sys, the_package; print(sys.prefix, the_package.__file__)"
+    seen = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    assert seen.stdout.split()[0] == str(tmp_path / "venv"), seen.stderr
+    assert seen.stdout.split()[1].startswith(str(tmp_path / "venv"))
+    assert os.pathsep.join([str(gpu.ROOT / "src"), str(gpu.ROOT)]) == gpu_environment.environment()["PYTHONPATH"]

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.steps import private, sgd
+from benchmarks.steps.cell import Cell
+from benchmarks.steps.methods import ENGINES, FASTDP, METHODS, OURS, PLAIN, is_peer
+from noisette.capture.captured import CaptureWarning
+from noisette.capture.graph import CaptureError
+from noisette.clipping import engines
+
+COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
+CLIPPED = [name for name in METHODS if name not in (*PLAIN, "compiled", "Clipless", *FASTDP)] + [COMPILED]
+
+
+@pytest.fixture
+def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgd, "NOISE_MULTIPLIER", 1e-9)
+
+
+def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        METHODS[method](model, inputs, targets)()
+    return model.state_dict()
+
+
+def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """The step of every method that clips, without noise, in plain code."""
+    params = list(model.parameters())
+    total = [torch.zeros_like(p) for p in params]
+    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), params)
+        norm = sum(g.square().sum() for g in gradients) ** 0.5
+        total = [t + g * min(1.0, float(sgd.MAX_GRAD_NORM / norm)) for t, g in zip(total, gradients, strict=True)]
+    return {
+        name: p.detach() - sgd.LEARNING_RATE * t / len(targets)
+        for (name, p), t in zip(model.named_parameters(), total, strict=True)
+    }
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+@pytest.mark.parametrize("method", CLIPPED)
+def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
+    cell = Cell("mlp", batch=5)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    for name, right in expected.items():
+        torch.testing.assert_close(after[name] - before[name], right - before[name], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("Opacus")])
+def test_opacus_trains_recurrent_models_from_the_same_weights(method: str) -> None:
+    cell = Cell("rnn", batch=3)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    torch.testing.assert_close({name: after[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("method", CLIPPED)
+def test_every_method_that_clips_adds_noise(method: str) -> None:
+    cell = Cell("mlp", batch=2)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    std = sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 2
+    for name in ("0.weight", "2.weight"):
+        assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
+
+
+def test_all_engines_of_noisette_are_measured() -> None:
+    assert {"BookKeeping", "ReweightGP", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
+    assert {"captured", "compiled", *ENGINES} == set(OURS) <= set(METHODS)
+
+
+def test_peers_are_the_methods_of_other_libraries() -> None:
+    assert {name for name in METHODS if is_peer(name)} == set(METHODS) - {
+        *PLAIN,
+        *OURS,
+        "Clipless",
+        "nxBP",
+        "MultiLoss",
+    }
+
+
+@pytest.mark.parametrize("name", ["captured", COMPILED])
+def test_a_captured_step_is_no_eager_step(name: str) -> None:
+    """After the two steps that make it ready, and the one that compares again."""
+    with private.uncaptured_is_an_error():
+        cell = Cell("mlp", batch=8)
+        step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+        for _ in range(3):
+            step()
+        with patch.object(engines.BookKeeping, "clipped_sum", side_effect=AssertionError("eager")):
+            step()
+
+
+@pytest.mark.parametrize("name", ["captured", "compiled"])
+def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_trace(*_: object) -> None:
+        raise CaptureError("there is no graph")
+
+    monkeypatch.setattr("noisette.capture.captured.trace", no_trace)
+    cell = Cell("mlp", batch=8)
+    step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+    with private.uncaptured_is_an_error():
+        step()
+        with pytest.raises(CaptureWarning, match="the step is not captured: there is no graph"):
+            step()
+
+
+@pytest.mark.parametrize("name", [*ENGINES, "captured", "compiled"])
+def test_noisette_is_asked_for_the_capture_that_the_name_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    make = private.PerExampleClip
+
+    def clip(*arguments: Any, capture: str, **more: Any) -> Any:
+        asked.append(capture)
+        return make(*arguments, **more)
+
+    monkeypatch.setattr(private, "PerExampleClip", clip)
+    cell = Cell("mlp", batch=2)
+    METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+    assert asked == [{"captured": "graph", "compiled": "compiled"}.get(name, "eager")]
+
+
+def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("mlp", batch=5)
+    model, inputs_and_targets = cell.model("cpu"), cell.data("cpu")
+    copied = copy.deepcopy(model)
+    expected = weights_after_a_step("plain", model, *inputs_and_targets)
+    compiled: list[int] = []
+
+    def counted(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        compiled.append(len(list(graph.graph.nodes)))
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
+    after = weights_after_a_step("plain-compiled", copied, *inputs_and_targets)
+    torch.testing.assert_close(after, expected)
+    assert len(compiled) == 1, "the model and its loss are one graph"
+    assert compiled[0] > 5
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
+    cell = Cell("lipschitz-dense", batch=5)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    params = list(model.parameters())
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), targets), params)
+    moved = [(p - sgd.LEARNING_RATE * g).detach() for p, g in zip(params, gradients, strict=True)]
+    weights_after_a_step("Clipless", model, inputs, targets)
+    for p, free in zip(params, moved, strict=True):
+        u, _, vh = torch.linalg.svd(free, full_matrices=False)
+        torch.testing.assert_close(p.detach(), u @ vh, rtol=0, atol=1e-5)

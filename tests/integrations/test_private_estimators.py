@@ -1,0 +1,292 @@
+"""Private fits of tables: what they learn, what they state, and what they must not read."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from noisette import Ledger, PrivateClassifier, PrivateRegressor
+from noisette.integrations.scikit_learn import PrivateEstimator
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-1, 1, size=(1000, 2))
+Y = np.where(np.abs(X[:, 0]) > 0.5, "outside", "inside")
+DECLARED: dict[str, Any] = {"size": 1000, "bounds": (-1, 1), "epochs": 30.0}
+CLASSES = ["outside", "inside"]
+
+
+def classifier(**more: Any) -> PrivateClassifier:
+    return PrivateClassifier(**{"epsilon": 3, "classes": CLASSES, **DECLARED, **more})
+
+
+def regressor(**more: Any) -> PrivateRegressor:
+    return PrivateRegressor(**{"epsilon": 3, "target_bounds": (-1, 2), **DECLARED, **more})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> PrivateClassifier:
+    return classifier().fit(X, Y)
+
+
+def test_a_function_that_is_not_linear_is_learnt(fitted: PrivateClassifier) -> None:
+    assert fitted.score(X, Y) > 0.9
+    model = regressor().fit(X, np.abs(X[:, 0]) + X[:, 1])
+    assert model.score(X, np.abs(X[:, 0]) + X[:, 1]) > 0.8
+
+
+def test_probabilities_are_in_the_order_of_the_classes(fitted: PrivateClassifier) -> None:
+    assert fitted.classes_.tolist() == ["inside", "outside"]
+    p = fitted.predict_proba(X)
+    np.testing.assert_allclose(p.sum(1), 1)
+    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(X)), p)
+    assert (fitted.predict(X) == fitted.classes_[p.argmax(1)]).all()
+    assert p[np.flatnonzero(np.abs(X[:, 0]) > 0.9), 1].min() > 0.5
+
+
+def test_values_count_as_the_nearer_bound(fitted: PrivateClassifier) -> None:
+    far = np.array([[7.0, -3.0]])
+    np.testing.assert_array_equal(fitted.predict_proba(far), fitted.predict_proba(np.array([[1.0, -1.0]])))
+    high = regressor(learning_rate=1e-9).fit(X, np.full(len(X), 1e9))
+    assert (high.predict(far) <= 2).all()
+
+
+@pytest.mark.parametrize("make", [PrivateClassifier, PrivateRegressor])
+def test_everything_undeclared_is_refused_at_once(make: type[PrivateEstimator]) -> None:
+    targets = Y if make is PrivateClassifier else X[:, 0]
+    with pytest.raises(ValueError, match=r"not declared: (classes|target_bounds), size, bounds"):
+        make(epsilon=3).fit(X, targets)  # type: ignore[attr-defined]
+
+
+def test_public_numbers_do_not_depend_on_the_rows(fitted: PrivateClassifier) -> None:
+    """Fewer rows, of one class alone and within other bounds, give the same public numbers and the same shapes."""
+    few = Y == "inside"
+    other = classifier().fit(X[few] / 2, Y[few])
+    for name in ("noise_multiplier_", "n_iter_", "batch_size_", "learning_rate_", "delta_", "epsilon_", "privacy_"):
+        assert getattr(other, name) == getattr(fitted, name), name
+    assert other.classes_.tolist() == fitted.classes_.tolist()
+    assert other.bounds_.tolist() == fitted.bounds_.tolist()
+    assert [p.shape for p in other.model_.parameters()] == [p.shape for p in fitted.model_.parameters()]
+
+
+def test_a_label_that_is_not_declared_is_refused_without_naming_it() -> None:
+    with pytest.raises(ValueError, match="row 5") as error:
+        classifier().fit(X, np.where(np.arange(len(Y)) == 5, "secret", Y))
+    assert "secret" not in str(error.value)
+
+
+def test_wrong_numbers_are_listed_together() -> None:
+    wrong = classifier(epsilon=-1, n_knots=-2, size=0, bounds=(1, 0), hidden_layer_sizes=(0,), epochs=0.0)
+    with pytest.raises(ValueError) as error:
+        wrong.fit(X, Y)
+    assert all(
+        name in str(error.value) for name in ("epsilon", "n_knots", "size", "bounds", "hidden_layer_sizes", "epochs")
+    )
+
+
+@pytest.mark.parametrize(("classes", "said"), [(["a"], "1 class"), (["a", "a", "b"], "different")])
+def test_wrong_classes_are_refused(classes: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        classifier(classes=classes).fit(X, np.full(len(X), "a"))
+
+
+def test_the_statement_says_what_was_read_from_the_rows() -> None:
+    model = PrivateClassifier(epsilon=3, epochs=2.0, undeclared_from_rows=True, bounds=(-1, 1)).fit(X, Y)
+    assert model.read_from_rows_ == ("classes", "size")
+    assert model.privacy_.startswith("Read from the rows and NOT covered by epsilon: classes, size")
+    assert "NOT covered" not in classifier(epochs=2.0).fit(X, Y).privacy_
+
+
+def test_delta_is_declared_or_follows_from_the_size(fitted: PrivateClassifier) -> None:
+    assert fitted.delta_ == 1e-5
+    with pytest.raises(ValueError, match=r"delta=0.01 is not below one over the declared size"):
+        classifier(delta=0.01).fit(X, Y)
+
+
+def test_fits_with_one_ledger_share_its_budget(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    model = classifier(epsilon=1.0, epochs=3.0, ledger=path)
+    assert model.fit(X, Y).epsilon_ <= 1.0
+    assert path.exists()
+    second = clone(model).set_params(epsilon=1.5).fit(X, Y)
+    alone = clone(model).set_params(epsilon=1.5, ledger=None).fit(X, Y)
+    assert second.noise_multiplier_ > 1.1 * alone.noise_multiplier_
+    assert 1.0 < second.epsilon_ <= 1.5
+
+
+def test_clones_write_to_the_same_ledger() -> None:
+    ledger = Ledger()
+    model = classifier(ledger=ledger, epochs=2.0)
+    assert clone(model).ledger is ledger
+    assert clone(make_pipeline(FunctionTransformer(), model))[-1].ledger is ledger
+    assert clone(model).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize("spent", [True, False])
+def test_noise_that_hides_everything_is_warned_of(spent: bool) -> None:
+    ledger = Ledger()
+    if spent:  # all but a part in a thousand
+        classifier(ledger=ledger, epsilon=1.0, epochs=6.0).fit(X, Y)
+    model = classifier(ledger=ledger, epsilon=1.0 + 1e-5 if spent else 1e-3, epochs=0.6)
+    with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
+        model.fit(X, Y)
+
+
+def test_pipelines_and_cross_validation() -> None:
+    pipeline = make_pipeline(FunctionTransformer(np.abs), classifier(bounds=(0, 1), epochs=15.0))
+    assert cross_val_score(pipeline, X, Y, cv=2).min() > 0.8
+
+
+def test_a_network_has_its_first_weights_from_random_state() -> None:
+    settings = {"hidden_layer_sizes": (4,), "learning_rate": 1e-12, "epochs": 0.3}
+    one, same, other = (classifier(**settings, random_state=s).fit(X, Y).model_[1][0].weight for s in (0, 0, 1))
+    np.testing.assert_allclose(one.detach(), same.detach(), atol=1e-8)
+    assert (one - other).abs().max() > 0.01
+
+
+def test_a_fitted_estimator_is_pickled(fitted: PrivateClassifier) -> None:
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
+
+
+def test_no_prediction_before_a_fit() -> None:
+    with pytest.raises(NotFittedError):
+        classifier().predict(X)
+
+
+def test_few_rows_are_no_error() -> None:
+    """The number of rows is private: a data set with one row trains like any other."""
+    assert classifier(epochs=2.0).fit(X[:1], Y[:1]).predict(X).shape == (1000,)
+
+
+def people(n: int) -> Any:
+    pandas = pytest.importorskip("pandas", reason="frames of pandas")
+    age, job = RNG.uniform(0, 120, n), RNG.choice(["cook", "smith", None], n)
+    return pandas.DataFrame({"age": age, "job": job, "secret": RNG.uniform(size=n)})
+
+
+COLUMNS = """
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+[columns.job]
+kind = "category"
+categories = ["cook", "smith"]
+missing = "own category"
+"""
+
+
+def test_declared_columns_of_a_frame(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    path.write_text(COLUMNS)
+    frame = people(2000)
+    rent = 300 + 5 * frame["age"].clip(0, 100) + 200 * (frame["job"] == "cook")
+    model = regressor(bounds=None, columns=path, target_bounds=(0, 1500), epochs=60.0).fit(frame, rent)
+    assert model.score(frame, rent) > 0.8
+    assert model.bounds_.tolist() == [[-1, 0, 0, 0], [1, 1, 1, 1]]
+    as_lists = {"job": list(frame["job"]), "age": list(frame["age"])}
+    np.testing.assert_array_equal(model.predict(as_lists), model.predict(frame))
+    again = clone(model).fit(as_lists, rent)
+    assert again.n_features_in_ == 2
+    assert again.score(frame, rent) > 0.8
+    old = frame.assign(age=100.0)
+    np.testing.assert_array_equal(model.predict(frame.assign(age=1e6)), model.predict(old))
+    high = classifier(bounds=None, columns=path, classes=2).fit(frame, (frame["age"] > 50).astype(int))
+    assert high.score(frame, (frame["age"] > 50).astype(int)) > 0.9
+    assert set(clone(high).fit(frame, (frame["age"] > 50).astype(int)).predict(frame)) == {0, 1}
+
+
+def test_wrong_columns_are_refused(tmp_path: Path) -> None:
+    frame, path = people(20), tmp_path / "schema.toml"
+    path.write_text(COLUMNS)
+    with pytest.raises(ValueError, match="bounds or columns"):
+        classifier(columns=path).fit(frame, Y[:20])
+    with pytest.raises(ValueError, match="none of its declared categories") as error:
+        classifier(bounds=None, columns=path).fit(frame.assign(job="spy"), Y[:20])
+    assert "spy" not in str(error.value)
+    path.write_text('[columns.age]\nkind = "number"\n')
+    with pytest.raises(ValueError, match="'age': declare low and high"):
+        classifier(bounds=None, columns=path).fit(frame, Y[:20])
+    with pytest.raises(ValueError, match="X holds texts") as error:
+        classifier().fit(frame.assign(job="spy"), Y[:20])
+    assert "spy" not in str(error.value)
+
+
+def test_a_search_over_arrays_of_numpy() -> None:
+    grid = {"epochs": np.arange(1, 3), "epsilon": np.array([2, 3], dtype=np.float32)}
+    found = GridSearchCV(classifier(), grid, cv=2, error_score="raise").fit(X, Y)
+    assert found.best_params_["epochs"] in (1, 2)
+    classifier(delta=np.float32(1e-5), learning_rate=np.float32(0.5), batch_size=np.int64(60)).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "labels"),
+    [
+        ({"classes": ["a", "b"]}, X, Y),
+        ({"bounds": (-2, 2), "batch_size": 10**7}, X, Y),
+        ({"bounds": (0, 1)}, X[:, :1], Y[:-1]),
+    ],
+)
+def test_a_fit_that_fails_leaves_the_last_one(changed: dict[str, Any], rows: np.ndarray, labels: np.ndarray) -> None:
+    model = classifier(epochs=1.0).fit(X, Y)
+    before, predicted = {name: value for name, value in vars(model).items() if name.endswith("_")}, model.predict(X)
+    with pytest.raises(ValueError):
+        model.set_params(**changed).fit(rows, labels)
+    assert {name: value for name, value in vars(model).items() if name.endswith("_")} == before
+    assert (model.predict(X) == predicted).all()
+
+
+def test_a_regression_that_fails_leaves_the_last_one() -> None:
+    model = regressor(epochs=1.0).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="batch_size"):
+        model.set_params(target_bounds=(5, 6), batch_size=10**7).fit(X, X[:, 0])
+    assert model.target_bounds_.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        np.array(["secret"] * 1000),
+        np.array(["secret"] * 1000, dtype=object),
+        X[:, 0].astype(str),
+        X[:, 0].astype(str).tolist(),
+    ],
+)
+def test_texts_as_numbers_to_predict_are_refused(targets: Any) -> None:
+    with pytest.raises(ValueError, match=r"^y holds texts.*y\.astype\(float\)"):
+        regressor().fit(X, targets)
+
+
+@pytest.mark.parametrize("number", [2.0, np.float64(2.0)])
+def test_a_number_of_classes_is_whole(number: float) -> None:
+    with pytest.raises(ValueError, match=r"expected classes as all labels.* got classes=2\.0"):
+        classifier(classes=number).fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_errors_about_the_form_of_rows_contain_no_value(make: Any) -> None:
+    y = Y if make is classifier else X[:, 0]
+    for rows, said in [
+        (X[:, 0], "Expected 2D array.*reshape"),
+        (X + 1j, "Complex data not supported"),
+        (np.full((1000, 2), "secret"), "X holds texts"),
+        (np.array(0.123), "Expected 2D array"),
+    ]:
+        with pytest.raises(ValueError, match=said) as raised:
+            make().fit(rows, y)
+        assert not any(words in str(raised.value) for words in ("0.", "array=", "secret"))
+    with pytest.raises(ValueError, match="Complex data not supported"):
+        regressor().fit(X, X[:, 0] + 1j)
+    model = make(epochs=1.0).fit(X, y)
+    with pytest.raises(ValueError, match="Expected 2D array") as raised:
+        model.predict(X[0])
+    assert "0." not in str(raised.value)

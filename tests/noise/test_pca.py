@@ -1,0 +1,398 @@
+"""Private principal components: one record changes the sum by at most one, and only the noised sum is used."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.decomposition import TruncatedSVD
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from noisette.accounting import Gaussian, Ledger, PldAccountant
+from noisette.errors import PrivacyError
+from noisette.noise import pca
+from noisette.noise.pca import PrivatePCA, private_pca
+from noisette.ranks import Alone
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
+COST = (("principal components", 1.0),)
+# Rounding error of the difference of two sums over the largest number of records, each of norm at most 2^31.
+MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
+HOSTILE = {
+    "largest of one value": [1.7e308] * 7,
+    "largest of both signs": [1.7e308, -1.7e308, 1e300, 0, 0, 0, 0],
+    "smallest": [5e-324] * 7,
+    "smallest beside large": [1e308, 5e-324, 0, 0, 0, 0, 0],
+    "subnormal": [1e-320, -3e-315, 1e-310, 0, 0, 0, 0],
+    "equal": [1.0] * 7,
+    "thirds": [1 / 3] * 7,
+    "one axis": [0, 0, 0, -1e-200, 0, 0, 0],
+    "four halves": [3.0, -3.0, 3.0, 3.0, 0, 0, 0],
+    "near one": [1.0, 2**-26, 2**-26, -(2**-27), 0, 0, 0],
+    "zeros": [0.0] * 7,
+    "nan": [1.0, math.nan, 1, 1, 1, 1, 1],
+    "infinite": [1.0, 1, 1, -math.inf, 1, 1, 1],
+}
+
+
+def sums(rows: Any) -> np.ndarray:
+    """The sum before noise."""
+    return pca._second_moment(pca._table(rows), Alone()) * pca._UNIT**2
+
+
+def noised(rows: Any, noise_multiplier: float = 2.0) -> np.ndarray:
+    """The noised and symmetrised sum, from all components and eigenvalues."""
+    pca = private_pca(rows, np.shape(rows)[1], noise_multiplier)
+    return (pca.components_.T * pca.eigenvalues_) @ pca.components_
+
+
+def many_rows(seed: int = 0, n: int = 3000, scales: tuple[float, ...] = (9, 6, 4, 1, 1, 1, 1)) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    turn = np.linalg.qr(generator.normal(size=(len(scales), len(scales))))[0]
+    return generator.normal(size=(n, len(scales))) * scales @ turn + 0.5
+
+
+# The bound
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) -> None:
+    others, row = many_rows(), np.array([HOSTILE[name]])
+    alone = sums(row)
+    for place in (0, 1024, 1500, 3000):
+        moved = sums(np.insert(others, place, row, axis=0)) - sums(others)
+        np.testing.assert_array_equal(moved, alone)
+    assert np.linalg.norm(alone) <= 1 - MOST_ROUNDING
+    known = name not in ("zeros", "nan", "infinite")
+    assert np.linalg.norm(alone) == pytest.approx(1.0 if known else 0.0, abs=1e-3)
+
+
+def test_every_random_record_stays_within_the_bound() -> None:
+    generator = np.random.default_rng(1)
+    for d in (1, 2, 50):
+        for _ in range(300):
+            row = generator.normal(size=(1, d)) * 10.0 ** generator.uniform(-300, 300, size=(1, d))
+            assert 1 - 1e-3 < np.linalg.norm(sums(row)) <= 1 - MOST_ROUNDING
+
+
+def test_many_equal_records_add_up_without_rounding() -> None:
+    row = np.full((1, 3), 1 / 3)
+    np.testing.assert_array_equal(sums(np.broadcast_to(row, (70_001, 3))), 70_001 * sums(row))
+
+
+def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = many_rows()
+    expected = sums(rows)
+    np.testing.assert_array_equal(sums(rows[::-1]), expected)
+    for size in (1, 7, 5000):
+        monkeypatch.setattr(pca, "_ROWS_AT_ONCE", size)
+        np.testing.assert_array_equal(sums(rows), expected)
+
+
+def test_the_scale_of_a_record_does_not_matter() -> None:
+    rows = many_rows()
+    np.testing.assert_array_equal(sums(rows * 2.0**40), sums(rows))
+
+
+def test_records_of_zeros_or_not_finite_contribute_nothing() -> None:
+    rows = many_rows(n=50)
+    silent = np.array([HOSTILE[name] for name in ("zeros", "nan", "infinite")])
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(sums(np.vstack([silent, rows, silent])), sums(rows))
+        assert not sums(silent).any()
+        assert not sums(np.array([["1e4000", "1"]], dtype=np.longdouble)).any()
+        assert sums(np.array([[1e300, 1e-300]])).any()
+
+
+def test_a_sum_that_would_not_be_exact_is_refused() -> None:
+    ledger = Ledger()
+    with pytest.raises(PrivacyError, match="2147483648 records"):
+        private_pca(np.broadcast_to(np.zeros((1, 2)), (2**31, 2)), 1, 4.0, ledger=ledger)
+    assert not ledger.events
+
+
+# The noise
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.8, 16.0])
+def test_noise_has_the_declared_standard_deviation(noise_multiplier: float) -> None:
+    d = 400
+    matrix = noised(np.zeros((0, d)), noise_multiplier)
+    beside = matrix[np.triu_indices(d, 1)]
+    for values, expected in ((np.diag(matrix), noise_multiplier), (beside, noise_multiplier / math.sqrt(2))):
+        assert abs(values.std() / expected - 1) * math.sqrt(2 * values.size) <= 6.1
+        assert abs(values.mean()) / expected * math.sqrt(values.size) <= 6.1
+
+
+def test_noise_lies_around_the_sum() -> None:
+    rows = many_rows()
+    apart = np.mean([noised(rows, 1.0) - sums(rows) for _ in range(200)], axis=0)
+    assert np.abs(apart).max() <= 6.1 / math.sqrt(200)
+
+
+def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
+    rows, found = many_rows(), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        found.append(noised(rows))
+    assert (found[0] != found[1]).all()
+    pca = PrivatePCA(2, noise_multiplier=2.0)
+    assert (pca.fit(rows).components_ != pca.fit(rows).components_).all()
+
+
+# The components
+
+
+def test_large_negative_eigenvalues_are_not_chosen() -> None:
+    values, vectors = pca._leading(np.diag([5.0, -100.0, 3.0, -7.0]), 2)
+    assert values.tolist() == [5, 3]
+    assert vectors.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
+
+
+def test_noise_alone_gives_the_upper_half_of_its_eigenvalues() -> None:
+    """Selected by magnitude, half of them would be negative."""
+    values = private_pca(np.zeros((0, 60)), 30, 4.0).eigenvalues_
+    assert (np.diff(values) <= 0).all()
+    assert values[0] > 30
+    assert values[-1] > -15
+
+
+def test_components_are_those_of_ordinary_uncentred_analysis_where_records_are_many() -> None:
+    rows = many_rows(n=200_000)
+    oracle = TruncatedSVD(3, algorithm="arpack").fit(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    pca = private_pca(rows, 3, noise_multiplier=1.0)
+    assert np.abs(np.sum(pca.components_ * oracle.components_, axis=1)) == pytest.approx(1.0, abs=1e-6)
+    assert pca.eigenvalues_ == pytest.approx(oracle.singular_values_**2, rel=1e-3)
+
+
+def test_nothing_is_centred() -> None:
+    rows = np.full((5000, 3), 10.0) + np.random.default_rng(0).normal(size=(5000, 3)) * [0, 0, 0.1]
+    pca = private_pca(rows, 1, noise_multiplier=1.0)
+    assert np.abs(pca.components_[0] - math.sqrt(1 / 3)).max() < 0.01
+    assert pca.transform(rows).mean() == pytest.approx(10 * math.sqrt(3), rel=0.01)
+
+
+def test_components_are_orthonormal_with_fixed_signs() -> None:
+    for seed in range(20):
+        components = private_pca(many_rows(seed, n=10), 4, 4.0).components_
+        np.testing.assert_allclose(components @ components.T, np.eye(4), atol=1e-12)
+        assert (components[range(4), np.abs(components).argmax(1)] > 0).all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_fewer_records_than_components(n: int) -> None:
+    pca = private_pca(many_rows(n=n), 5, 4.0)
+    assert pca.components_.shape == (5, 7)
+    assert pca.eigenvalues_.shape == (5,)
+    assert pca.transform(many_rows(n=n)).shape == (n, 5)
+
+
+# Kinds of rows
+
+
+KINDS: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": lambda rows: rows,
+    "column-major array": np.asfortranarray,
+    "list": np.ndarray.tolist,
+    "tensor": torch.tensor,
+    "tensor with gradient": lambda rows: torch.tensor(rows, requires_grad=True),
+    "transposed tensor": lambda rows: torch.tensor(rows.T.copy()).T,
+    "sparse matrix": sparse.csr_matrix,
+    "sparse array": sparse.coo_array,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
+    rows = many_rows(n=1500)
+    given = KINDS[kind](rows)
+    np.testing.assert_array_equal(sums(given), sums(rows))
+    pca = private_pca(rows, 3, 4.0)
+    projected = pca.transform(given)
+    assert isinstance(projected, torch.Tensor if "tensor" in kind else np.ndarray)
+    np.testing.assert_allclose(np.asarray(projected), rows @ pca.components_.T, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (np.ones((4, 2), np.float32), np.float32),
+        (np.ones((4, 2), np.float16), np.float64),
+        (np.ones((4, 2), np.uint8), np.float64),
+        (np.ones((4, 2), bool), np.float64),
+        (torch.ones(4, 2), torch.float32),
+        (torch.ones(4, 2, dtype=torch.bfloat16), torch.float64),
+        (torch.ones(4, 2, dtype=torch.uint8), torch.float64),
+    ],
+    ids=str,
+)
+def test_projection_keeps_single_precision_and_is_double_otherwise(given: Any, kind: Any) -> None:
+    pca = private_pca(given, 2, 4.0)
+    np.testing.assert_array_equal(sums(given), sums(np.ones((4, 2))))
+    assert pca.transform(given).dtype == kind
+
+
+def test_transform_accepts_all_rows_without_warnings() -> None:
+    pca = private_pca(many_rows(), 3, 4.0)
+    rows = np.array(
+        [HOSTILE[name] for name in ("nan", "largest of both signs", "smallest", "infinite", "equal", "zeros")]
+    )
+    with np.errstate(all="raise"):
+        projected = pca.transform(rows.astype(np.longdouble) * 10)
+    assert np.isnan(projected[0]).all()
+    np.testing.assert_allclose(projected[4:], rows[4:] * 10 @ pca.components_.T)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((5, 2, 2)), "got 3 axes; flatten"),
+        (torch.zeros(5), "got 1 axes"),
+        (np.array([["a", "b"]]), "got text"),
+        (np.array([[None, 1]]), "got object"),
+        (np.zeros((5, 2), complex), "got complex numbers"),
+        (torch.zeros(5, 2, dtype=torch.complex64), "got torch.complex64"),
+        (sparse.csr_matrix(np.zeros((5, 2), complex)), "got complex numbers"),
+        (torch.zeros(5, 2).to_sparse(), "got torch.sparse_coo; give sparse rows as a scipy"),
+    ],
+    ids=str,
+)
+def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: Any, message: str) -> None:
+    pca = PrivatePCA(1, noise_multiplier=4.0)
+    with pytest.raises(ValueError, match=message) as refusal:
+        pca.fit(rows)
+    assert "5" not in str(refusal.value)  # the number of records
+    assert not pca.ledger.events
+
+
+# Arguments and privacy cost
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages"),
+    [
+        ({}, ["exactly one of noise_multiplier and epsilon"]),
+        ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
+        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["epsilon and delta together"]),
+        ({"epsilon": 1.0}, ["epsilon and delta together"]),
+        ({"noise_multiplier": 0.0}, ["noise_multiplier > 0"]),
+        ({"noise_multiplier": math.nan}, ["noise_multiplier=nan"]),
+        ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
+        ({"n_components": 8, "noise_multiplier": -1}, ["n_components <= 7", "noise_multiplier > 0"]),
+        ({"n_components": 0, "noise_multiplier": 4.0}, ["n_components >= 1"]),
+        ({"n_components": 2.5, "noise_multiplier": 4.0}, ["whole number"]),
+    ],
+    ids=str,
+)
+def test_invalid_arguments_are_listed_together_without_privacy_cost(settings: dict, messages: list) -> None:
+    pca = PrivatePCA(**({"n_components": 2} | settings))
+    with pytest.raises(ValueError) as refusal:
+        pca.fit(many_rows())
+    assert all(message in str(refusal.value) for message in messages)
+    assert not pca.ledger.events
+
+
+@pytest.mark.parametrize(("noise_multiplier", "epsilon"), [(16, 0.2041), (7, 0.5025), (4, 0.9263)])
+def test_the_privacy_cost_is_that_of_one_gaussian(noise_multiplier: float, epsilon: float) -> None:
+    ledger = private_pca(many_rows(), 2, noise_multiplier).ledger
+    assert PldAccountant().compose(ledger.events).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "noise_multiplier"), [(0.1, 30.7496), (1.0, 3.7306), (4.0, 1.0812)])
+def test_the_noise_is_the_least_within_the_budget(epsilon: float, noise_multiplier: float) -> None:
+    """One hundredth of delta is reserved for the tail of the noise."""
+    pca = PrivatePCA(2, epsilon=epsilon, delta=1e-5).fit(many_rows())
+    assert noise_multiplier < pca.noise_multiplier_ <= 1.003 * noise_multiplier
+    assert pca.ledger.events == {Gaussian(pca.noise_multiplier_, COST): 1}
+
+
+def test_each_fit_has_a_privacy_cost() -> None:
+    ledger = Ledger()
+    pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger)
+    pca.fit(many_rows()).fit(many_rows())
+    pca.fit_transform(many_rows())
+    pca.transform(many_rows())
+    assert ledger.events == {Gaussian(4.0, COST): 3}
+
+
+def test_clones_spend_from_one_ledger() -> None:
+    pca = PrivatePCA(2, noise_multiplier=4.0)
+    for other in (clone(pca), clone(clone(pca)).set_params(n_components=3)):
+        other.fit(many_rows())
+    assert pca.ledger.events == {Gaussian(4.0, COST): 2}
+
+
+def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+
+    def draw(*_: object) -> None:
+        assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pca, "_noised", draw)
+    with pytest.raises(KeyboardInterrupt):
+        private_pca(many_rows(), 2, 4.0, ledger=Ledger(path))
+    assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
+
+
+def test_a_fit_that_fails_after_its_release_keeps_its_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    monkeypatch.setattr(pca.linalg, "eigh", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        private_pca(many_rows(), 2, 4.0, ledger=ledger)
+    ledger.release()
+    assert ledger.events == {Gaussian(4.0, COST): 1}
+
+
+def test_a_fit_that_the_ledger_refuses_releases_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger).fit(many_rows())
+    before = pca.components_
+    path.write_bytes(path.read_bytes() + b"another line\n")
+    with pytest.raises(PrivacyError):
+        pca.fit(many_rows())
+    assert pca.components_ is before
+
+
+# The scikit-learn interface
+
+
+def test_estimator_of_scikit_learn() -> None:
+    pca = PrivatePCA(3, epsilon=1.0, delta=1e-6)
+    assert pca.get_params() == {
+        "n_components": 3,
+        "noise_multiplier": None,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "ledger": pca.ledger,
+        "ranks": None,
+    }
+    with pytest.raises(NotFittedError):
+        pca.transform(many_rows())
+    pipeline = make_pipeline(FunctionTransformer(), pca)
+    assert pipeline.fit_transform(many_rows()).shape == (3000, 3)
+    assert pca.n_features_in_ == 7
+    with pytest.raises(ValueError, match="expected 7 features, as in the fit, got 6"):
+        pipeline.transform(np.zeros((2, 6)))
+
+
+def test_page_is_run() -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "a_users_module"}
+    exec(block, names)
+    assert names["pca"].components_.shape == (20, 64)
+    assert names["projected"].shape[1] == 20
+    assert sorted(type(event).__name__ for event in names["ledger"].events) == ["Gaussian", "PoissonGaussian"]
+    assert 0 < names["epsilon"] < 4

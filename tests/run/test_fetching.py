@@ -1,0 +1,288 @@
+"""Microbatches ahead: the same records in the same order, of steps in the ledger alone, and without the key."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from noisette import Ledger, PerExampleClip, PrivateRun, privatize
+from noisette.core.noise import SecretKey
+from noisette.run.loading import Fetch, Processes, Thread, WorkerRecords, fetch_of, records_of
+
+X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+
+
+def run_on(dataset: Any, ledger: Ledger | None = None, steps: int = 6, **declared: Any) -> PrivateRun:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers = {"expected_batch_size": 15, "sampling_rate": 0.05, "noise_multiplier": 1.0, "delta": 1e-3}
+    return privatize(
+        PerExampleClip(model, max_grad_norm=1.0, capture="eager"),
+        optimizer,
+        dataset,
+        **numbers,
+        steps=steps,
+        ledger=ledger,
+        **declared,
+    )
+
+
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> list[torch.Tensor]:
+    """The batches as they were loaded."""
+    loaded = []
+    for batch in run.batches(**loading):
+        parts = [X[:0]]
+        for x in batch.microbatches(size):
+            run.accumulate(loss, x)
+            parts.append(x)
+        loaded.append(torch.cat(parts))
+        assert torch.equal(loaded[-1], X[batch.indices])
+        run.optimizer.step()
+    return loaded
+
+
+@pytest.mark.parametrize("loading", [{"ahead": 0}, {}, {"ahead": 7, "to": "cpu"}], ids=str)
+@pytest.mark.parametrize("size", [4, "auto"])
+def test_a_thread_loads_every_batch_whole(tmp_path: Path, loading: dict[str, Any], size: Any) -> None:
+    with Ledger(tmp_path / "ledger") as ledger, run_on(X, ledger, steps=40) as run:
+        assert sum(map(len, trained(run, size, **loading))) > 300
+
+
+class Decoded(Dataset):
+    """Records that are made when they are read."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return X[index]
+
+
+class Died(Decoded):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if torch.utils.data.get_worker_info() is not None:
+            os._exit(3)
+        return X[index]
+
+
+def test_processes_load_every_batch_whole(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
+        assert sum(map(len, trained(run, workers=2, ahead=2, to="cpu"))) > 300
+    torch.set_rng_state(state)
+
+
+def test_a_process_that_dies_ends_the_step_unreleased(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger") as ledger, run_on(Died(), ledger) as run:
+        with pytest.raises(RuntimeError, match="a process that loads records died"):
+            trained(run, workers=1)
+        assert run.steps_taken == 0
+        assert ledger.events[run.event] >= 1, "paid for"
+
+
+def test_processes_get_no_key() -> None:
+    """What is pickled for them holds no key, which would refuse, and no index."""
+    with run_on(Decoded(), collate_fn=torch.stack) as run:
+        worker = WorkerRecords(run._records.gather)
+        again = pickle.loads(pickle.dumps(worker))
+        assert torch.equal(again.__getitems__([3, 5]), X[[3, 5]])
+        assert set(vars(worker)) == {"_gather"}
+        fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None)
+        loader = fetch._source._loader  # pyright: ignore[reportAttributeAccessIssue]
+        for given in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
+            pickle.dumps(given)
+        with pytest.raises(TypeError, match="never pickled"):
+            pickle.dumps(run._sampler)
+        with pytest.raises(TypeError, match="never pickled"):
+            pickle.dumps([SecretKey()])
+
+
+class Drawn:
+    """The sampler of a run, which notes how many steps the ledger holds when a batch is drawn."""
+
+    def __init__(self, run: PrivateRun) -> None:
+        self.run = run
+        self.sampler = run._sampler
+        self.seen: list[tuple[int, int]] = []  # a step, and the steps in the ledger
+
+    def indices(self, *, step: int) -> np.ndarray:
+        self.seen.append((step, self.run.ledger.events[self.run.event]))
+        return self.sampler.indices(step=step)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_batches_are_drawn_ahead_within_the_ledger(tmp_path: Path, on_disk: bool) -> None:
+    """Far ahead, and at the end of every lease of three steps no further."""
+    ledger = Ledger(tmp_path / "ledger") if on_disk else Ledger()
+    with ledger, run_on(X, ledger, steps=60) as run:
+        run._sampler = drawn = Drawn(run)  # pyright: ignore[reportAttributeAccessIssue]
+        now = []
+        for batch in run.batches(ahead=1000):
+            for x in batch.microbatches(5):
+                run.accumulate(loss, x)
+            now.append(max(step for step, _ in drawn.seen))
+            run.optimizer.step()
+    assert [step for step, _ in drawn.seen] == list(range(60)), "each once"
+    assert all(step < reserved for step, reserved in drawn.seen)
+    ahead = [step - k for k, step in enumerate(now)]
+    assert max(ahead) == (2 if on_disk else 0)
+
+
+def parts(*lengths: int) -> Iterator[np.ndarray]:
+    start = 0
+    for length in lengths:
+        yield np.arange(start, start + length)
+        start += length
+
+
+def test_a_thread_loads_so_many_ahead() -> None:
+    for ahead in (0, 1, 3):
+        asked: list[np.ndarray] = []
+        allowed = threading.Semaphore(100)
+
+        def gather(at: np.ndarray, asked: list[np.ndarray] = asked, allowed: Any = allowed) -> np.ndarray:
+            allowed.acquire()
+            asked.append(at)
+            return at
+
+        source = Thread(gather, ahead)  # pyright: ignore[reportArgumentType]
+        arriving = source.microbatches(parts(*[2] * 8))
+        next(arriving)
+        source._helper.shutdown(wait=True)
+        assert len(asked) == 1 + ahead
+
+
+class Read(Decoded):
+    """Notes which thread reads its records."""
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.threads.add(threading.current_thread())
+        return X[index]
+
+
+def test_records_are_read_by_the_thread_of_the_loop() -> None:
+    """Another thread would draw from the generators that the model uses meanwhile, and has no autocast of the loop."""
+    records = Read()
+    with run_on(records) as run:
+        for batch in run.batches(ahead=3):
+            for x in batch.microbatches(2):
+                run.accumulate(loss, x)
+            run.optimizer.step()
+    assert records.threads == {threading.current_thread()}
+
+
+def test_another_plan_drops_what_was_ahead() -> None:
+    fetch = Fetch(Thread(lambda at: at.tolist(), ahead=2))
+    whole = np.arange(12)
+
+    def plan(start: int, size: int) -> Any:
+        return lambda: iter([whole[k : k + size] for k in range(start, 12, size)])
+
+    assert fetch(whole[:2], plan(0, 2)) == [0, 1]
+    assert fetch(whole[2:6], plan(2, 4)) == [2, 3, 4, 5]
+    assert fetch(whole[2:4], plan(2, 2)) == [2, 3]
+    assert fetch(whole[4:6], plan(0, 3)) == [4, 5], "of the plan before, which is kept while it holds"
+    fetch.close()
+
+
+def test_an_error_is_raised_and_the_next_call_begins_anew() -> None:
+    broken = [True]
+
+    def gather(at: np.ndarray) -> list[int]:
+        if broken:
+            raise OSError("disk gone")
+        return at.tolist()
+
+    fetch = Fetch(Thread(gather))
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk gone"):
+            fetch(np.arange(2), lambda: parts(2, 2))
+    broken.clear()
+    assert fetch(np.arange(2), lambda: parts(2, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("loading", "error"),
+    [
+        ({"workers": -1}, ValueError),
+        ({"workers": 1.0}, TypeError),
+        ({"ahead": -1}, ValueError),
+        ({"workers": 1, "ahead": 0}, ValueError),
+        ({"to": "nowhere"}, RuntimeError),
+    ],
+)
+def test_numbers_that_are_refused(loading: dict[str, Any], error: type[Exception]) -> None:
+    with run_on(X) as run, pytest.raises(error):
+        next(run.batches(**loading))
+
+
+def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> None:
+    torch.manual_seed(0)
+    source = Processes(records_of(X).gather, workers=1)
+    state = torch.get_rng_state()
+    for _ in range(2):
+        assert len(list(source.microbatches(parts(2, 2)))) == 2
+    assert torch.equal(torch.get_rng_state(), state)
+    source.close()
+
+
+class Augmented(Decoded):
+    """Records that draw random numbers, and take a while if a thread loads them ahead."""
+
+    def __init__(self) -> None:
+        self.seeds: set[int] = set()  # of the generator that they draw from
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.002)
+        self.seeds.add(torch.initial_seed())
+        return X[index] + torch.rand(())
+
+
+def test_nothing_is_drawn_ahead_between_steps(tmp_path: Path) -> None:
+    """There the generators have states that others can compute, and what is drawn would tell how much is ahead."""
+    records, between = Augmented(), set[int]()
+    with Ledger(tmp_path / "ledger") as ledger, run_on(records, ledger, steps=40) as run:
+        for batch in run.batches():
+            for x in batch.microbatches(30):
+                run.accumulate(loss, x)
+            run.optimizer.step()
+            between.add(torch.initial_seed())
+            state = torch.get_rng_state()
+            time.sleep(0.01)
+            assert torch.equal(torch.get_rng_state(), state)
+    assert between
+    assert not between & records.seeds
+
+
+class TellsItsSeed(Decoded):
+    """Its records are whether torch's generator has the state that torch makes of a seed, of which it uses 32 bits."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        plain = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        return torch.tensor(torch.equal(plain, torch.get_rng_state()))
+
+
+def test_processes_have_seeds_that_are_too_many_to_be_tried() -> None:
+    source = Processes(records_of(TellsItsSeed()).gather, workers=1)
+    [told] = list(source.microbatches(iter([np.arange(2)])))
+    source.close()
+    assert told.tolist() == [False, False]

@@ -1,0 +1,157 @@
+"""Collation, mapped files and Arrow tables: microbatches of the right rows, and no other row is read."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from noisette import PaddedBuckets
+from noisette.run.loading import records_of
+
+AT = np.array([2, 5, 9])
+
+
+def test_a_function_collates_each_record_alone() -> None:
+    x, seen = torch.arange(24.0).view(12, 2), list[int]()
+
+    def doubled(records: list[Any]) -> torch.Tensor:
+        seen.append(len(records))
+        return 2 * torch.stack([record[0] if isinstance(record, tuple) else record for record in records])
+
+    for dataset in (list(x), TensorDataset(x), PaddedBuckets(list(x), edges=(2,))):
+        assert torch.equal(records_of(dataset, doubled).gather(AT), 2 * x[AT])
+    assert seen == [1] * 9
+    for columns in (x, x.numpy(), (x, x), {"x": x}):
+        records_of(columns, default_collate)  # which is what collates without a function
+        with pytest.raises(TypeError, match="these are columns"):
+            records_of(columns, doubled)
+
+
+class Scaled(TensorDataset):
+    """Changes the rows of its tensors."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(10 * value for value in super().__getitem__(index))
+
+
+class Named(TensorDataset):
+    """Has the rows of its tensors, and a name."""
+
+    name = "rows"
+
+
+def test_code_of_a_data_set_of_tensors_is_called() -> None:
+    x = torch.arange(24.0).view(12, 2)
+    [scaled], [plain] = records_of(Scaled(x)).gather(AT), records_of(Named(x)).gather(AT)
+    assert torch.equal(scaled, 10 * x[AT])
+    assert torch.equal(plain, x[AT])
+
+
+def test_masked_values_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"masked values.*filled"):
+        records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
+
+
+def test_several_data_sets_by_name_are_refused() -> None:
+    with pytest.raises(TypeError, match="'train' of the data set is a TensorDataset, not a column"):
+        records_of({"train": TensorDataset(torch.ones(3))})
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> np.memmap:
+    np.save(tmp_path / "x.npy", np.arange(60.0, dtype=np.float32).reshape(20, 3))
+    return np.load(tmp_path / "x.npy", mmap_mode="r")
+
+
+def test_rows_of_mapped_files(mapped: np.memmap) -> None:
+    views = [mapped, mapped[4:], mapped[::2], mapped[4:, 1:], mapped[3:][1:], mapped.T.T, mapped[:, 0]]
+    for view in views:
+        for dataset in (view, (view, view), {"a": view, "b": view}):
+            gather = records_of(dataset).gather
+            pickled = pickle.dumps(gather)
+            assert len(pickled) < 1000
+            for found in (gather(AT[:2]), pickle.loads(pickled)(AT[:2])):
+                first = (
+                    found if isinstance(found, torch.Tensor) else found["a"] if isinstance(found, dict) else found[0]
+                )
+                assert torch.equal(first, torch.from_numpy(np.array(view[AT[:2]])))
+
+
+def test_changes_in_memory_alone_are_pickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(10))
+    private = np.load(tmp_path / "x.npy", mmap_mode="c")
+    private[2] = 7
+    assert pickle.loads(pickle.dumps(records_of(private).gather))(AT[:1]).tolist() == [7]
+    own = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    own[5] = 3
+    assert pickle.loads(pickle.dumps(records_of(own).gather))(AT[1:2]).tolist() == [3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
+    """In a process of its own: 400 MB on disk, of which rows of 4 kB are read, move the peak by less than 40 MB."""
+    program = f"""
+import numpy as np
+from noisette import PoissonGaussian
+from noisette.core.noise import SecretKey
+from noisette.run.loading import records_of
+from noisette.core.batches import PoissonSampler
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+x = np.lib.format.open_memmap({str(tmp_path / "x.npy")!r}, mode="w+", dtype=np.float32, shape=(100_000, 1024))
+x = {{"x": np.load({str(tmp_path / "x.npy")!r}, mmap_mode="r")}}
+records = records_of(x)
+records.gather(np.array([0, 1]))
+before = peak()
+sampler = PoissonSampler(records.size, 2e-4, SecretKey())
+rows = sum(len(records.gather(sampler.indices(step=step))["x"]) for step in range(20))
+assert 200 < rows < 700, rows
+assert peak() - before < 40_000, (before, peak())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+class Table(Dataset):
+    """Like a table of Arrow: rows are asked for together, and a transform may see all that are asked for at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitems__(self, at: list[int]) -> list[dict[str, Any]]:
+        self.asked.append(at)
+        return [{"x": torch.tensor([float(k)], dtype=torch.float64), "label": k % 2} for k in at]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise AssertionError("not as a loader does it")
+
+
+@pytest.mark.parametrize("collate", [None, default_collate, lambda records: default_collate(records)])
+def test_rows_of_a_table_are_asked_for_one_at_a_time(collate: Any) -> None:
+    table, at = Table(), np.array([1, 10**9 - 1])
+    found = records_of(table, collate).gather(at)
+    assert table.asked == [[1], [10**9 - 1]]
+    assert found["label"].tolist() == [1, 1]
+    assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
+
+
+@pytest.mark.filterwarnings("ignore:Cannot locate reference")  # of its own pickling
+def test_a_data_set_of_hugging_face() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"x": np.arange(40.0).reshape(20, 2), "y": list(range(20))}).with_format("torch")
+    found = records_of(table).gather(AT)
+    assert found["y"].tolist() == AT.tolist()
+    assert found["x"].tolist() == [[4.0, 5.0], [10.0, 11.0], [18.0, 19.0]]
+    with pytest.raises(TypeError, match="'train' of the data set is a Dataset"):
+        records_of(datasets.DatasetDict(train=table))

@@ -1,0 +1,340 @@
+"""Pieces that find their own size: the sum, the noise and the bound are those of the whole batch, whatever fits."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette.core import clip as accumulator
+from noisette.core.noise import SecretKey
+from noisette.run import microbatch_size
+from noisette.run.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
+
+SIZE = 45
+X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
+
+
+@pytest.fixture(autouse=True)
+def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
+
+
+@dataclass
+class Room:
+    """Memory for so many examples; remembers what was at work in it."""
+
+    examples: float
+    most: float = float("inf")
+    given_back: int = 0
+    at_work: int = 0
+
+    def begin(self) -> None:
+        pass
+
+    def fits(self) -> float:
+        return self.examples / self.at_work
+
+    def ran_out(self) -> None:
+        self.given_back += 1
+
+
+class EndsInBackward(torch.autograd.Function):
+    """The identity, whose backward pass has no memory where ``fails`` is set."""
+
+    generate_vmap_rule = True
+    fails = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        if EndsInBackward.fails:
+            raise torch.OutOfMemoryError("out of memory, after most of the work was done")
+        return dy[0]
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+    return F.cross_entropy(EndsInBackward.apply(model(x)), y)
+
+
+@dataclass
+class Training:
+    """A run of three steps over all records, whose backward pass runs out of memory beyond ``holds`` examples."""
+
+    room: Room
+    holds: float = float("inf")
+    bound: float = 0.5
+    seen: list[list[int]] = field(default_factory=list)  # records of each piece that was bounded
+    tried: list[int] = field(default_factory=list)  # lengths of all pieces handed out
+    released: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        self.clip = PerExampleClip(self.model, self.bound, capture="eager")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        with mock.patch("noisette.run.private.memory_of", return_value=self.room):
+            self.run: PrivateRun = privatize(
+                self.clip,
+                self.optimizer,
+                (X.double(), Y, torch.arange(SIZE)),
+                expected_batch_size=SIZE,
+                sampling_rate=1.0,
+                steps=3,
+                noise_multiplier=1.0,
+            )
+        self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
+
+    def _watched_take(self) -> Any:
+        parts = self._take()
+        self.sums.append(torch.cat([g.double().flatten() for part in parts for g in part.grads]))
+        return parts
+
+    def piece(self, x: Tensor, y: Tensor, at: Tensor) -> None:
+        self.tried.append(len(x))
+        self.room.at_work = len(x)
+        before = self.run._batch.bounded
+        EndsInBackward.fails = len(x) > self.holds
+        try:
+            self.run.accumulate(loss, x, y, at)
+        finally:
+            EndsInBackward.fails = False
+        if self.run._batch.bounded > before:
+            self.seen.append(at.tolist())
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.released.append(torch.cat([p.grad.flatten().clone() for p in self.model.parameters()]))
+        self.optimizer.zero_grad()
+
+    def go(self, size: int | str) -> Training:
+        with self.run:
+            for batch in self.run.batches():
+                for piece in batch.microbatches(size):
+                    self.piece(*piece)
+                self.step()
+        return self
+
+
+def lengths(training: Training) -> list[int]:
+    return [len(part) for part in training.seen]
+
+
+@pytest.mark.parametrize("bound", [1e-3, 0.5, 1e3], ids=["all clipped", "some clipped", "none clipped"])
+@pytest.mark.parametrize(
+    ("room", "holds"), [(1e9, 1e9), (12, 1e9), (1e9, 12), (1, 1e9), (1e9, 1)], ids=lambda v: f"{v:g}"
+)
+def test_mechanism_is_that_of_the_whole_batch(room: float, holds: float, bound: float) -> None:
+    whole = Training(Room(1e9), bound=bound).go(1000)
+    cut = Training(Room(room), holds, bound=bound).go("auto")
+    assert lengths(whole) == [SIZE] * 3
+    assert len(cut.seen) > 3
+    for step in range(3):
+        torch.testing.assert_close(cut.sums[step], whole.sums[step], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(cut.released[step], whole.released[step], rtol=1e-12, atol=1e-12)
+    assert sorted(record for part in cut.seen for record in part) == sorted([*range(SIZE)] * 3)
+
+
+def test_size_doubles_while_it_fits_twice_and_is_remembered() -> None:
+    training = Training(Room(17)).go("auto")
+    assert lengths(training) == [1, 2, 4, 8, 16, 14, 16, 16, 13, 16, 16, 13]
+
+
+def test_rest_of_a_batch_says_nothing_about_the_size() -> None:
+    training = Training(Room(31)).go("auto")
+    assert lengths(training)[:6] == [1, 2, 4, 8, 16, 14]
+    assert max(lengths(training)) == 16
+
+
+def test_memory_that_runs_out_halves_the_size_for_good() -> None:
+    training = Training(Room(1e9), holds=6).go("auto")
+    assert training.tried[:7] == [1, 2, 4, 8, 4, 4, 4]
+    assert training.tried.count(8) == 1
+    assert training.room.given_back == 1
+
+
+def test_one_example_that_does_not_fit_is_the_users_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        Training(Room(1), holds=0).go("auto")
+
+
+def test_size_that_was_given_is_kept() -> None:
+    training = Training(Room(1e9), holds=10)
+    with pytest.raises(torch.OutOfMemoryError):
+        training.go(16)
+    assert training.tried == [16]
+
+
+def test_other_errors_pass() -> None:
+    training = Training(Room(1e9))
+    with training.run:
+        piece = next(next(iter(training.run.batches())).microbatches("auto"))
+        with pytest.raises(TypeError):
+            training.run.accumulate(loss, *piece, nonsense=True)
+
+
+def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> None:
+    """In a call of the loop's own, before the piece is given to the run."""
+    whole, training = Training(Room(1e9)).go(1000), Training(Room(1e9))
+
+    def logged(x: Tensor) -> None:
+        if len(x) > 6:
+            training.tried.append(-len(x))
+            raise torch.OutOfMemoryError("out of memory")
+
+    with training.run:
+        for batch in training.run.batches():
+            for _ in range(2):
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    for piece in batch.microbatches("auto"):
+                        logged(piece[0])
+                        training.piece(*piece)
+                    break
+            training.step()
+    assert [n for n in training.tried if n < 0] == [-8], "tried once"
+    assert max(lengths(training)) == 4
+    assert sorted(record for part in training.seen for record in part) == sorted([*range(SIZE)] * 3)
+    torch.testing.assert_close(torch.stack(training.released), torch.stack(whole.released), rtol=1e-12, atol=1e-12)
+
+
+def test_piece_without_its_backward_is_refused() -> None:
+    training = Training(Room(1e9))
+    with training.run:
+        [batch] = [next(iter(training.run.batches()))]
+        pieces = batch.microbatches("auto")
+        next(pieces)
+        with pytest.raises(PrivacyError, match="0 examples of this batch went through"):
+            next(pieces)
+
+
+def test_batch_that_is_done_gives_no_second_round() -> None:
+    training = Training(Room(1e9))
+    with training.run:
+        batch = next(iter(training.run.batches()))
+        for piece in batch.microbatches("auto"):
+            training.piece(*piece)
+        with pytest.raises(PrivacyError, match="45 examples of this batch went through"):
+            next(batch.microbatches("auto"))
+
+
+def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may also run out where the sum of a piece meets the sums before it."""
+    model = nn.Linear(5, 3).double()
+    clip, examples = PerExampleClip(model, 0.5, capture="eager"), (X[:6].double(), Y[:6], Y[:6])
+    clip.accumulate(loss, *examples)
+    [expected] = clip.pop_sums()
+    clip.accumulate(loss, *examples)
+    whole = accumulator._double_like
+
+    def spent(tensor: Tensor) -> Tensor:
+        if tensor.shape == model.bias.shape:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accumulator, "_double_like", spent)
+        with pytest.raises(torch.OutOfMemoryError):
+            clip.accumulate(loss, *examples)
+    [total] = clip.pop_sums()
+    clip.close()
+    for found, before in zip(total.grads, expected.grads, strict=True):
+        assert torch.equal(found, before)
+
+
+# What measures memory
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, **numbers: Callable[[torch.device], Any]) -> None:
+    for name, answer in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+
+
+def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks, emptied, anew = {0: 0, 1: 0}, [], []
+    fake_cuda(
+        monkeypatch,
+        memory_allocated=lambda d: 100,
+        memory_reserved=lambda d: 300,
+        mem_get_info=lambda d: (800, 2000),
+        max_memory_allocated=lambda d: peaks[d.index],
+        reset_peak_memory_stats=lambda d: anew.append(d.index),
+        empty_cache=lambda: emptied.append(True),
+    )
+    memory = CudaMemory([torch.device("cuda", 0), torch.device("cuda", 1)])
+    memory.begin()
+    assert anew == [0, 1]
+    peaks |= {0: 200, 1: 300}  # of 1000 free bytes, four fifths may be used; the pieces took 100 and 200
+    assert memory.fits() == pytest.approx(4)
+    assert emptied == []
+    memory.ran_out()
+    assert emptied == [], "the error still holds the memory"
+    memory.begin()
+    memory.begin()
+    assert emptied == [True]
+
+
+def test_process_is_measured_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"VmRSS": 1000, "VmHWM": 1000, "MemAvailable": 80_000}
+    monkeypatch.setattr(microbatch_size, "_kilobytes", lambda file, entry: files[entry])
+    memory = ProcessMemory()
+    files |= {"VmRSS": 3000, "VmHWM": 5000, "MemAvailable": 78_000}
+    memory.begin()
+    files["VmHWM"] = 11_000  # 10 000 above the start, where 80 000 were to be had and a quarter may be used
+    assert memory.fits() == pytest.approx(2)
+    assert memory.most == 256
+
+
+def test_system_tells_numbers() -> None:
+    """In a process of its own: memory that earlier tests freed is used again, and the peak would not grow."""
+    if not isinstance(memory_of({torch.device("cpu")}), ProcessMemory):
+        pytest.skip("the system does not tell what memory a process holds")
+    program = """
+import numpy as np
+from noisette.run.microbatch_size import ProcessMemory
+memory = ProcessMemory()
+memory.begin()
+before = memory.fits()
+held = np.ones(2**26)
+after = memory.fits()
+assert 0 < after < before, (before, after)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    with pytest.raises(OSError, match="no entry Nonsense"):
+        microbatch_size._kilobytes("/proc/meminfo", "Nonsense")
+
+
+def test_each_kind_of_device_has_its_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(memory_of({torch.device("cuda", 0), torch.device("cuda", 1)}), CudaMemory)
+    assert isinstance(memory_of({torch.device("meta")}), UnmeasuredMemory)
+    assert isinstance(memory_of({torch.device("cuda", 0), torch.device("cpu")}), UnmeasuredMemory)
+
+
+def test_unmeasured_pieces_stop_growing() -> None:
+    size = MeasuredSize(UnmeasuredMemory())
+    for _ in range(20):
+        size.begin()
+        size.end(size.now)
+    assert size.now == 32
+    assert size.halve(32)
+    size.end(16)
+    assert size.now == 16

@@ -1,0 +1,204 @@
+"""Records by their users: ids of all kinds, few records of each drawn by the key alone, and batches of both kinds."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.utils.data import TensorDataset
+
+from noisette import PrivacyError, Users
+from noisette.core.noise import SecretKey
+from noisette.run.loading import records_of
+from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
+
+X, IDS = torch.arange(12.0).view(6, 2), ["ann", "bob", "ann", "eve", "bob", "ann"]
+NUMBERS = torch.tensor([7, 9, 7, 8, 9, 7])
+EXPECTED = [0, 1, 0, 2, 1, 0]
+
+
+def key(number: int) -> SecretKey:
+    return SecretKey(number.to_bytes(32, "little"))
+
+
+class Column:
+    """Like a column of a table of pandas."""
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(IDS, dtype=object)
+
+
+GIVEN: dict[str, tuple[Any, Any]] = {
+    "list": (IDS, X),
+    "tuples": ([(name, 1) for name in IDS], X),
+    "array": (NUMBERS.numpy(), X),
+    "array of texts": (np.array(IDS), X),
+    "array of times": (NUMBERS.numpy().astype("M8[ns]"), X),
+    "tensor": (NUMBERS, X),
+    "list of tensors": (list(NUMBERS), X),
+    "list of numbers of NumPy": (list(NUMBERS.numpy()), X),
+    "column": (Column(), X),
+    "function of a row": (lambda record: record[1], (X, NUMBERS)),
+    "function of a dictionary": (lambda record: record["user"].item(), {"x": X, "user": NUMBERS}),
+    "function of a TensorDataset": (lambda record: record[1], TensorDataset(X, NUMBERS)),
+    "function of a record": (lambda record: record[1], list(zip(X, IDS, strict=True))),
+    "function of a pair": (lambda record: (record[1], "x"), (X, NUMBERS)),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_ids_of_all_kinds(given: str) -> None:
+    ids, dataset = GIVEN[given]
+    assert Users(ids, most_records=2).numbers(dataset, 6).tolist() == EXPECTED
+
+
+class Person:
+    pass
+
+
+NAN = float("nan")
+REFUSED: dict[str, tuple[Any, str]] = {
+    "too few": (IDS[1:], "5 ids for 6 records"),
+    "none": ([*IDS[:5], None], r"1 records have no user \(index 5\)"),
+    "nan": ([1.0, NAN, 2.0, NAN, 1.0, 1.0], r"2 records have no user \(index 1, 3\)"),
+    "nan in an array": (np.array([1.0, NAN, 2.0, NAN, 1.0, 1.0]), r"2 records have no user \(index 1, 3\)"),
+    "no time": (np.array([1, 2, "NaT", 1, 1, 1], dtype="M8[ns]"), "1 records have no user"),
+    "masked": (np.ma.masked_equal([1, 2, 3, 1, 1, 1], 3), r"no user \(index 2\)"),
+    "blank": (["a", " ", "b", "", "a", "a"], r"2 records have no user \(index 1, 3\)"),
+    "none in a pair": ([("a", 1)] * 5 + [("a", None)], "1 records have no user"),
+    "lists": ([[1]] * 6, "is a list, which is not compared by value"),
+    "arrays": (list(np.zeros((6, 2))), "is a ndarray"),
+    "tensors": (list(X), "is a Tensor"),
+    "tensors in a pair": ([(torch.zeros(2), 1)] * 6, "is a Tensor"),
+    "objects": ([Person()] * 6, "is a Person"),
+    "two columns": (X, "shape"),
+    "one text": ("abcdef", "got a str"),
+    "a mapping": (dict(zip(range(6), IDS, strict=True)), "got a dict"),
+    "a number": (3, "got a int"),
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_ids_that_are_refused(given: str) -> None:
+    ids, message = REFUSED[given]
+    with pytest.raises((TypeError, ValueError), match=message):
+        Users(ids, most_records=2).numbers(X, 6)
+
+
+@pytest.mark.parametrize("numbers", [(0, None), (2.5, None), (True, None), (2, 0)])
+def test_declared_numbers_outside_their_domain(numbers: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"most_records|public_users"):
+        Users(IDS, *numbers)
+
+
+def test_ids_are_not_shown() -> None:
+    assert "ann" not in repr(Users(IDS, most_records=2, public_users=9))
+
+
+def test_each_user_keeps_at_most_the_declared_number() -> None:
+    users = np.random.default_rng(0).integers(0, 50, 400)
+    for most in (1, 3, 1000):
+        kept = UserRecords(users, most, SecretKey()).kept
+        np.testing.assert_array_equal(np.bincount(users[kept]), np.minimum(np.bincount(users), most))
+
+
+@pytest.mark.parametrize("users", [[0, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0]])
+def test_every_set_of_records_of_a_user_is_kept_equally_often(users: list[int]) -> None:
+    """Also the last ones in the order of the data set; users are those of either end of it."""
+    own = np.flatnonzero(np.array(users) == 0)
+    sets = list(combinations(own.tolist(), 2))
+    counts = dict.fromkeys(sets, 0)
+    for number in range(3000):
+        kept = UserRecords(np.array(users), 2, key(number)).kept
+        counts[tuple(own[kept[own]].tolist())] += 1
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-6
+
+
+def test_the_records_of_others_do_not_change_with_a_user() -> None:
+    """The neighbours of the guarantee: all records of a user are added, with one key."""
+    users = np.repeat(np.arange(30), 5)
+    less, more = (UserRecords(u, 3, key(5)) for u in (users, np.append(users, [30] * 9)))
+    np.testing.assert_array_equal(less.kept, more.kept[:150])
+    for sampler in (KeptRecordsSampler, UserSampler):
+        for step in range(20):
+            without = sampler(less, 0.3, key(5)).indices(step=step)
+            drawn = sampler(more, 0.3, key(5)).indices(step=step)
+            if sampler is UserSampler:
+                without, drawn = users[without], users[drawn[drawn < 150]]
+            else:  # kept records are counted in the order of the data set
+                drawn = drawn[drawn < 150]
+            np.testing.assert_array_equal(drawn, without)
+
+
+def counted(sampler: KeptRecordsSampler | UserSampler, steps: int) -> np.ndarray:
+    """How many records each user has in each batch, (steps, users)."""
+    users = sampler.records.users
+    return np.array([np.bincount(users[sampler.indices(step=s)], minlength=users.max() + 1) for s in range(steps)])
+
+
+def test_records_of_a_user_enter_independently() -> None:
+    records = UserRecords(np.repeat(np.arange(40), 7), 3, key(1))
+    counts = counted(KeptRecordsSampler(records, 0.3, key(1)), 1000)
+    expected = counts.size * stats.binom.pmf(range(4), 3, 0.3)
+    assert counts.max() == 3
+    assert stats.chisquare(np.bincount(counts.ravel()), expected).pvalue > 1e-6
+    sizes = counts.sum(1)
+    assert abs(sizes.var() / (120 * 0.3 * 0.7) - 1) < 6 * (2 / 1000) ** 0.5
+
+
+def test_a_user_enters_with_one_record_whatever_it_has() -> None:
+    users = np.concatenate([np.repeat(np.arange(20), 4), np.arange(20, 40)])
+    sampler = UserSampler(UserRecords(users, 3, key(2)), 0.3, key(2))
+    counts = counted(sampler, 1000)
+    assert counts.max() == 1
+    for kind in (counts[:, :20], counts[:, 20:]):  # of users with many records, and with one
+        assert abs(kind.mean() - 0.3) < 6 * (0.21 / kind.size) ** 0.5
+    centred = counts - 0.3
+    assert abs((centred[1:] * centred[:-1]).mean()) < 6 * 0.21 / (999 * 40) ** 0.5, "no memory"
+    assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 6 * 0.21 / (1000 * 39) ** 0.5, "no pairs"
+    own = np.flatnonzero(sampler.records.kept & (users == 5))
+    taken = np.array([np.isin(own, sampler.indices(step=step)) for step in range(1000)]).sum(0)
+    assert stats.chisquare(taken).pvalue > 1e-6
+
+
+def test_batches_that_were_not_drawn_are_refused() -> None:
+    by_user = UserRecords(np.array([0, 0, 0, 1, 1, 1]), 2, key(3))
+    records = by_user.of(records_of(X), 2)
+    assert records.check_batch is not None
+    records.check_batch(np.flatnonzero(by_user.kept))
+    records.check_batch(np.arange(0))
+    for at in (np.arange(6), np.flatnonzero(~by_user.kept)[:1], np.repeat(np.flatnonzero(by_user.kept), 2)):
+        with pytest.raises(PrivacyError, match="at most 2 of the kept records"):
+            records.check_batch(at)
+    with pytest.raises(PrivacyError, match="at most 1"):
+        by_user.of(records_of(X), 1).check_batch(np.flatnonzero(by_user.kept))  # pyright: ignore[reportOptionalCall]
+
+
+def test_no_records() -> None:
+    none = UserRecords(Users([], 2).numbers([], 0), 2, SecretKey())
+    for sampler in (KeptRecordsSampler, UserSampler):
+        assert len(sampler(none, 0.5, SecretKey()).indices(step=0)) == 0
+
+
+def test_a_million_records_are_grouped_quickly() -> None:
+    ids = np.random.default_rng(0).integers(0, 10**5, 10**6)
+    start = time.process_time()
+    UserRecords(Users(ids, 4).numbers(ids, len(ids)), 4, SecretKey())
+    assert time.process_time() - start < 6
+
+
+@pytest.mark.parametrize("ids", [[1, "1", 1, "1"], [b"a", "a", "a", "a"], ["2", 2.0, "3", "3"]])
+def test_ids_of_different_kinds_are_refused(ids: list[Any]) -> None:
+    """1 and "1" are two values, but hardly two users."""
+    with pytest.raises(ValueError, match="would count as two users"):
+        Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4)
+
+
+@pytest.mark.parametrize("ids", [[1, 2.0, True, 2], ["a", "b", "a", "b"], [("a", 1), ("a", 2), ("a", 1), ("a", 2)]])
+def test_ids_of_one_kind_are_compared_by_value(ids: list[Any]) -> None:
+    assert Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4).tolist() == [0, 1, 0, 1]

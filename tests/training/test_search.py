@@ -1,0 +1,302 @@
+"""A search: what it charges and costs, what its rehearsal finds, and what leaves it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from torch import nn
+
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.data import DataSet, Split
+from noisette.errors import PrivacyError
+from noisette.training import search as rehearsal
+from noisette.training import search as search_module
+from noisette.training.recipe import Recipe
+from noisette.training.search import HeldOutScore, PublicScore, Search
+from noisette.training.search_space import SearchSpace
+
+SIZE, STEPS = 400, 5
+RECIPE = Recipe.of(
+    {
+        "data": {"name": "own.npz", "classes": 3, "size": SIZE},
+        "model": {"name": "linear"},
+        "privacy": {"epsilon": 3.0, "delta": 1e-4},
+        "training": {"epochs": 0.5, "batch_size": 40, "lr": 1.0, "compile": "no"},
+    },
+    "a test",
+)
+OVER = "lr=log(0.01,10) max_grad_norm=uniform(0.05,1)"
+REAL = 7.0  # in the first place of each record, where a made-up one is below 1
+
+
+def split_of(records, seed):
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(records, 4)).astype(np.float32)
+    inputs[:, 0] = REAL
+    return Split(inputs, random.integers(0, 3, records))
+
+
+def own_data(test=True):
+    return DataSet("own", split_of(SIZE, 0), split_of(60, 1) if test else None, 3, SIZE)
+
+
+def search_of(recipe=RECIPE, over=OVER, score=None, mean=4.0, shape=0.0, data=None):
+    space = SearchSpace.read([over], recipe)
+    return Search(recipe, space, score or PublicScore(), data or own_data(), mean=mean, shape=shape)
+
+
+def nothing_shown(number, run):
+    pass
+
+
+@pytest.fixture(scope="module")
+def held_out_search():
+    return search_of(score=HeldOutScore(0.2, 12.0))
+
+
+def oracle(event, delta):
+    """The epsilon of a search, by the library's own accountant."""
+    run = dp_event.ComposedDpEvent(
+        [
+            dp_event.SelfComposedDpEvent(
+                dp_event.PoissonSampledDpEvent(
+                    getattr(release, "sampling_rate", 1.0), dp_event.GaussianDpEvent(release.noise_multiplier)
+                ),
+                times,
+            )
+            for release, times in event.run
+        ]
+    )
+    whole = dp_event.RepeatAndSelectDpEvent(run, event.mean, event.shape)
+    return RdpAccountant().compose(whole).get_epsilon(delta)
+
+
+def test_the_whole_search_keeps_the_budget_by_an_accountant_of_its_own(held_out_search):
+    for search in (held_out_search, search_of(mean=2.0, shape=1.0)):
+        priced = oracle(search.event, 1e-4)
+        assert priced <= 3.0 * 1.001  # it has fewer orders
+        assert priced == pytest.approx(search.epsilon, rel=0.01)
+        assert 2.9 < search.epsilon <= 3.0
+
+
+def test_each_run_releases_its_steps_and_its_score_and_no_more(held_out_search, monkeypatch):
+    assert held_out_search.event.run == (
+        (PoissonGaussian(40 / 320, held_out_search.noise_multiplier), 4),
+        (Gaussian(12.0, parts=(("right answers", 1.0),)), 1),
+    )
+    ledgers = []
+    whole = Search._train
+
+    def train(self, recipe, ledger, on_step):
+        ledgers.append(ledger)
+        return whole(self, recipe, ledger, on_step)
+
+    monkeypatch.setattr(Search, "_train", train)
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 3)
+    of_search = Ledger()
+    held_out_search.run(of_search, nothing_shown)
+    assert of_search.events == {held_out_search.event: 1}
+    assert [ledger.events for ledger in ledgers] == [dict(held_out_search.event.run)] * 3
+
+
+def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 5)
+    search, made = search_of(), []
+    whole = Search._train
+
+    def train(self, recipe, ledger, on_step):
+        made.append(whole(self, recipe, ledger, on_step))
+        return made[-1]
+
+    monkeypatch.setattr(Search, "_train", train)
+    found = search.run(Ledger(), nothing_shown)
+    assert found is max(made, key=lambda each: each.score)
+    assert found.outcome.recipe == found.recipe
+    assert (
+        len({each.recipe.training.lr for each in made})
+        == len({each.recipe.privacy.max_grad_norm for each in made})
+        == 5
+    )
+    assert found.outcome.test.accuracy == found.score
+    inputs, targets = found.outcome.data.test.inputs, found.outcome.data.test.targets
+    right = found.outcome.model(torch.as_tensor(inputs)).argmax(1).numpy() == targets
+    assert right.mean() == pytest.approx(found.score)
+
+
+def test_warnings_are_those_of_the_rehearsal_and_do_not_count_the_runs(monkeypatch, held_out_search, recwarn):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 3)
+    whole = Search._train
+
+    def train(self, recipe, ledger, on_step):
+        warnings.warn(f"a run with {recipe.training.lr}", stacklevel=1)
+        return whole(self, recipe, ledger, on_step)
+
+    monkeypatch.setattr(Search, "_train", train)
+    held_out_search.run(Ledger(), nothing_shown)
+    assert not [each for each in recwarn if "a run with" in str(each.message)]
+
+
+def test_settings_are_not_drawn_from_seeds(monkeypatch):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
+    search, drawn = search_of(), set()
+    for _ in range(3):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        found = search.run(Ledger(), nothing_shown)
+        drawn.add(found.recipe.training.lr)
+    assert len(drawn) == 3
+
+
+def test_nothing_is_found_where_no_run_is_drawn_or_all_fail(monkeypatch, held_out_search):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 0)
+    assert held_out_search.run(Ledger(), nothing_shown) is None
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 2)
+
+    def fails(*args, **kwargs):
+        raise RuntimeError("record 7 is odd")
+
+    monkeypatch.setattr(search_module, "train", fails)
+    assert held_out_search.run(Ledger(), nothing_shown) is None
+
+
+def test_an_interrupt_ends_the_search_and_not_the_run_alone(monkeypatch, held_out_search):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 3)
+    seen = []
+
+    def pressed(number, run):
+        seen.append(number)
+        if number == 2:
+            raise KeyboardInterrupt
+
+    ledger = Ledger()
+    with pytest.raises(KeyboardInterrupt):
+        held_out_search.run(ledger, pressed)
+    assert max(seen) == 2
+    assert ledger.events == {held_out_search.event: 1}
+
+
+def test_the_search_is_charged_before_its_first_step(held_out_search, monkeypatch):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
+    ledger = Ledger()
+    held_out_search.run(ledger, lambda number, run: None if ledger.events else pytest.fail("nothing is charged"))
+
+
+def test_a_run_that_releases_more_than_was_rehearsed_ends_the_search(monkeypatch, held_out_search):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
+    whole = search_module.train
+    monkeypatch.setattr(
+        search_module, "train", lambda *args, noise_multiplier, **others: whole(*args, noise_multiplier=9.0, **others)
+    )
+    with pytest.raises(PrivacyError, match="the search has paid for"):
+        held_out_search.run(Ledger(), nothing_shown)
+
+
+def test_the_rehearsal_reads_no_record(monkeypatch):
+    seen = []
+    whole = rehearsal.train
+
+    def train(recipe, data, **others):
+        seen.append(data)
+        return whole(recipe, data, **others)
+
+    monkeypatch.setattr(rehearsal, "train", train)
+    search_of(score=HeldOutScore(0.2, 12.0))
+    assert len(seen) == 2
+    for data in seen:
+        assert not (data.train.inputs == REAL).any()
+        assert not (data.test.inputs == REAL).any()
+        assert data.declared_size == 320
+
+
+def test_settings_that_change_what_a_run_releases_are_refused_before_anything_is_charged():
+    with pytest.raises(ValueError, match=r"change what a run releases.*clipping count"):
+        search_of(over="clipping=choice(flat,adaptive) lr=log(0.1,1)")
+    same = search_of(over="clipping=choice(flat,automatic,per-layer)")
+    assert same.event.run == ((PoissonGaussian(0.1, same.noise_multiplier), STEPS),)
+
+
+def test_a_recipe_with_adaptive_clipping_is_searched_with_its_count():
+    recipe = replace(RECIPE, privacy=replace(RECIPE.privacy, clipping="adaptive"))
+    ((step, _),) = search_of(recipe).event.run
+    assert [name for name, _ in step.parts] == ["gradient", "clipping count"]
+
+
+def test_principal_components_are_found_anew_and_paid_in_each_run(monkeypatch):
+    recipe = Recipe.of({**asdict(RECIPE), "projection": {"components": 2, "noise_multiplier": 20.0}}, "a test")
+    search = search_of(recipe)
+    assert search.event.run[1:] == ((Gaussian(20.0, parts=(("principal components", 1.0),)), 1),)
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 2)
+    assert search.run(Ledger(), nothing_shown) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"privacy": {"noise_multiplier": 2.0}}, "privacy.noise_multiplier = 2 fixes the noise"),
+        ({"privacy": {"accountant": "moments"}}, 'accountant = "moments" has no bound for searches'),
+        ({"training": {"batches": "balls-in-bins"}}, 'leave batches = "balls-in-bins" out'),
+        ({"data": {"users": "who", "records_per_user": 2}}, "not for users"),
+        ({"data": {"holdout": 0.2}}, "--score-on held-out"),
+    ],
+)
+def test_recipes_that_cannot_be_searched_are_refused_with_the_way_out(changes, reason):
+    tables = asdict(RECIPE)
+    recipe = Recipe.of({name: table | changes.get(name, {}) for name, table in tables.items()}, "a test")
+    with pytest.raises(ValueError) as refusal:
+        search_of(recipe)
+    assert reason in str(refusal.value)
+
+
+def test_all_that_is_wrong_with_a_recipe_is_said_at_once():
+    tables = asdict(RECIPE)
+    tables["privacy"] |= {"noise_multiplier": 2.0}
+    tables["data"] |= {"holdout": 0.2}
+    with pytest.raises(ValueError, match=r"fixes the noise(.|\n)*held-out(.|\n)*mean >= 1"):
+        search_of(Recipe.of(tables, "a test"), mean=0.5)
+
+
+def test_a_budget_that_no_noise_keeps_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="more --score-noise or fewer --runs"):
+        search_of(score=HeldOutScore(0.2, 0.01))
+
+
+def test_a_number_of_runs_that_may_be_none_is_not_chosen_by_itself():
+    assert max(search_module._shapes(6.5)) < math.inf
+    assert max(search_module._shapes(7.0)) == math.inf
+
+
+def test_what_may_enter_a_graph_is_not_compiled():
+    compiled = replace(RECIPE, training=replace(RECIPE.training, compile="auto"))
+    assert search_of(compiled).recipe.training.compile == "auto"
+    assert search_of(compiled, over="model.name=choice(linear,mlp)").recipe.training.compile == "no"
+
+
+def test_public_examples_that_are_records_are_refused_before_anything_is_charged():
+    data = own_data()
+    tables = asdict(RECIPE) | {"public": {"data": "public.npz", "examples": 16}}
+    tables["model"] |= {"name": f"{__name__}:normed", "batch_norm": "public"}
+    recipe = Recipe.of(tables, "a test")
+    space = SearchSpace.read([OVER], recipe)
+    with pytest.raises(PrivacyError):
+        Search(recipe, space, PublicScore(), data, public=data, mean=2.0, shape=0.0)
+
+
+def normed(shape, classes):
+    return nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
+
+
+def test_the_event_is_one_that_a_ledger_can_hold(tmp_path, held_out_search, monkeypatch):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        held_out_search.run(ledger, nothing_shown)
+    (event,) = Ledger.read(tmp_path / "ledger.jsonl").events
+    assert isinstance(event, RepeatAndSelect)
+    assert event == held_out_search.event
