@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian
 from noisette.accounting.registry import ACCOUNTANTS
@@ -63,3 +65,42 @@ def test_no_release_costs_nothing(accountant):
     nothing = accountant.compose({})
     assert nothing.epsilon(delta=1e-9) == 0
     assert nothing.delta(epsilon=0.1) == (0 if accountant.name not in ("naive", "strong", "strong-paper") else 1e-300)
+
+
+SLACK = {"pld": 1e-3, "rdp": 1e-3}  # the library drops orders near rate 1/2
+rates = st.floats(-2, 0).map(lambda x: 10**x)
+noises = st.floats(0, 1.5).map(lambda x: 10**x)
+deltas = st.floats(-8, -3).map(lambda x: 10**x)
+
+
+@every_accountant
+@settings(max_examples=4, deadline=None)
+@given(rates, noises, st.integers(1, 1000), deltas)
+def test_costs_are_monotone(accountant, rate, noise, steps, delta):
+    rate = 1.0 if accountant.name == "gdp" else rate
+
+    def cost(rate, noise, steps, delta):
+        return accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=delta)
+
+    base = cost(rate, noise, steps, delta)
+    assert base >= 0  # and not NaN
+    for larger in (
+        (min(1.0, rate * 1.3), noise, steps, delta),
+        (rate, noise / 1.3, steps, delta),
+        (rate, noise, steps * 2, delta),
+        (rate, noise, steps, delta / 2),
+    ):
+        assert cost(*larger) >= base * (1 - SLACK.get(accountant.name, 1e-9))
+
+
+@every_accountant
+def test_extreme_parameters_have_a_cost(accountant):
+    plans = [(1e-300, 1e-300), (1e-9, 1e-3), (0.5, 0.05), (0.5, 1e300), (1.0, 1e-300), (1.0, 1e300), (1e-300, 1e4)]
+    for rate, noise in plans:
+        if accountant.name == "gdp" and rate < 1:
+            continue
+        run = accountant.compose({PoissonGaussian(rate, noise): 1000})
+        assert all(run.epsilon(delta=delta) >= 0 for delta in (5e-324, 1e-300, 1e-5, 1 - 2**-53))
+        assert all(0 <= run.delta(epsilon=epsilon) <= 1 for epsilon in (1e-300, 1.0, 1e300))
+        if rate == 1 and noise < 1e-3:
+            assert (run.epsilon(delta=1e-5), run.delta(epsilon=1.0)) == (math.inf, 1)

@@ -1,7 +1,5 @@
 """All accountants on one set of plans: the oracle tables, their order by tightness, and monotonicity."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,19 +60,14 @@ def test_peer_table(noise, rate, steps, delta, rdp, pld, least, most):
     assert least <= ours <= most
 
 
-rates = st.floats(-6, 0).map(lambda x: 10**x)
-noises = st.floats(math.log10(0.2), 2).map(lambda x: 10**x)
-numbers_of_steps = st.floats(0, 6).map(lambda x: int(10**x))
-deltas = st.floats(-12, -1).map(lambda x: 10**x)
-
-ordinary_rates = st.floats(-2, 0).map(lambda x: 10**x)
-ordinary_noises = st.floats(0, 1.5).map(lambda x: 10**x)
-ordinary_steps = st.integers(1, 1000)
-ordinary_deltas = st.floats(-8, -3).map(lambda x: 10**x)
+rates = st.floats(-2, 0).map(lambda x: 10**x)
+noises = st.floats(0, 1.5).map(lambda x: 10**x)
+steps = st.integers(1, 1000)
+deltas = st.floats(-8, -3).map(lambda x: 10**x)
 
 
 @settings(max_examples=8, deadline=None)
-@given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
+@given(rates, noises, steps, deltas)
 def test_the_tighter_accountant_never_has_the_larger_epsilon(rate, noise, steps, delta):
     moments = price(MomentsAccountant(), rate, noise, steps, delta)
     rdp = price(RdpAccountant(), rate, noise, steps, delta)
@@ -85,57 +78,14 @@ def test_the_tighter_accountant_never_has_the_larger_epsilon(rate, noise, steps,
     assert price(classic, rate, noise, steps, delta) == pytest.approx(moments, rel=1e-6, abs=1e-9)
 
 
-def check_monotone(accountant, rate, noise, steps, delta, slack):
-    base = price(accountant, rate, noise, steps, delta)
-    assert base >= 0  # and not NaN
-    for larger in (
-        (min(1.0, rate * 1.3), noise, steps, delta),
-        (rate, noise / 1.3, steps, delta),
-        (rate, noise, steps * 2, delta),
-        (rate, noise, steps, delta / 2),
-    ):
-        assert price(accountant, *larger) >= base * (1 - slack)
-
-
-@settings(max_examples=3, deadline=None)
-@given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_pld_costs_are_monotone(rate, noise, steps, delta):
-    check_monotone(PldAccountant(), rate, noise, steps, delta, slack=1e-3)
-
-
 @settings(max_examples=6, deadline=None)
-@given(ordinary_noises, ordinary_steps, ordinary_deltas)
+@given(noises, steps, deltas)
 def test_over_all_records_the_distribution_agrees_with_the_closed_form(noise, steps, delta):
     events = {PoissonGaussian(1.0, noise): steps}
     accountants = PldAccountant(), GdpAccountant(), RdpAccountant()
     pld, exact, rdp = (accountant.compose(events).epsilon(delta=delta) for accountant in accountants)
     assert pld >= exact * (1 - 1e-9) - 1e-12
     assert pld <= exact * (1 + 1e-3) + 1e-6 or (exact > 300 and pld == rdp)
-
-
-@settings(max_examples=100, deadline=None)
-@given(noises, numbers_of_steps, deltas)
-def test_the_closed_form_is_monotone(noise, steps, delta):
-    check_monotone(GdpAccountant(), 1.0, noise, steps, delta, slack=1e-12)
-
-
-@settings(max_examples=15, deadline=None)
-@given(rates, noises, numbers_of_steps, deltas)
-def test_rdp_and_moments_costs_are_monotone(rate, noise, steps, delta):
-    check_monotone(MomentsAccountant(), rate, noise, steps, delta, slack=1e-9)
-    check_monotone(RdpAccountant(), rate, noise, steps, delta, slack=1e-3)  # the library drops orders near rate 1/2
-
-
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-@pytest.mark.parametrize(
-    ("rate", "noise"), [(1e-300, 1e-300), (1e-9, 1e-3), (0.5, 0.05), (0.5, 1e300), (1.0, 1e-300), (1e-300, 1e4)]
-)
-def test_extreme_parameters_have_a_cost(accountant, rate, noise):
-    run = accountant.compose({PoissonGaussian(rate, noise): 1000})
-    assert run.epsilon(delta=1e-5) >= 0
-    assert 0 <= run.delta(epsilon=1.0) <= 1
-    if noise < 1e-3:
-        assert run.epsilon(delta=1e-5) == math.inf
 
 
 @pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)

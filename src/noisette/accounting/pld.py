@@ -379,6 +379,7 @@ class PldCurve:
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, 0 or more, under the same guarantee."""
         not_negative(epsilon=epsilon)
+        epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
             return 1.0
         if not self._releases:
