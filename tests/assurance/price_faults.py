@@ -52,7 +52,7 @@ MUTANTS = [
         (f"{_LOSSES}::test_one_release_with_laplace_noise", f"{_LOSSES}::test_two_sampled_releases"),
     ),
     Mutant(
-        "only added records are counted",
+        "only added records are priced",
         "removing a record costs more than stated",
         replaced(f"{_OF_EVENT}.mixture_directions", one_direction),
         (f"{_LOSSES}::test_two_sampled_releases",),

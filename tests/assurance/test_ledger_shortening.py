@@ -289,7 +289,7 @@ def die_at(number):
         return trace
     sys.settrace(trace)
 
-for number in range(0, 10**6, 3):
+for number in range(0, 10**6, 7):
     folder = Path(sys.argv[1], str(number))
     folder.mkdir()
     child = os.fork()

@@ -23,6 +23,13 @@ class Neighbouring(enum.Enum):
 class Event:
     """A released mechanism with its parameters; equal events are the same key of a mapping.
 
+    Parameters of one name mean the same in every kind of event, unless it says otherwise:
+
+    - ``sampling_rate``: probability, in (0, 1], with which each record enters the batch, independently of all others.
+    - ``noise_multiplier``: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
+    - ``parts``: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
+      add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
+
     Raises:
         TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
     """
@@ -87,10 +94,6 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 class Gaussian(Event):
     """One release: a sum over all records, plus Gaussian noise.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
-        parts: the parts of the release, where it is not a gradient alone.
-
     >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
     Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
     """
@@ -105,14 +108,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PoissonGaussian(Event):
-    """One release: a sum over a Poisson batch, plus Gaussian noise.
-
-    Args:
-        sampling_rate: probability, in (0, 1], with which each example enters the batch, independently of all others.
-            1 is the whole data set.
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one example. Above 0.
-        parts: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
-            add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
+    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set.
 
     >>> PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
@@ -165,11 +161,9 @@ class TruncatedPoissonGaussian(Event):
     A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
 
     Args:
-        sampling_rate: probability, in (0, 1], with which each record enters the batch, independently of all others.
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
         largest_batch: the most records of a batch, at least 1.
         most_records: the most records that the data set may have: public, and declared. At least 1.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
 
     >>> TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10_000)
     TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10000)
@@ -194,8 +188,6 @@ class BallsInBinsGaussian(Event):
 
     Args:
         bins: the batches of one pass, at least 1.
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
 
@@ -225,14 +217,12 @@ class BandedGaussian(Event):
     strategy matrix C, lower triangular, of ``bands`` diagonals and with columns of norm 1 at most, all steps together
     release C times the sums plus independent Gaussian noise. A record takes part at most once in ``bands`` consecutive
     steps, so its parts of C are orthogonal, and a round of ``bands`` steps costs as much as one Poisson batch of rate
-    ``bands * sampling_rate`` with this noise multiplier. A round that was begun is paid for as a whole.
+    ``bands * sampling_rate`` with this noise multiplier. A round that was begun counts as a whole.
 
     Args:
-        sampling_rate: probability, in (0, 1], that a record is in the batch of a step. At most 1 / ``bands``.
-        noise_multiplier: standard deviation of the independent noise in units of the sum's sensitivity to one record.
-            Above 0.
+        sampling_rate: probability that a record is in the batch of a step. At most 1 / ``bands``.
+        noise_multiplier: that of the independent noise.
         bands: diagonals of C, and steps of a round. At least 1; 1 is a :class:`PoissonGaussian`.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
 
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
@@ -284,17 +274,17 @@ class OfSeveral(Event):
 
     @property
     def sampling_rate(self) -> float:
-        """The probability with which each record, or each user where users are sampled, enters a batch."""
+        """The rate of records, or of users where users are sampled."""
         return self.event.sampling_rate
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in units of the sum's sensitivity to one record."""
+        """The noise in units of the sensitivity to one record."""
         return self.event.noise_multiplier
 
     @property
     def parts(self) -> Parts:
-        """The parts of the release, as in :class:`PoissonGaussian`."""
+        """The parts of the release."""
         return self.event.parts
 
 
@@ -306,7 +296,6 @@ class GroupPrivacy(OfSeveral):
         event: a release over all records or over a Poisson batch.
         records: size of the group, at least 1.
 
-    >>> from noisette.accounting import PoissonGaussian
     >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove a group of 3 records'
     """
@@ -331,7 +320,6 @@ class UserLevel(OfSeveral):
         event: a release over all records or over a Poisson batch.
         records: the most records of one user that enter a batch, each independently of the others. At least 1.
 
-    >>> from noisette.accounting import PoissonGaussian
     >>> UserLevel(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove all records of one user'
     """
@@ -440,7 +428,6 @@ class RepeatAndSelect(Event):
 
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
 
-    >>> from noisette.accounting import PoissonGaussian
     >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
     'add or remove one record'
     """

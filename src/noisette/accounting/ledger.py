@@ -139,7 +139,6 @@ class Ledger:
 
     def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
         self._lock = threading.RLock()
-        self._whole: set[tuple[Event, int]] = set()  # numbers of steps that are whole rounds
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
@@ -369,9 +368,7 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if Series(event, run.id) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
-        if (event, steps) not in self._whole:
-            check_whole_rounds(event, steps)
-            self._whole.add((event, steps))
+        check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)

@@ -408,9 +408,7 @@ class PldCurve:
         tail = max(tail, LEAST_TAIL)
         parts = [(directions_of(event, tail), times) for event, times in self.sampled.items()]
         if self.divergences is not None:
-            curve = self.divergences
-            whole = renyi_directions(lambda e: curve.delta(epsilon=e), lambda d: curve.epsilon(delta=d), tail)
-            parts.append((whole, 1))
+            parts.append((renyi_directions(self.divergences, tail), 1))
         return _composition(parts, self.mu, 0), _composition(parts, self.mu, 1)
 
 

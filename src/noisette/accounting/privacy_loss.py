@@ -59,9 +59,8 @@ class Mixture:
     def of(cls, event: Sampled | GroupPrivacy) -> Mixture:
         """The mixture of a release: the number of the group's records in the batch is binomial; k is 1 without one."""
         release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
-        i, q = np.arange(k + 1), release.sampling_rate
-        log_binomial = scipy.special.gammaln(k + 1) - scipy.special.gammaln(i + 1) - scipy.special.gammaln(k - i + 1)
-        log_weights = log_binomial + scipy.special.xlogy(i, q) + scipy.special.xlog1py(k - i, -q)
+        i = np.arange(k + 1)
+        log_weights = log_binomial(i, k, release.sampling_rate)
         return cls(log_weights - _log_sum_exp(log_weights), i / resolved_noise(release))
 
     def loss(self, u: np.ndarray) -> np.ndarray:
@@ -98,6 +97,12 @@ class Mixture:
             return math.inf
         u = start + step * np.arange(math.ceil(points))
         return _log_sum_exp(power * self.loss(u) - u**2 / 2) + math.log(step / math.sqrt(2 * math.pi))
+
+
+def log_binomial(k: np.ndarray, n: int, q: float) -> np.ndarray:
+    """ln of the probabilities of k successes in n trials."""
+    of_subsets = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
+    return of_subsets + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
 
 
 def _log_sum_exp(logs: np.ndarray) -> float:

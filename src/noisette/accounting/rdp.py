@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import (
     DiscreteGaussian,
@@ -31,7 +30,7 @@ from noisette.accounting.events import (
     ZcdpAmount,
 )
 from noisette.accounting.interface import composed_events, require_sampled, resolved_noise, unsupported, valid_orders
-from noisette.accounting.privacy_loss import Directions, LossDistribution, Mixture, full_batch_probability
+from noisette.accounting.privacy_loss import Directions, LossDistribution, Mixture, full_batch_probability, log_binomial
 from noisette.errors import not_negative, open_fraction, positive
 
 if TYPE_CHECKING:
@@ -254,23 +253,22 @@ def _library_warnings_off() -> Iterator[None]:
 VALUES = 600
 
 
-def renyi_directions(delta: Callable[[float], float], epsilon: Callable[[float], float], tail: float) -> Directions:
-    """The worst privacy loss of a release with these bounds on delta, which hold in both directions.
+def renyi_directions(curve: RdpCurve, tail: float) -> Directions:
+    """The worst privacy loss of releases of which only this curve is known, which holds in both directions.
 
     As a function of exp(epsilon) the exact delta is convex, so it is not above the convex hull of bounds at single
     points; a distribution on these points has that hull as its delta. At epsilons below 0 the bound is that of the
     other direction: delta(-e) = 1 - exp(-e) (1 - delta(e)).
 
     Args:
-        delta: an upper bound on delta at an epsilon above 0.
-        epsilon: an upper bound on epsilon at a delta.
+        curve: upper bounds on epsilon and delta.
         tail: the most probability that may count as an infinite loss.
 
     Source: Zhu, Dong and Wang 2022, Proposition 7.
     """
-    largest = min(epsilon(max(tail, 1e-300)), 700.0)
+    largest = min(curve.epsilon(delta=max(tail, 1e-300)), 700.0)
     above = largest * np.linspace(0, 1, VALUES + 1)[1:] ** 2  # denser near 0
-    deltas = np.array([delta(float(e)) for e in above])
+    deltas = np.array([curve.delta(epsilon=float(e)) for e in above])
     x = np.concatenate(([0.0], np.exp(-above[::-1]), np.exp(above)))
     bounds = np.concatenate(([1.0], 1 - np.exp(-above[::-1]) * (1 - deltas[::-1]), deltas))
     hull = _convex_hull(x, np.minimum(bounds, 1.0))
@@ -342,11 +340,9 @@ def _closed_form(event: Sampled, order: int) -> float:
     if sigma == 0:
         return math.inf
     k = np.arange(2, n + 1)
-    log_binomial = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
-    log_weight = log_binomial + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
     exponent = k * (k - 1) / (2 * sigma**2)
     log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
-    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_weight + log_excess)))
+    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_binomial(k, n, q) + log_excess)))
 
 
 @dataclass(frozen=True)
