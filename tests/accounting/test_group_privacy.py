@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-from noisette.accounting import Gaussian, GdpAccountant, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.privacy_loss import Mixture
 from noisette.accounting.rdp import ORDERS
 
@@ -109,15 +109,6 @@ def test_a_group_of_one_is_one_record(accountant, rate, noise, steps):
         accountant = RdpAccountant(orders=range(2, 65))
         alone = epsilon(accountant, PoissonGaussian(rate, noise), steps)
     assert epsilon(accountant, group(rate, noise, 1), steps) == pytest.approx(alone, rel=1e-6)
-
-
-@pytest.mark.parametrize("accountant", [RdpAccountant(), PldAccountant(), GdpAccountant()], ids=lambda a: a.name)
-def test_over_all_records_a_group_divides_the_noise_by_its_size(accountant):
-    alone = epsilon(accountant, Gaussian(2.0), 3)
-    assert epsilon(accountant, GroupPrivacy(Gaussian(10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
-    assert epsilon(accountant, GroupPrivacy(PoissonGaussian(1.0, 10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
-    nearly_all = epsilon(accountant, group(1 - 1e-9, 10.0, 5), 3) if accountant.name != "gdp" else alone
-    assert nearly_all == pytest.approx(alone, rel=1e-3)
 
 
 @settings(max_examples=4, deadline=None)

@@ -155,12 +155,6 @@ def test_real_orders_of_the_four_hundred_epochs_in_the_paper():
         assert alone == pytest.approx(epsilon, abs=5e-5)
 
 
-def test_delta_of_the_oracle_table():
-    run = PAPER.compose({PoissonGaussian(0.01, 4.0): 10_000})
-    for epsilon, delta in [(0.5, 0.18506), (1, 7.547e-4), (1.26, 9.733e-6), (2, 1.657e-13), (4, 3.211e-41)]:
-        assert run.delta(epsilon=epsilon) == pytest.approx(delta, rel=5e-4)
-
-
 def test_log_of_the_original_code():
     """The README log of the authors' code: one release on all records, then 10 steps that it charges twice each."""
     run = PAPER.compose({Gaussian(7.0): 1, PoissonGaussian(0.01, 4.0): 20})

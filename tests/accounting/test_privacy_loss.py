@@ -178,19 +178,6 @@ def test_balls_in_few_bins_cost_no_more_than_the_bound(bins, noise, epsilon):
     assert delta({BallsInBinsGaussian(bins, noise): bins}, epsilon) >= exact
 
 
-@pytest.mark.parametrize(("bins", "noise"), [(100, 2.0), (1000, 1.0)])
-def test_balls_in_many_bins_cost_no_more_than_the_bound(bins, noise):
-    rng = np.random.default_rng(1)
-    draws = np.exp(rng.standard_normal((4000, bins)) / noise - noise**-2 / 2)
-    draws_removed = draws.copy()
-    draws_removed[:, 0] *= math.exp(noise**-2)  # the record is in the first batch: its mean moves
-    for epsilon in (0.05, 0.3):
-        added = np.maximum(0, 1 - math.exp(epsilon) * draws.mean(1)).mean()
-        removed = np.maximum(0, 1 - math.exp(epsilon) / draws_removed.mean(1)).mean()
-        ours = delta({BallsInBinsGaussian(bins, noise): bins}, epsilon)
-        assert max(added, removed) * 0.9 <= ours <= 100 * max(added, removed) + 0.02
-
-
 def test_the_rate_that_bounds_balls_in_bins_holds_in_simulation():
     """The least running sum of the density ratios falls short by more than allowed no more often than stated."""
     bins, noise, failure = 50, 1.0, 0.02

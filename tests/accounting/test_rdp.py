@@ -135,33 +135,6 @@ def test_a_batch_of_fixed_size_costs_no_more_than_the_bound_promises():
     assert price == pytest.approx(4 * divergence_of_mixtures(0.01, 2.0, 0.0, 40.0, 4), rel=1e-2)
 
 
-def test_a_search_against_the_printed_formula():
-    """Papernot and Steinke's theorems 2 and 6 on divergences in closed form, then the improved conversion."""
-    steps, noise, mean = 3, 10.0, 8.0
-    orders = [order for order in ORDERS if order < 200]
-
-    def run(order):
-        return steps * order / (2 * noise**2)
-
-    def geometric(order):
-        extra = min((1 - 1 / o) * run(o) + math.log(mean) / o for o in orders)
-        return run(order) + 2 * extra + math.log(mean) / (order - 1)
-
-    def poisson(order):
-        at = math.log1p(1 / (order - 1))
-        tails = ((o - 1) * (run(o) - at + math.log1p(-1 / o)) - math.log(o) for o in orders)
-        delta = min(math.exp(min(tails)), min(math.sqrt(-math.expm1(-run(o))) for o in orders))
-        return run(order) + mean * delta + math.log(mean) / (order - 1)
-
-    for shape, divergence in ((1.0, geometric), (math.inf, poisson)):
-        search = RepeatAndSelect(((Gaussian(noise), steps),), mean, shape)
-        ours = RdpAccountant(orders=orders).compose({search: 2}).epsilon(delta=1e-5)
-        truth = min(
-            2 * divergence(o) + math.log((o - 1) / o) - (math.log(1e-5) + math.log(o)) / (o - 1) for o in orders
-        )
-        assert ours == pytest.approx(truth, rel=1e-6)
-
-
 @pytest.mark.parametrize(("shape", "mean"), [(1.0, 5.0), (1.0, 100.0), (math.inf, 3.0), (0.0, 20.0)])
 @pytest.mark.parametrize("shift", [0.5, -0.5])
 def test_a_search_costs_at_least_what_its_best_run_shows(shape, mean, shift):
