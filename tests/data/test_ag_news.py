@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, DataSet, load
-from noisette.data.glove import MOST_FREQUENT
+from noisette.data.built_in_texts import MOST_FREQUENT
 
 WORDS = ["the", "oil", "price", "'s", "."]
 OFFICIAL = ['"3","The oil","The price\\rose."', '"1","""Oil""","company #39;s, and so on"', '"4"," ",""', '"2","a","b"']

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, Declaration, load
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 
 DECLARED = Declaration(
     classes=("no", "yes"), size=100, ranges={"age": (0, 100)}, categories={"city": ("Rome", "Oslo", "")}
@@ -187,7 +187,7 @@ def test_a_gzip_that_is_none_is_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "plain.csv.gz"
     path.write_bytes(b"\x9eSECRET,label\n1,0\n")
     message = refusal(str(path), DECLARED)
-    assert message == f"{path} cannot be read: its gzip format is damaged or cut; write or copy it again"
+    assert message == f"{path} cannot be read: its .gz format is damaged or cut; copy it again"
 
 
 def test_absent_test_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from noisette.data import DataError
-from noisette.data.errors import in_rows, refuse
+from noisette.data.dataset import in_rows, refuse
 
 
 def test_one_problem_is_one_line() -> None:

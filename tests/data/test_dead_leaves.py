@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from noisette.data.dead_leaves import CLASSES, dead_leaves
+from noisette.data.built_in_images import CLASSES, dead_leaves
 
 
 def edges(images: np.ndarray, down: int, right: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from noisette.data import DataError, Declaration, load
-from noisette.data.folder import unlabelled
-from noisette.data.image_form import ImageForm
+from noisette.data.declaration import ImageForm
+from noisette.data.own_files import unlabelled
 
 DECLARED = Declaration(classes=("cat", "dog"), size=20)
 GREY = ImageForm(4, 3, grey=True, fitted=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError
-from noisette.data.glove import MOST_FREQUENT, WHOLE, glove, read_npz, read_text
+from noisette.data.built_in_texts import MOST_FREQUENT, WHOLE, glove, read_vectors, read_vectors_npz
 
 LINES = [
     "the 0.5 -1.25 3e-2",
@@ -27,12 +27,12 @@ def text(folder: Path, *lines: str) -> Path:
 
 def refusal(path: Path, *, words: int = 4) -> str:
     with pytest.raises(DataError) as caught:
-        read_text(path, words=words, dims=3)
+        read_vectors(path, words=words, dims=3)
     return str(caught.value)
 
 
 def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
-    found = read_text(text(tmp_path, *LINES), words=4, dims=3)
+    found = read_vectors(text(tmp_path, *LINES), words=4, dims=3)
     assert list(found.words) == ["the", "'s", "caf\u00e9", "\u0085"]
     expected = np.array([[0.5, -1.25, 0.03], [1, 2, 3], [4, 5, 6], [7, 8, 9]], np.float32)
     np.testing.assert_array_equal(found.vectors, expected, strict=True)
@@ -79,7 +79,7 @@ def test_a_word_that_appears_twice_is_refused(tmp_path: Path) -> None:
 def test_the_copy_of_the_most_frequent_words(tmp_path: Path) -> None:
     path = tmp_path / MOST_FREQUENT
     np.savez(path, words=np.array(["the", "of"]), vectors=np.eye(2, dtype=np.float32))
-    found = read_npz(path)
+    found = read_vectors_npz(path)
     assert list(found.words) == ["the", "of"]
     assert found.vectors.tolist() == [[1, 0], [0, 1]]
     assert "the 2 most frequent words of GloVe, of dimension 2" in found.note
@@ -103,14 +103,14 @@ def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, array
     path = tmp_path / MOST_FREQUENT
     np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="download it again"):
-        read_npz(path)
+        read_vectors_npz(path)
 
 
 def test_a_file_that_is_not_an_archive_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / MOST_FREQUENT
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(DataError, match="is damaged"):
-        read_npz(path)
+        read_vectors_npz(path)
 
 
 def test_the_whole_vectors_take_precedence_over_the_copy(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, DataSet, Split
-from noisette.data.holdout import hold_out
+from noisette.data.dataset import hold_out
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 N = 4000

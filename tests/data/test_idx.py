@@ -1,85 +1,84 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from noisette.data import DataError, idx
+from noisette.data import DataError
+from noisette.data.built_in_images import read_idx
 
 Idx = Callable[[np.ndarray], bytes]
 
 
-def written(tmp_path: Path, content: bytes) -> Path:
-    path = tmp_path / "some-idx3-ubyte.gz"
-    path.write_bytes(content)
-    return path
+def read(content: bytes, dimensions: int) -> np.ndarray:
+    return read_idx(io.BytesIO(content), dimensions=dimensions, source="some-idx3-ubyte.gz")
 
 
-def test_reads_what_was_written(tmp_path: Path, idx_of: Idx) -> None:
+def test_reads_what_was_written(idx_of: Idx) -> None:
     array = np.random.default_rng(0).integers(0, 256, (7, 3, 5))
-    found = idx.read(written(tmp_path, idx_of(array)), dimensions=3)
+    found = read(idx_of(array), 3)
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, array)
 
 
-def test_no_records_are_an_empty_array(tmp_path: Path, idx_of: Idx) -> None:
-    assert idx.read(written(tmp_path, idx_of(np.zeros((0, 3, 5)))), dimensions=3).shape == (0, 3, 5)
+def test_no_records_are_an_empty_array(idx_of: Idx) -> None:
+    assert read(idx_of(np.zeros((0, 3, 5))), 3).shape == (0, 3, 5)
 
 
-def test_fewer_bytes_than_declared_states_both(tmp_path: Path) -> None:
+def test_fewer_bytes_than_declared_states_both() -> None:
     content = gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 10, 4, 4) + bytes(100))
     with pytest.raises(DataError, match=r"some-idx3-ubyte.gz should hold 160 bytes .*10 x 4 x 4.* 100 were found"):
-        idx.read(written(tmp_path, content), dimensions=3)
+        read(content, 3)
 
 
-def test_a_truncated_gzip_stream_states_both(tmp_path: Path, idx_of: Idx) -> None:
+def test_a_truncated_gzip_stream_states_both(idx_of: Idx) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (100, 28, 28))
     content = idx_of(noise)
     with pytest.raises(DataError, match=r"should hold 78400 bytes .* but \d+ were found") as caught:
-        idx.read(written(tmp_path, content[: len(content) // 2]), dimensions=3)
+        read(content[: len(content) // 2], 3)
     found = int(str(caught.value).split(" but ")[1].split()[0])
     assert 30_000 < found < 40_000  # noise does not compress: half the stream is about half the bytes
 
 
-def test_more_bytes_than_declared(tmp_path: Path) -> None:
+def test_more_bytes_than_declared() -> None:
     content = gzip.compress(bytes([0, 0, 8, 1]) + struct.pack(">I", 10) + bytes(11))
     with pytest.raises(DataError, match=r"should hold 10 bytes .* but there are more"):
-        idx.read(written(tmp_path, content), dimensions=1)
+        read(content, 1)
 
 
-def test_a_huge_declared_size_takes_no_memory(tmp_path: Path) -> None:
+def test_a_huge_declared_size_takes_no_memory() -> None:
     content = gzip.compress(bytes([0, 0, 8, 3]) + b"\xff" * 12 + bytes(100))
     with pytest.raises(DataError, match=r"should hold 79228162458924105385300197375 bytes .* but 100 were found"):
-        idx.read(written(tmp_path, content), dimensions=3)
+        read(content, 3)
 
 
-def test_wrong_magic(tmp_path: Path, idx_of: Idx) -> None:
+def test_wrong_magic(idx_of: Idx) -> None:
     with pytest.raises(DataError, match="starts with 00000801, expected 00000803"):
-        idx.read(written(tmp_path, idx_of(np.zeros(5))), dimensions=3)
+        read(idx_of(np.zeros(5)), 3)
 
 
-def test_truncated_header(tmp_path: Path) -> None:
+def test_truncated_header() -> None:
     with pytest.raises(DataError, match="ends inside its header"):
-        idx.read(written(tmp_path, gzip.compress(bytes([0, 0, 8, 3, 0, 0]))), dimensions=3)
+        read(gzip.compress(bytes([0, 0, 8, 3, 0, 0])), 3)
 
 
-def test_empty_stream(tmp_path: Path) -> None:
+def test_empty_stream() -> None:
     with pytest.raises(DataError, match="starts with nothing"):
-        idx.read(written(tmp_path, gzip.compress(b"")), dimensions=1)
+        read(gzip.compress(b""), 1)
 
 
 @pytest.mark.parametrize("content", [b"not gzip at all", b"<html>404</html>"])
-def test_not_gzip(tmp_path: Path, content: bytes) -> None:
+def test_not_gzip(content: bytes) -> None:
     with pytest.raises(DataError, match="not a valid gzip file"):
-        idx.read(written(tmp_path, content), dimensions=1)
+        read(content, 1)
 
 
-def test_a_flipped_bit_is_noticed(tmp_path: Path, idx_of: Idx) -> None:
+def test_a_flipped_bit_is_noticed(idx_of: Idx) -> None:
     content = bytearray(idx_of(np.zeros((10, 28, 28))))
     content[-6] ^= 1  # in the checksum which ends the stream
     with pytest.raises(DataError, match="not a valid gzip file"):
-        idx.read(written(tmp_path, bytes(content)), dimensions=3)
+        read(bytes(content), 3)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from noisette.data import DataError, Declaration, load
-from noisette.data.image_form import ImageForm
+from noisette.data.declaration import ImageForm
 
 DECLARED = Declaration(classes=("cat", "dog"), size=20, images=ImageForm(4, 2))
 _ORIENTATION, _TURNED = 0x0112, 6  # of EXIF: the camera was turned by a quarter

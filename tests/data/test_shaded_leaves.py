@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from noisette.data import load
-from noisette.data import shaded_leaves as module
-from noisette.data.dead_leaves import dead_leaves
-from noisette.data.shaded_leaves import shaded_leaves
+from noisette.data import built_in_images as module
+from noisette.data.built_in_images import dead_leaves, shaded_leaves
 
 
 @pytest.fixture(scope="module")

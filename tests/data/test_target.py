@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, DataSet, Declaration, Split, load
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 
 HOURS = Declaration(target=Target(0, 100, "h"), size=3, label="hours")
 

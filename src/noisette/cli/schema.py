@@ -83,7 +83,7 @@ def _named(header_of: Path | None, names: str | None) -> list[str]:
     """The names of the columns, from the header of a file or from the option."""
     if (header_of is None) == (names is None):
         raise ValueError("give a CSV whose first line names the columns, or --names")
-    from noisette.data.table import header, is_number
+    from noisette.data.tables import header, is_number
 
     if names is not None:
         found = list(listed("names", names))
@@ -209,7 +209,7 @@ def _check(facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) 
     """Check that the declarations do not contradict themselves; see :class:`noisette.data.Declaration`."""
     from noisette.data import Declaration
     from noisette.data.columns import Columns
-    from noisette.data.target import Target
+    from noisette.data.dataset import Target
 
     named = facts.get("classes")
     Declaration(
