@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from noisette.data.built_in_tables import ANOMALIES as TABLES
-from noisette.data.built_in_tables import Anomalies as Table
 
 from noisette.data import DataError, load, names
+from noisette.data.built_in_tables import ANOMALIES as TABLES
+from noisette.data.built_in_tables import Anomalies as Table
 
 # Rows for training of the paper's tabular study, which are 80 % of the rows.
 PRINTED = {

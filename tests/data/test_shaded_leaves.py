@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from noisette.data import load
 from noisette.data import built_in_images as module
+from noisette.data import load
 from noisette.data.built_in_images import dead_leaves, shaded_leaves
 
 

@@ -161,7 +161,8 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
         elif name not in given:
             found.append(f"declare {name}")
         else:
-            expected.setdefault(name, []).append(item["msg"].removeprefix("Input should be "))
+            kind = "more values" if item["type"] == "missing" else item["msg"].removeprefix("Input should be ")
+            expected.setdefault(name, []).append(kind)
     return found + [
         f"{name} = {given[name]!r} is not of the expected type: {' or '.join(dict.fromkeys(kinds))}"
         for name, kinds in expected.items()
