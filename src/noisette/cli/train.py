@@ -50,7 +50,7 @@ def train(
         str | None,
         option(
             "NAME",
-            f"{', '.join(data_sets.names())}; or a folder of images, a table (.csv, .jsonl, .parquet, .xlsx) or an .npz "
+            f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz "
             "of your own.",
             "digits",
         ),
