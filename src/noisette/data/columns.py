@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import pydantic
@@ -46,17 +46,17 @@ def numbers(values: Sequence[Any]) -> np.ndarray:
     >>> numbers(["1.5", "", "tall", "-inf"])
     array([ 1.5,  nan,  nan, -inf])
     """
-
-    def number(value: Any) -> float:
-        try:
-            return math.nan if is_missing(value) else float(value)
-        except (TypeError, ValueError):
-            return math.nan
-
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
-        return np.array([number(value) for value in values])
+        return np.array([_number(value) for value in values])
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if is_missing(value) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def text_of(value: object) -> str:
@@ -112,18 +112,11 @@ class DeclarationError(ValueError):
         self.problems = problems
 
 
-def listed(problems: Iterable[str]) -> None:
-    """Raise one ``DeclarationError`` if there are problems."""
-    if found := list(problems):
-        raise DeclarationError(found)
-
-
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """A message that names the nearest known key, or all of them."""
     close = get_close_matches(key, names := list(known), n=1)
-    return f"unknown key {key}: " + (
-        f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names) or 'no other'}"
-    )
+    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names) or 'no other'}"
+    return f"unknown key {key}: {hint}"
 
 
 Declared = TypeVar("Declared")
@@ -195,7 +188,8 @@ class Number:
     missing: _Finite | str = REFUSE
 
     def __post_init__(self) -> None:
-        listed(self._problems())
+        if problems := list(self._problems()):
+            raise DeclarationError(problems)
 
     def _problems(self) -> Iterator[str]:
         low, high, missing = self.low, self.high, self.missing
@@ -246,7 +240,8 @@ class Category:
     other: _Text = REFUSE
 
     def __post_init__(self) -> None:
-        listed(self._problems())
+        if problems := list(self._problems()):
+            raise DeclarationError(problems)
 
     def _problems(self) -> Iterator[str]:
         known = self.categories
@@ -292,13 +287,6 @@ _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
 }
-
-
-class Frame(Protocol):
-    """Columns of values by name, all of one length: a mapping, or a frame of pandas."""
-
-    def __getitem__(self, name: str, /) -> Any: ...
-    def __contains__(self, name: Any, /) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -380,11 +368,11 @@ class Columns:
         """The number of inputs."""
         return len(self.inputs)
 
-    def encode(self, rows: Frame) -> np.ndarray:
+    def encode(self, rows: Any) -> np.ndarray:
         """The inputs of each row, float32, (n, width).
 
-        Args:
-            rows: the values by column: texts, numbers, ``None``. Columns that are not declared are not read.
+        ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, ``None``. Columns that are
+        not declared are not read.
 
         Raises:
             DataError: lists the columns that are absent, and those with a value that the declaration refuses, with the
@@ -395,16 +383,16 @@ class Columns:
         refuse("the rows", problems)
         return inputs
 
-    def absent(self, rows: Frame) -> list[str]:
+    def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        names = list(map(str, rows)) if isinstance(rows, Iterable) else []
+        names = list(map(str, rows))
         closest = {name: get_close_matches(name, names, n=1) for name in self.names if name not in rows}
         return [
             f"there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
             for name, close in closest.items()
         ]
 
-    def encoded(self, rows: Frame) -> tuple[np.ndarray, list[str]]:
+    def encoded(self, rows: Any) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem; if there are any, the inputs must not be used."""
         blocks, problems = [], []
         for name, column in self._used.items():

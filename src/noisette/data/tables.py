@@ -149,11 +149,7 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
             f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, with "
             "null where a value is missing"
         )
-    return [list(found[0]), *([_as_text(row[name]) for name in found[0]] for row in found)] if found else []
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else text_of(value)
+    return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
 
 
 def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -166,7 +162,7 @@ def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
 
         if kind == ".xlsx":  # without inference the first row is one like any other
             frame = pandas.read_excel(path, header=None, dtype=object, na_filter=False, engine="openpyxl")
-            names, frame = [_as_text(name) for name in frame.head(1).to_numpy().ravel()], frame.tail(-1)
+            names, frame = [text_of(name) for name in frame.head(1).to_numpy().ravel()], frame.tail(-1)
         else:
             frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
             names = list(map(str, frame.columns))
@@ -177,10 +173,7 @@ def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
         ) from error
     except Exception as error:  # of any kind, and it may quote the file
         raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
-    columns = [
-        ["" if absent else _as_text(value) for value, absent in zip(column.tolist(), column.isna(), strict=True)]
-        for _, column in frame.items()
-    ]
+    columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
     return names, list(map(list, zip(*columns, strict=True)))
 
 
