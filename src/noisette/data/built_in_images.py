@@ -84,32 +84,31 @@ def _idx_splits(folder: Path, *stems: str) -> list[Split]:
     return [Split(unit_pixels(images), labels.astype(np.int64)) for images, labels in pairs]
 
 
-MNIST = files.Source(  # a mirror of the original files; the original address is closed
+def _idx_source(address: str, *checksums: str) -> files.Source:
+    """Four idx files with the checksums of training images, training labels, test images and test labels."""
+    return files.Source(address, dict(zip(_idx_files("train", "t10k"), checksums, strict=True)))
+
+
+MNIST = _idx_source(  # a mirror of the original files; the original address is closed
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    {
-        "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    },
+    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 )
-FASHION_MNIST = files.Source(
+FASHION_MNIST = _idx_source(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    {
-        "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-        "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-        "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
-    },
+    "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "md5:bef4ecab320f06d8554ea6380940ec79",
+    "md5:bb300cfdad3c16e7a12a480ee83cd310",
 )
-KMNIST = files.Source(
+KMNIST = _idx_source(
     "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
-    {
-        "train-images-idx3-ubyte.gz": "md5:bdb82020997e1d708af4cf47b453dcf7",
-        "train-labels-idx1-ubyte.gz": "md5:e144d726b3acfaa3e44228e80efcd344",
-        "t10k-images-idx3-ubyte.gz": "md5:5c965bf0a639b31b8f53240b1b52f4d7",
-        "t10k-labels-idx1-ubyte.gz": "md5:7320c461ea6c1c855c0b718fb2a4b134",
-    },
+    "md5:bdb82020997e1d708af4cf47b453dcf7",
+    "md5:e144d726b3acfaa3e44228e80efcd344",
+    "md5:5c965bf0a639b31b8f53240b1b52f4d7",
+    "md5:7320c461ea6c1c855c0b718fb2a4b134",
 )
 EMNIST = files.Source(
     "https://biometrics.nist.gov/cs_links/EMNIST/", {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"}
@@ -166,7 +165,7 @@ def emnist_letters(data_dir: Path | None) -> DataSet:
     def subset(folder: Path) -> DataSet:
         note = "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800"
         splits = _idx_splits(folder, "train-subset", "test-subset")
-        return DataSet("emnist-letters", *splits, 26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
+        return DataSet("emnist-letters", *splits, classes=26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
 
     copies = {_idx_files("train-subset", "test-subset"): subset}
     return files.read("emnist-letters", EMNIST, whole, data_dir=data_dir, copies=copies)

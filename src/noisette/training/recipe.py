@@ -6,10 +6,10 @@ import math
 import pkgutil
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import pydantic
 
@@ -482,7 +482,7 @@ class Recipe:
             ValueError: there are unknown keys, values of another type or outside their domain; all are listed, and
                 ``source`` is named. Or settings contradict each other.
         """
-        kinds = {known.name: known.default_factory for known in fields(cls)}
+        kinds = get_type_hints(cls)
         sections, problems = {}, []
         for name, table in tables.items():
             if name not in kinds:
