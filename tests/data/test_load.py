@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
-import noisette.data
 from noisette.data import DataError, Declaration, load, names
 from noisette.data.words import Numbering
 
@@ -55,21 +53,3 @@ def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.Mo
     assert load("digits").name == "digits"
     with pytest.raises(DataError, match="declare classes"):
         load("./digits")
-
-
-def test_the_folder_imports_neither_torch_nor_pickle() -> None:
-    room = Path(noisette.data.__file__).parent
-    imported = {
-        name.split(".")[0]
-        for path in room.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    assert "numpy" in imported
-    assert not imported & {"torch", "pickle"}
