@@ -22,7 +22,7 @@ from noisette.accounting.repeated_runs import SHAPES, SearchComparison, SearchPl
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
-from noisette.data.holdout import hold_out
+from noisette.data.dataset import hold_out
 from noisette.nn.batch_norm import in_evaluation
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
