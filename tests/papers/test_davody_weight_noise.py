@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -178,3 +179,24 @@ def test_word_vectors_stay_as_they_are() -> None:
 def test_with_a_norm_the_rate_grows_with_the_noise() -> None:
     assert table_2.setting("bn-lenet-5", 2.0).lr == 2 * table_2.setting("bn-lenet-5", 1.0).lr
     assert table_2.setting("bn-lenet-5", 2.0).lr_norms == table_2.setting("bn-lenet-5", 0.0).lr_norms
+
+
+@pytest.mark.parametrize(("name", "shape"), [("bn-lenet-5", (1, 28, 28)), ("bilstm-dl", (6, 8))])
+def test_a_pass_uses_the_means_plus_noise_that_all_examples_share(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain = with_fresh_statistics(models.build(name, shape, 4)).eval()
+    model, x = weight_noise.NoisyWeights(plain, 0.3), torch.rand(3, *shape)
+    noisy = copy.deepcopy(plain)
+    torch.manual_seed(1)
+    for layer in noisy.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.LSTM):
+            for mean in layer.parameters():
+                mean.data += torch.empty_like(mean).normal_(0.0, 0.3)
+    torch.manual_seed(1)
+    scores = model(x)
+    torch.testing.assert_close(scores, noisy(x))
+    scores.square().sum().backward()
+    noisy(x).square().sum().backward()
+    for p, expected in zip(plain.parameters(), noisy.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, expected.grad)
+    assert not torch.equal(model(x), model(x))

@@ -13,6 +13,17 @@ from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, SpectralLinear, per_example_norms
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities
 
+__all__ = [
+    "BoundedInput",
+    "LipschitzConcat",
+    "LipschitzResidual",
+    "MixerBlock",
+    "NormCap",
+    "Scale",
+    "SphereInput",
+    "TokenMix",
+]
+
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 

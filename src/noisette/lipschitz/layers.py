@@ -15,6 +15,9 @@ from noisette import errors as checks
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities
 
+__all__ = ["Abs", "BallBias", "FullSort", "GlobalL2NormPool2d", "GroupSort2", "L2NormPool2d", "LayerCentering"]
+__all__ += ["PatchConv2d", "Patches", "ScaledAvgPool2d", "SpectralConv2d", "SpectralLinear"]
+
 
 def refuse_batch_axis(dims: Iterable[int]) -> None:
     """Refuse an operation along axis 0, which would mix examples.

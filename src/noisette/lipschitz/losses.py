@@ -9,6 +9,19 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 
+__all__ = [
+    "HKR",
+    "KR",
+    "MAE",
+    "MSE",
+    "HuberLoss",
+    "KCosine",
+    "MultiMargin",
+    "MulticlassHinge",
+    "TauBCE",
+    "TauCrossEntropy",
+]
+
 
 class Loss(nn.Module):
     """A module that shows its numeric settings."""

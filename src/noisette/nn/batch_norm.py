@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 from noisette.core.loss import is_wrapped, outside
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
+__all__ = ["ExactPerExampleBatchNorm", "FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]
+
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:

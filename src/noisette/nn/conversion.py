@@ -25,6 +25,8 @@ from noisette.nn.batch_norm import (
     norms_of,
 )
 
+__all__ = ["convert_batch_norm", "to_batch_norm", "use_public_batch"]
+
 Model = TypeVar("Model", bound=nn.Module)
 Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]
 Inputs = Tensor | Sequence[Tensor]

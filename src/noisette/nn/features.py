@@ -14,6 +14,9 @@ from torch.nn.utils import parametrize
 from noisette import errors as checks
 from noisette.lipschitz.propagation import NormBound, Sensitivities
 
+__all__ = ["AppendOne", "DctCut", "PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts"]
+__all__ += ["WordVectors", "weight_standardised"]
+
 
 class AppendOne(nn.Module):
     """Appends a one to each row: (b, n) to (b, n + 1). It has no parameters.

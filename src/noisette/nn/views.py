@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from noisette import errors as checks
 
+__all__ = ["MirrorAndShift", "MirrorAverage", "fixed_views", "mean_over_stored_views", "mean_over_views"]
+
 Loss = Callable[..., Tensor]
 
 

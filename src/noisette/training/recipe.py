@@ -313,8 +313,7 @@ _BUILT_IN = {
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
     "adult": "mlp",
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
-    **dict.fromkeys(("ag-news", "sst2-glove"), "bilstm-dl"),
-    "imdb-glove": "encoder",
+    **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.models import REGISTRY, BuiltIn
 from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
-from noisette.nn.models.registry import REGISTRY, BuiltIn
+
+__all__ = ["build", "pretrained", "projected"]
 
 
 class HuggingFaceText(nn.Module):
@@ -83,13 +84,11 @@ def sha256_of_weights(folder: Path) -> str:
 def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
     """The model with weights from a safetensors file, some of its parts frozen.
 
-    Layers that the file does not hold keep their initial weights and are trained. To make a file for
-    ``cifar-tutorial``, train ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 without privacy: 100 epochs of
-    SGD in batches of 128, momentum 0.9, a learning rate of 0.1 with cosine decay to 0, images shifted and mirrored at
-    random. Save its state dict without the layer whose size depends on the number of classes::
+    Layers that the file does not hold keep their initial weights and are trained. A file for other classes is the state
+    dict without the layer whose size depends on their number, such as that of ``resnet-18``::
 
         kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head.scores")}
-        safetensors.torch.save_file(kept, "cifar100.safetensors")
+        safetensors.torch.save_file(kept, "public.safetensors")
 
     Args:
         model: such as one of :func:`build`; its weights are overwritten.
@@ -238,10 +237,8 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
 
 
 def _built_in(model: BuiltIn) -> Factory:
-    def resolved(value: Any) -> Any:
-        return _imported(f"noisette.nn.models.{value}") if isinstance(value, str) else value
-
-    return partial(resolved(model.factory), **{name: resolved(value) for name, value in model.settings.items()})
+    made = model.factory
+    return _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
 
 
 def _users_own(name: str) -> Factory:

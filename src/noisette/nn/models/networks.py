@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,31 @@ from torch.nn import functional
 
 from noisette.data.numbering import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import Scattering2d, WordCounts, WordVectors
-from noisette.nn.features import Standardise, Whitening
+from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
+
+__all__ = [
+    "Centred",
+    "FixedFeatures",
+    "Norm",
+    "Shape",
+    "bag_of_words",
+    "batch_norm",
+    "behind",
+    "cnn",
+    "encoder",
+    "layer_norm",
+]
+__all__ += [
+    "linear",
+    "mlp",
+    "ranked_word_counts",
+    "resnet",
+    "scattering",
+    "scattering_cnn",
+    "standardised",
+    "transformer",
+]
+__all__ += ["whitened", "word_counts", "word_counts_and_vectors"]
 
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 
@@ -40,11 +64,8 @@ def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:
         )
 
 
-Activation = Callable[[], nn.Module]
 Norm = Callable[[int, int], nn.Module]  # (channels, axes of positions after the channels: 2 for images, else 0)
 Part = tuple[str, nn.Module]
-Plan = TypeVar("Plan")
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def sequence(parts: Iterable[Part]) -> nn.Sequential:
@@ -58,31 +79,6 @@ def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> li
         return [(name, layer)]
     outputs = (layer.out_channels, 2) if isinstance(layer, nn.Conv2d) else (layer.out_features, 0)
     return [(name, layer), (f"{name}_norm", norm(*outputs))]
-
-
-def linears(
-    layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
-) -> nn.Sequential:
-    """Linear layers with activations between them; each is followed by a norm, the last if ``normalised_logits``."""
-    parts: list[Part] = []
-    for k, layer in enumerate(layers[:-1], 1):
-        parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
-    return sequence([*parts, *normalised("scores", layers[-1], norm if normalised_logits else None)])
-
-
-def plan_of(depth: int, plans: Mapping[int, Plan]) -> Plan:
-    """The plan of a network of this depth; raises ValueError if there is none."""
-    if depth not in plans:
-        raise ValueError(f"expected depth to be one of {', '.join(map(str, plans))}, got {depth}")
-    return plans[depth]
-
-
-def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
-    """The layer, with its weights drawn from a normal distribution truncated at 2 std, and constant biases."""
-    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    if layer.bias is not None:
-        nn.init.constant_(layer.bias, bias)
-    return layer
 
 
 def batch_norm(channels: int, axes: int) -> nn.Module:
@@ -173,26 +169,9 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128 tanh units."""
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(numbers_of(shape), 128),
-        nn.Tanh(),
-        nn.Linear(128, 128),
-        nn.Tanh(),
+        *(nn.Linear(numbers_of(shape), 128), nn.Tanh()),
+        *(nn.Linear(128, 128), nn.Tanh()),
         nn.Linear(128, classes),
-    )
-
-
-def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
-    """One hidden layer of ReLU units, without biases: on 60 principal components, the MNIST network of the paper.
-
-    Initial weights are normal with variance 1 / inputs, truncated at two standard deviations.
-    Source: Abadi et al. 2016, section 5.2, and their published code.
-    """
-    numbers = numbers_of(shape)
-    return nn.Sequential(
-        nn.Flatten(),
-        truncated_normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
-        nn.ReLU(),
-        truncated_normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
     )
 
 
@@ -242,20 +221,15 @@ def _normalised_coefficients(channels: int) -> list[nn.Module]:
 
 def _strided(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
     ]
 
 
 def _pooled(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 64, 3, padding=1),
-        nn.Tanh(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
     ]
 
 
@@ -268,36 +242,19 @@ class Centred(nn.Module):
 
 def _small_features(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.GroupNorm(4, 16),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
-        nn.GroupNorm(8, 32),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(8, 32), nn.Tanh()),
     ]
 
 
 def _features(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
+        *(nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
     ]
 
 
-def resnet(
-    shape: Shape,
-    classes: int,
-    *,
-    depth: int = 18,
-    width: int = 64,
-    norm: Norm = batch_norm,
-    last_norm: bool = True,
-    normalised_logits: bool = False,
-) -> nn.Module:
+def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
     """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
 
     11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
@@ -309,18 +266,14 @@ def resnet(
         depth: 18, 34, 50 or 101.
         width: channels of the first stage; each of the other three has twice as many as the one before.
         norm: after each convolution.
-        last_norm: False leaves out the norm after the very last convolution ("mod" in Davody et al. 2020).
-        normalised_logits: True adds a norm after the linear layer.
 
-    Source: He et al. 2016, section 4.2; Davody et al. 2020, table 1.
+    Source: He et al. 2016, section 4.2.
 
     Raises:
         ValueError: examples are not images, or ``depth`` is not listed above.
     """
     need_images("resnet", shape)
     blocks = residual_blocks(depth, width, norm)
-    if not last_norm:
-        blocks[-1].body[-1] = nn.Identity()
     features = [
         *normalised("conv", nn.Conv2d(shape[0], width, 3, padding=1, bias=False), norm),
         ("act", nn.ReLU()),
@@ -328,7 +281,7 @@ def resnet(
         ("pool", nn.AdaptiveAvgPool2d(1)),
         ("flat", nn.Flatten()),
     ]
-    head = linears([nn.Linear(blocks[-1].channels, classes)], norm, normalised_logits=normalised_logits)
+    head = sequence([("scores", nn.Linear(blocks[-1].channels, classes))])
     return sequence([("features", sequence(features)), ("head", head)])
 
 
@@ -346,7 +299,9 @@ class Residual(nn.Module):
 
 def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
     """The blocks of all four stages, for an input of ``width`` channels."""
-    block, counts = plan_of(depth, _RESNETS)
+    if depth not in _RESNETS:
+        raise ValueError(f"expected depth to be one of {', '.join(map(str, _RESNETS))}, got {depth}")
+    block, counts = _RESNETS[depth]
     blocks: list[Residual] = []
     channels = width
     for stage, count in enumerate(counts):
@@ -565,6 +520,9 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
     return FixedFeatures(WordCounts(weights), nn.Linear(words, classes, bias=False))
+
+
+ranked_word_counts = partial(word_counts, ranked=True)
 
 
 def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:

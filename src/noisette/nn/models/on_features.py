@@ -11,22 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from noisette.data.leaves import drawn, drawn_shaded
+from noisette.lipschitz.blocks import LipschitzConcat, MixerBlock, Scale, SphereInput
+from noisette.lipschitz.layers import GroupSort2, L2NormPool2d, LayerCentering, PatchConv2d, Patches, SpectralLinear
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import AppendOne, DctCut, MirrorAverage, PatchFeatures, Scattering2d
-from noisette.nn.lipschitz import (
-    GroupSort2,
-    L2NormPool2d,
-    LayerCentering,
-    LipschitzConcat,
-    MixerBlock,
-    PatchConv2d,
-    Patches,
-    Scale,
-    SpectralLinear,
-    SphereInput,
-)
+from noisette.nn.features import AppendOne, DctCut, PatchFeatures, Scattering2d
 from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_images, numbers_of
+from noisette.nn.views import MirrorAverage
+
+__all__ = [
+    "PatchScale",
+    "dct_lipschitz_dense",
+    "lipschitz_dense",
+    "lipschitz_linear",
+    "lipschitz_mixer",
+    "lipschitz_patch",
+]
+__all__ += ["lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering", "scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
 
