@@ -2,7 +2,7 @@
 
     python -m benchmarks.norms [--model bn-lenet-5] [--batch 1024] [--public 128] [--rounds 15] [--out DIR]
 
-The networks are those of noisette.nn.models and papers.networks with batch norm behind every layer, converted. Their steps alternate on one
+The networks are those of papers.networks with batch norm behind every layer, converted. Their steps alternate on one
 thread; medians are compared. Noise and update are part of a step.
 """
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lipschitz_ascent import dense_matrix, spectral_norm
 from noisette.lipschitz import NormBound
@@ -17,25 +17,10 @@ F = nn.functional
 
 
 @pytest.mark.parametrize(
-    ("side", "kernel", "stride", "padding", "looks"),
-    [
-        (32, 3, 1, 1, 9),
-        (4, 5, 1, 2, 16),
-        (32, 5, 1, 2, 25),
-        (32, 3, 2, 1, 4),
-        (32, 4, 4, 0, 1),
-        (28, 3, 1, 0, 9),
-        (2, 3, 1, 1, 4),
-    ],
+    ("kernel", "stride", "padding", "dilation"),
+    [(1, 1, 0, 1), (3, 1, 1, 1), (5, 1, 2, 1), (3, 2, 1, 2), (2, 2, 0, 1), (2, 3, 5, 1), ((2, 4), (1, 2), 2, 2)],
+    ids=str,
 )
-def test_windows_over_one_pixel_are_counted(side, kernel, stride, padding, looks) -> None:
-    assert windows(kernel, stride, padding, 1).max_overlap((side, side)) == looks
-
-
-@pytest.mark.parametrize("kernel", [1, 2, 3, (2, 4)], ids=str)
-@pytest.mark.parametrize("stride", [1, 2, 3, (1, 2)], ids=str)
-@pytest.mark.parametrize("padding", [0, 1, 2, 5], ids=str)
-@pytest.mark.parametrize("dilation", [1, 2], ids=str)
 def test_overlap_and_output_size_are_those_of_a_convolution_of_ones(kernel, stride, padding, dilation) -> None:
     shape = windows(kernel, stride, padding, dilation)
     for size in ((7, 7), (8, 10)):
@@ -58,15 +43,6 @@ def test_a_constant_kernel_is_1_lipschitz_with_the_largest_overlap_and_not_with_
     assert norm * 3 / math.sqrt(mean) == pytest.approx(too_long, abs=1e-4)
 
 
-def test_a_constant_image_and_gradient_nearly_attain_the_bound_of_a_large_map() -> None:
-    layer = SpectralConv2d(1, 1, 3, padding=1).double()
-    image = torch.full((1, 1, 32, 32), 1 / 32, dtype=torch.float64)
-    [gradient] = torch.autograd.grad(layer(image), layer.weight, torch.full_like(image, 1 / 32))
-    assert 3 * float(gradient.norm()) == pytest.approx(2.877, abs=1e-3)
-    [bound] = layer.bound_backward(NormBound(1.0, (1, 32, 32)), 1.0)[1].values()
-    assert 0.95 <= float(gradient.norm()) / bound <= 1
-
-
 @pytest.mark.parametrize(("side", "worst_case_search"), [(4, 2.3090), (8, 2.7660), (16, 2.9325)])
 def test_alternating_ascent_over_images_and_gradients_does_not_exceed_the_bound(side, worst_case_search) -> None:
     x, back = torch.rand(2, 1, 1, side, side, dtype=torch.float64)
@@ -83,39 +59,6 @@ def test_alternating_ascent_over_images_and_gradients_does_not_exceed_the_bound(
     assert 3 * float(gradient.norm()) == pytest.approx(worst_case_search, abs=2e-4)
     [bound] = layer.bound_backward(NormBound(1.0, (1, side, side)), 1.0)[1].values()
     assert float(gradient.norm()) <= bound * (1 + 1e-9)
-
-
-FIGURES = [
-    {"kernel_size": 3, "padding": 1},
-    {"kernel_size": 3},
-    {"kernel_size": 3, "stride": 2, "padding": 1},
-    {"kernel_size": (2, 3), "padding": (0, 2)},
-    {"kernel_size": 3, "dilation": 2, "padding": 2},
-    {"kernel_size": 3, "padding": 1, "groups": 2},
-]
-every_figure = pytest.mark.parametrize("figures", FIGURES, ids=str)
-
-
-def _random(layer: nn.Module) -> Tensor:
-    """The matrix of the layer after random weights were loaded, which projects them."""
-    layer.load_state_dict({name: torch.randn_like(value) for name, value in layer.state_dict().items()})
-    return dense_matrix(layer.double(), (4, 6, 5))
-
-
-@every_figure
-def test_no_convolution_exceeds_its_certified_norm(figures) -> None:
-    for seed in range(3):
-        torch.manual_seed(seed)
-        layer = SpectralConv2d(4, 6, **figures)
-        assert spectral_norm(_random(layer)) <= layer.norm <= 1 + 1e-5
-
-
-def test_a_patch_convolution_with_enough_channels_preserves_every_norm() -> None:
-    layer = PatchConv2d(1, 64, patch=4).double()
-    x = torch.randn(5, 1, 28, 28, dtype=torch.float64)
-    torch.testing.assert_close(layer(x).flatten(1).norm(dim=1), x.flatten(1).norm(dim=1), rtol=1e-6, atol=0)
-    assert layer(x).shape == (5, 64, 7, 7)
-    assert layer.bound_forward(NormBound(3.0, (1, 28, 28))).shape == (64, 7, 7)
 
 
 def test_patches_that_do_not_divide_the_image_ignore_its_border() -> None:

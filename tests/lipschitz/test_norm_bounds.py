@@ -11,7 +11,7 @@ from torch import Tensor
 from lipschitz_ascent import spectral_norm
 from noisette.lipschitz.propagation import frobenius_bound, residual_bound
 
-SHAPES = [(1, 1), (1, 9), (9, 1), (5, 5), (40, 12), (12, 40), (3, 200)]
+SHAPES = [(1, 9), (5, 5), (40, 12), (12, 40)]
 BOUNDS = [residual_bound, frobenius_bound]
 every_bound = pytest.mark.parametrize("bound", BOUNDS, ids=lambda f: f.__name__)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -23,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 @every_bound
 @every_shape
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1.0, 1e6, 1e30])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e30])
 def test_no_spectral_norm_exceeds_its_bound(bound, shape, scale) -> None:
     matrices = scale * torch.stack([random(*shape, seed=s) for s in range(4)])
     for matrix, norm in zip(matrices, bound(matrices), strict=True):

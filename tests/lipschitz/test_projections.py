@@ -60,27 +60,9 @@ def test_a_projected_matrix_is_in_its_set_and_its_certified_norm_is_an_upper_bou
     assert norm.dtype == torch.float64
     assert truth <= float(norm)
     assert truth <= getattr(projection, "radius", 1.0) * (1 + 1e-6)
-
-
-@every_projection
-@every_precision
-@every_matrix
-def test_projecting_twice_changes_nothing(projection, dtype, matrix) -> None:
-    once, norms = projection(matrix.to(dtype)[None])
-    twice, again = projection(once)
-    torch.testing.assert_close(twice, once, rtol=0, atol=1e-6)
-    torch.testing.assert_close(again, norms, rtol=0, atol=1e-5)
-
-
-@every_projection
-def test_a_thousand_projections_do_not_shrink_a_matrix(projection) -> None:
-    found, _ = projection(random(30, 8).float()[None])
-    start = torch.linalg.svdvals(found[0].double())
-    for _ in range(1000):
-        found, _ = projection(found)
-    end = torch.linalg.svdvals(found[0].double())
-    assert float((end / start).mean()) > 0.9999
-    assert float(end.max()) <= 1 + 1e-6
+    twice, again = projection(found[None])
+    torch.testing.assert_close(twice[0], found, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again[0], norm, rtol=0, atol=1e-5)
 
 
 @every_precision
@@ -94,13 +76,6 @@ def test_all_singular_values_of_an_orthogonal_matrix_are_one(dtype, matrix) -> N
         atol=3e-6 if dtype == torch.float32 else 1e-9,
     )
     assert float(norms) < 1 + 1e-5
-
-
-@pytest.mark.parametrize("name", ["random", "wide", "square", "huge", "tiny", "one row", "one column", "just above"])
-def test_orthogonal_finds_the_polar_factor(name) -> None:
-    matrix = MATRICES[name]
-    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    torch.testing.assert_close(Orthogonal()(matrix[None])[0][0], u @ vh, rtol=0, atol=1e-8)
 
 
 def test_orthogonal_matrices_are_returned_bit_for_bit() -> None:
@@ -132,13 +107,6 @@ def test_weights_that_are_not_finite_are_refused(projection, bad) -> None:
     matrices[1, 0, 2] = bad
     with pytest.raises(ValueError, match="1 of 24 weights are not finite"):
         projection(matrices)
-
-
-def test_equal_projections_compare_equal() -> None:
-    assert Orthogonal() == Orthogonal()
-    assert FrobeniusBall(1.0) == FrobeniusBall()
-    assert FrobeniusBall(2.0) != FrobeniusBall()
-    assert len({Orthogonal(), Orthogonal(), FrobeniusBall()}) == 2
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])

@@ -81,17 +81,6 @@ def test_mod_lacks_the_last_norm_and_nothing_else(name: str, norm: str) -> None:
     assert mod.keys() <= whole.keys()
 
 
-def test_vggs_pool_where_the_paper_does() -> None:
-    def stages(name: str) -> list[int | str]:
-        parts = (nn.Conv2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Linear)
-        found = [layer for layer in models.build(name, COLOUR, 10).modules() if isinstance(layer, parts)]
-        return [getattr(x, "out_channels", None) or getattr(x, "out_features", None) or "M" for x in found]
-
-    deep = [*2 * [512], 512, "M"]
-    assert stages("vgg-16") == [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", *deep, *deep, 10]
-    assert stages("light-vgg") == [64, 64, "M", 128, 128, "M", 256, 256, 256, 256, "M", "M", 512, 10]
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
@@ -173,16 +162,6 @@ def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels() -> No
     torch.testing.assert_close(responses(x), expected)
 
 
-def test_layers_of_the_tutorial_are_in_its_order() -> None:
-    model = models.build("tf-tutorial", (3, 32, 32), 10)
-    names = [name for name, _ in model.features.named_children()]
-    assert names[2:] == ["conv1", "act1", "pool1", "responses1", "conv2", "act2", "responses2", "pool2", "flat"]
-    assert [layer.out_features for layer in model.head if isinstance(layer, nn.Linear)] == [384, 192, 10]
-    scores = model.head.scores.weight.detach()
-    assert float(scores.abs().max()) <= 2 / 192
-    assert float(scores.std()) == pytest.approx(0.87962 / 192, rel=0.06)
-
-
 def one_word_after_another(x: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:
     """The last hidden state of a plain LSTM."""
     h = c = torch.zeros(len(x), u.shape[1])
@@ -234,8 +213,3 @@ def test_with_layer_norm_each_direction_has_its_own_weights_and_the_scores_a_nor
     read = torch.cat([onward(x), backward(torch.stack([x[:, t] for t in (4, 3, 2, 1, 0)], 1))], 1)
     scores = read @ model.scores.weight.T + model.scores.bias
     torch.testing.assert_close(model(x), normal(scores, torch.ones(4), torch.zeros(4)))
-
-
-def test_the_dropout_probability_is_one_fifth() -> None:
-    for name in ("bilstm-dl", "ln-bilstm-dl"):
-        assert models.build(name, TEXT, 4).dropout.p == 0.2

@@ -95,11 +95,7 @@ def _classes_and_radii(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor
 
 
 def _projected_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode with norms that are certified for the current weights.
-
-    Raises:
-        ValueError: a weight was outside of its set.
-    """
+    """A copy in evaluation mode with norms that are certified for the current weights, which lie in their sets."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     for module in copied.modules():
         if type(module) is nn.Dropout:
@@ -124,11 +120,7 @@ def _differs(module: Constrained, original: Constrained) -> bool:
 
 
 def _require_lipschitz(layers: Sequence[tuple[str, nn.Module, NormBound]]) -> None:
-    """Every layer has a Lipschitz constant, or is a :class:`SphereInput`.
-
-    Raises:
-        ValueError: naming the layers without one.
-    """
+    """Raise ValueError naming the layers without a Lipschitz constant, but for a :class:`SphereInput`."""
     unknown = [
         f"{name} ({type(layer).__name__})" if name else type(layer).__name__
         for name, layer, x in layers

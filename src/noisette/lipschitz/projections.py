@@ -64,12 +64,9 @@ class Orthogonal:
 
 @dataclass(frozen=True)
 class FrobeniusBall:
-    """Projects onto the matrices with a Frobenius norm of at most ``radius``.
+    """Projects onto the matrices with a Frobenius norm of at most ``radius``, a finite number above zero.
 
     This suits a bias, or the weight of a layer with one output.
-
-    Raises:
-        ValueError: the radius is not a finite number above zero.
     """
 
     radius: float = 1.0
@@ -139,12 +136,9 @@ def _require_finite(matrices: Tensor) -> None:
 def project(model: nn.Module) -> None:
     """Project every constrained parameter of the model onto its set, and certify its norm there.
 
-    Only released values are read, so this has no privacy cost.
+    Only released values are read, so this has no privacy cost. A weight that is not finite is a ValueError.
 
     Source: Bethune et al. 2024, algorithm 2, line "project".
-
-    Raises:
-        ValueError: a weight is not finite.
     """
     batches: dict[object, list[Constrained]] = defaultdict(list)
     for module in model.modules():

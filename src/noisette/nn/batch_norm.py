@@ -37,10 +37,7 @@ Weighted = nn.Linear | nn.modules.conv._ConvNd
 class ChannelNorm(nn.Module):
     """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm.
 
-    Args:
-        num_features: number of channels.
-        eps: added to the variance.
-        affine: whether to learn a scale ``weight`` and a shift ``bias``.
+    ``eps`` is added to the variance; ``affine`` norms learn a scale ``weight`` and a shift ``bias``.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
@@ -315,7 +312,8 @@ class PublicBatch:
 
     The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
     ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
-    the model has its own hook, with the same public batch.
+    the
+    model has its own hook, with the same public batch.
 
     Args:
         inputs: the model's positional inputs, each with the public examples on its first axis.
@@ -345,11 +343,7 @@ class PublicBatch:
         model.register_state_dict_pre_hook(batch.before_saving)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Recompute the statistics if weights have changed.
-
-        Raises:
-            ValueError: the shape of the inputs differs from that of the public ones.
-        """
+        """Recompute the statistics if weights have changed; ValueError if the inputs have another shape."""
         if any(map(is_wrapped, model.parameters())):
             return  # a call repeated by torch.func, after the statistics were computed
         self._check_shapes(args)
@@ -449,9 +443,6 @@ class JointBatch:
 
     An input of shape (b, ...) becomes (b, 1 + public examples, ...), flattened; what the model returns for the public
     examples is dropped.
-
-    Args:
-        inputs: the model's positional inputs, each with the public examples on its first axis.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -475,11 +466,7 @@ class JointBatch:
     def before_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the public examples added.
-
-        Raises:
-            ValueError: the inputs are named, or more or fewer than those of the public batch.
-        """
+        """The arguments with the public examples added; ValueError if named or of another number."""
         if kwargs or len(args) != len(self._inputs):
             raise ValueError(
                 f"the model was called with {len(args)} positional and {len(kwargs)} named inputs; its public batch "

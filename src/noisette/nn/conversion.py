@@ -92,15 +92,12 @@ def convert_batch_norm(
 
 
 def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
-    """Give a public batch to the public norms that a model was built with.
+    """Give a public batch to the :class:`PublicBatchNorm` and :class:`PerExampleBatchNorm` that a model was built with.
 
-    Args:
-        model: contains :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`.
-        public: a batch of public inputs, or several tensors where the model takes several.
-        every: statistics are recomputed after this many changes of the weights.
+    ``public`` and ``every`` are those of :func:`convert_batch_norm`.
 
     Raises:
-        ValueError: the model has no such norm, or the batch is invalid as in :func:`convert_batch_norm`.
+        ValueError: the model has no such norm, or the batch is invalid.
     """
     inputs = _inputs(public)
     checks.all_of(lambda: _check_public(inputs), lambda: checks.count(every=every))
@@ -149,11 +146,7 @@ def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
 
 
 def _refuse_what_would_be_lost(model: nn.Module) -> None:
-    """Check that the batch norms of a model do nothing that a norm in their place would not do.
-
-    Raises:
-        ValueError: naming each that adds something, and what.
-    """
+    """Raise ValueError naming each batch norm that does more than a norm in its place would, and what."""
     named = [(name or "the model itself", part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
     if problems := [f"{name}  {type(norm).__name__} {what}" for name, norm in named if (what := _added_by(norm))]:
         raise ValueError(
@@ -191,11 +184,7 @@ def _check_public(inputs: Sequence[Tensor]) -> None:
 
 
 def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
-    """Check that no public example is a private record; both are positional inputs with examples on the first axis.
-
-    Raises:
-        PrivacyError: a public example is a private record too.
-    """
+    """Raise PrivacyError if a public example is a private record too; both are positional inputs."""
     places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
     if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
         raise PrivacyError(

@@ -50,9 +50,9 @@ def _optimizers():
 
 
 def _allocations():
-    from noisette.lipschitz import noise_allocation
+    from noisette.lipschitz import bound
 
-    return noise_allocation
+    return bound
 
 
 BATCH_NORMS: Mapping[str, BatchNormEntry] = {

@@ -130,11 +130,7 @@ def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
-    """The model with its features standardised by the mean and standard deviation of public examples' features.
-
-    Args:
-        model: not changed.
-        public: the output of ``model.features`` for public examples, (n, channels, ...).
+    """The model with its features standardised by those of public examples, (n, channels, ...).
 
     Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
     """
@@ -143,10 +139,6 @@ def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
 
 def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
     """The model with its features whitened, and a new linear layer in front of which they are.
-
-    Args:
-        model: fixed features and one linear layer, such as ``scattering``; not changed.
-        whitening: of its features.
 
     Raises:
         ValueError: the trained part is more than a linear layer, which takes features in their places.
@@ -258,7 +250,8 @@ def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm
     """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
 
     11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
-    change the shape are a 1 x 1 convolution with a norm.
+    change
+    the shape are a 1 x 1 convolution with a norm.
 
     Args:
         shape: (channels, height, width) of one image, 32 x 32 in the paper.
@@ -268,9 +261,6 @@ def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm
         norm: after each convolution.
 
     Source: He et al. 2016, section 4.2.
-
-    Raises:
-        ValueError: examples are not images, or ``depth`` is not listed above.
     """
     need_images("resnet", shape)
     blocks = residual_blocks(depth, width, norm)
@@ -356,24 +346,14 @@ _START = 0.1  # standard deviation of the first word vectors
 def transformer(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
     """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
 
-    Args:
-        shape: (tokens,) of one text: the number of each word, 0 for padding at the end.
-        classes: number of scores for each text.
-        words: how many numbers of words there are.
-
-    Raises:
-        ValueError: examples are not sequences of words.
+    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
     """
     need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
     return WordTransformer(words, shape[0], classes)
 
 
 def bag_of_words(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
-    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used.
-
-    Raises:
-        ValueError: examples are not sequences of words.
-    """
+    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
     need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
     return BagOfWords(words, classes)
 
@@ -453,16 +433,10 @@ _WIDENING = 4  # of the hidden layer behind the attention
 def encoder(shape: Shape, classes: int) -> nn.Module:
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
-    The block has as many heads as divide the dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
-
-    Args:
-        shape: (tokens, dimensions) of one text: each token is a word vector, and the zero vector is padding.
-        classes: number of scores for each text.
+    Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
+    dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
 
     Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
-
-    Raises:
-        ValueError: examples are not sequences of vectors.
     """
     need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
     tokens, width = shape
@@ -489,10 +463,7 @@ class VectorEncoder(nn.Module):
 
 
 def sinusoids(tokens: int, width: int) -> Tensor:
-    """Places as sines and cosines of falling frequency, (tokens, width).
-
-    Source: Vaswani et al. 2017, section 3.5.
-    """
+    """Places as sines and cosines of falling frequency, (tokens, width). Source: Vaswani et al. 2017, section 3.5."""
     frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
     angles = torch.arange(tokens).unsqueeze(1) * frequencies
     return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
@@ -505,17 +476,10 @@ _POWER = 0.3  # of the rank; by it the weight of a word grows from 1 for the mos
 def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool = False) -> FixedFeatures:
     """The roots of a text's counts of words, brought to length one, and one linear layer; the order is not used.
 
-    Args:
-        shape: (tokens,) of one text: the number of each word, 0 for padding.
-        classes: number of scores for each text.
-        words: how many numbers of words there are.
-        ranked: whether common English words have less weight, by their rank in a public list. It needs words that are
-            numbered by noisette's hash.
+    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding. If ``ranked``, common English words have
+    less weight, by their rank in a public list; the words must be numbered by noisette's hash.
 
     Guarantee: the list is a public constant, see :func:`noisette.data.numbering.frequent_words`.
-
-    Raises:
-        ValueError: examples are not sequences of words, or there are too few numbers of them.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
@@ -529,16 +493,9 @@ def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) ->
     """Counts weighted by public ranks, beside the sum of the vectors of a text's words, and one linear layer.
 
     The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
-    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file
-    of those of GloVe.
-
-    Args:
-        shape: (tokens,) of one text: the number of each word by noisette's hash, 0 for padding.
-        classes: number of scores for each text.
-        words: how many numbers words are hashed to.
-
-    Raises:
-        ValueError: examples are not sequences of words, or there are too few numbers of them.
+    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file of
+    those
+    of GloVe. Texts are as for :func:`word_counts`, ranked.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))

@@ -35,14 +35,8 @@ _IMAGES, _SIDE = 2000, 32
 def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 1) -> nn.Module:
     """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
 
-    The dictionary comes from the same images of a random process each time, so there is no record to protect.
-
-    Args:
-        shape: of an image, (channels, height, width).
-        classes: number of scores for each image.
-        filters: patches of the dictionary.
-        side: height and width of a patch.
-        stride: pixels between the patches of an image.
+    The dictionary of ``filters`` patches of ``side`` pixels a side comes from the same images of a random process each
+    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image.
 
     Source: :class:`noisette.nn.PatchFeatures`.
     """
@@ -75,13 +69,10 @@ def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale,
     """Resemblances to patches of shaded leaves at several scales, and one linear layer.
 
     The resemblances of an image and of its mirror image are averaged, so both have the same scores, and nothing has to
-    be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
-    random process each time, so there is no record to protect.
-
-    Args:
-        shape: of an image, (channels, height, width).
-        classes: number of scores for each image.
-        scales: the sizes of the patches.
+    be
+    learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
+    random
+    process each time, so there is no record to protect.
 
     Source: :class:`noisette.nn.PatchFeatures`.
     """
@@ -92,13 +83,8 @@ def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale,
 def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
     """The features of :func:`multi_scale_patches` beside scattering coefficients, and one linear layer.
 
-    The coefficients are averaged over sixteenths of the image and over both mirror images, and normalised for each
-    example.
-
-    Args:
-        shape: of an image, (channels, height, width); height and width are multiples of four.
-        classes: number of scores for each image.
-        scales: the sizes of the patches.
+    The coefficients are averaged over sixteenths of the image, whose sides are multiples of four, and over both mirror
+    images, and normalised for each example.
 
     Source: :class:`noisette.nn.PatchFeatures`, :class:`noisette.nn.Scattering2d`.
     """
@@ -149,11 +135,7 @@ def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)
 
 
 def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
-    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and its inputs, rows of numbers about 1.
-
-    Raises:
-        ValueError: examples are not rows of numbers.
-    """
+    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and inputs, rows of numbers about 1."""
     need_axes("lipschitz-rows", shape, 1, "rows of numbers")
     numbers = shape[0] + 1
     hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
@@ -213,9 +195,6 @@ def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: i
     """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
 
     Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
-
-    Raises:
-        ValueError: the sides of the images are not multiples of four.
     """
     need_images("lipschitz-mixer", shape, pixels=4)
     if any(side % 4 for side in shape[1:]):
