@@ -212,7 +212,7 @@ def resnet_of_table_3(
     """
     model = resnet(shape, classes, width=width)
     if not last_norm:
-        model.get_submodule("features.blocks")[-1].body[-1] = nn.Identity()
+        model.get_submodule("features.blocks.7.body").add_module("conv2_norm", nn.Identity())
     if normalised_logits:
         model.get_submodule("head").add_module("scores_norm", batch_norm(classes, 0))
     return model

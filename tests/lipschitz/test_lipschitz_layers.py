@@ -208,19 +208,16 @@ def test_a_layer_computes_its_formula_and_its_gradients_in_double_precision(laye
 
 
 @every_layer
-def test_ascent_nearly_reaches_the_bound_on_the_input_gradient_and_does_not_exceed_it(layer) -> None:
+def test_ascent_nearly_reaches_the_bound_on_the_input_gradient_and_nothing_exceeds_it(layer) -> None:
     module = moved(layer)
-    found = worst_case_search(module, layer.shape, restore=lambda: restore(module))
     bound, _ = bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)
-    assert layer.stretched * bound <= found <= bound * (1 + 1e-9)
     assert largest_stretch(module, layer.shape) <= bound * (1 + 1e-9)
-    x, reach = (
-        torch.randn(200, *layer.shape, dtype=torch.float64),
-        bounded(module).bound_forward(NormBound(2.0, layer.shape)),
-    )
+    x, reach = torch.randn(200, *layer.shape).double(), bounded(module).bound_forward(NormBound(2.0, layer.shape))
     output = module(2 * x / x.flatten(1).norm(dim=1).view(-1, *[1] * len(layer.shape))).detach()
     assert output.shape[1:] == reach.shape
     assert float(output.flatten(1).norm(dim=1).max()) <= reach.norm * (1 + 1e-12)
+    found = worst_case_search(module, layer.shape, restore=lambda: restore(module))
+    assert layer.stretched * bound <= found <= bound * (1 + 1e-9)
 
 
 @every_training_layer

@@ -65,10 +65,7 @@ class Allocation(Protocol):
 
 @dataclass(frozen=True)
 class GlobalAllocation:
-    """The same noise standard deviation for every element of every parameter.
-
-    Source: Bethune et al. 2024, the "global" strategy.
-    """
+    """The same noise standard deviation everywhere: the "global" strategy of Bethune et al. 2024."""
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
         return [Part(tuple(sensitivities), math.hypot(*sensitivities.values()), 1.0)]
@@ -78,12 +75,12 @@ class GlobalAllocation:
 class PerLayerAllocation:
     """A noise standard deviation in proportion to the sensitivity of each parameter.
 
-    Args:
-        weights: by name of parameter, the noise standard deviation in units of its sensitivity, relative to the others;
-            1 for parameters that are not listed.
+    ``weights`` are, by name of parameter, the deviation in units of its sensitivity, relative to the others; 1 if not
+    given.
 
     Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
-    the whole release, is theirs divided by the square root of the number of parameters.
+    the
+    whole release, is theirs divided by the square root of the number of parameters.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -120,11 +117,7 @@ _SCORES = "scores"
 
 
 class ScoreClipping:
-    """Holds each example's gradient at the scores within its bound, which a clipping rule may lower.
-
-    Args:
-        rule: a rule with one clipping norm; without it the bound is that of the loss alone.
-    """
+    """Holds each example's gradient at the scores within its bound, which a rule with one clipping norm may lower."""
 
     def __init__(self, rule: ClippingRule | None) -> None:
         self.rule = rule
@@ -452,29 +445,33 @@ class LipschitzBound:
     """Derives the sensitivity of each parameter from the Lipschitz constants of the layers, the input and the loss.
 
     Only the gradient with respect to the scores is clipped, a vector as short as the scores, so a step takes as long as
-    one without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the
-    model between calls of :meth:`accumulate`.
+    one
+    without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the model
+    between calls of :meth:`accumulate`.
 
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
-            of the first layer that trains.
-        loss: a loss of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its
-            Lipschitz constant.
-        input_shape: shape of one example, without the batch axis; bounds depend on it, so others are refused.
+        of
+            the first layer that trains.
+        loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
+        constant.
+        input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-            loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
+        loss:
+            ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
     provided that the bounds stated by the user's own modules hold. A short search for an example that exceeds them is
-    made here.
+    made
+    here.
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
-        ValueError: a number is outside its domain, or the model has no trainable parameter.
         PrivacyError: a module with trainable parameters has no bound, no module bounds a trainable parameter, or an
-            example was found that exceeds the bounds that a module of the user's states.
+        example
+            was found that exceeds the bounds that a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))

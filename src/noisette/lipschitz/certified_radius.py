@@ -26,23 +26,20 @@ _SMALLEST_NORM = 1e-20  # likewise, in units of the sphere's radius
 
 
 def certify(model: nn.Module, inputs: Tensor) -> Tensor:
-    """For each input, a Euclidean distance within which every other input gets the same predicted class.
+    """For each input a Euclidean distance, (b,), within which every other input gets the same predicted class.
 
     The distance is over all elements of an example, in the units of ``inputs``: those of pixels, if the model starts
-    with the standardisation of pixels. Scores are one for each class, or a single one whose sign is the class.
-
-    Args:
-        model: layers with a Lipschitz constant, as for :class:`noisette.LipschitzBound`; a copy of it in evaluation
-            mode is used, so it does not change.
-        inputs: examples, (b, ...).
-
-    Returns:
-        Radii (b,), in double precision; 0 where nothing is certified, because scores are equal or not finite.
+    with
+    the standardisation of pixels. Scores are one for each class, or a single one whose sign is the class. A radius is 0
+    where nothing is certified, because scores are equal or not finite. Layers have a Lipschitz constant, as for
+    :class:`noisette.LipschitzBound`; the model does not change.
 
     Guarantee: it holds for the exact function of the weights. Rounding errors of the scores in single precision, about
-    a millionth of their size, are not included.
+    a
+    millionth of their size, are not included.
     Source: the lead of one score over another is sqrt(2) l-Lipschitz where the scores are l-Lipschitz; for inputs a and
-    b outside of a ball of radius X, || P(a) - P(b) || <= 2 X ||a - b|| / (||a|| + ||b||) (Dunkl & Williams 1964).
+    b
+    outside of a ball of radius X, || P(a) - P(b) || <= 2 X ||a - b|| / (||a|| + ||b||) (Dunkl & Williams 1964).
 
     Raises:
         ValueError: a layer has no Lipschitz constant, a weight is not in its set, or the scores have another shape.
@@ -60,11 +57,7 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
 def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii: Sequence[float]) -> list[float]:
     """The fraction of examples that are classified correctly everywhere within a distance, for each of these distances.
 
-    Args:
-        model: see :func:`certify`.
-        inputs: examples, (b, ...).
-        targets: their classes, (b,); 0 and 1 for a single score.
-        radii: Euclidean distances; at 0 the result is the accuracy without attack.
+    Targets are classes, (b,), or 0 and 1 for a single score; at distance 0 the result is the accuracy without attack.
 
     Raises:
         ValueError: see :func:`certify`; or there is no example, or not one target for each.

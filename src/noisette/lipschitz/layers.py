@@ -326,27 +326,16 @@ def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int, 
 class SpectralConv2d(_SpectralMap):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
-    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel of the
-    convolution is ``weight`` divided by the square root of the largest number of windows that contain one pixel, which
-    is counted exactly for the size of each input.
-
-    Args:
-        in_channels: channels of the input (b, in_channels, h, w).
-        out_channels: channels of the output.
-        kernel_size: size of a window; this and the next three are numbers, or pairs for height and width.
-        stride: pixels between windows.
-        padding: pixels of zeros on each side.
-        dilation: pixels between the elements of a window.
-        groups: number of groups of channels that are convolved separately, each with its own matrix.
-        projection: the projection of these matrices.
+    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one; so has the part of each
+    group of channels. The kernel is ``weight`` divided by the square root of the largest number of windows that contain
+    one pixel, which is counted exactly for the size of each input. Sizes are numbers, or pairs for height and width.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
-    times the norm of the image.
+    times
+    the norm of the image.
     Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
-    pixel instead of the mean number, which is too small in the middle of an image.
-
-    Raises:
-        ValueError: an argument is too small, or (in a call, or when bounds are computed) the image is.
+    pixel
+    instead of the mean number, which is too small in the middle of an image.
 
     >>> layer = SpectralConv2d(2, 4, 3, padding=1)
     >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(NormBound(3.0, (2, 8, 8))).shape

@@ -222,16 +222,15 @@ class PublicBatchNorm(PublicNorm):
 
     Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
     :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
-    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
+    the
+    effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
     orthogonal to the weight of each channel, as for batch norm, and weights do not grow unnoticed. Otherwise the
-    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
+    statistics
+    are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
 
     Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
     sensitivity of the model's clipped gradients does not change. None for the public examples.
     Source: Davody et al. 2020, algorithm 1, with statistics that leave out the private examples.
-
-    Raises:
-        RuntimeError: called in training mode without a public batch.
 
     >>> from noisette.nn import use_public_batch
     >>> model = nn.Sequential(nn.Linear(1, 1), PublicBatchNorm(1, eps=0.0))
@@ -252,14 +251,13 @@ class PerExampleBatchNorm(PublicNorm):
     """Batch norm over each private example together with a public batch.
 
     Mean and variance are computed in closed form from the public values and those of the example. The public
-    activations do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they
-    do, at a much higher cost.
+    activations
+    do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they do, at a
+    much
+    higher cost.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
-
-    Raises:
-        RuntimeError: called in training mode without a public batch.
     """
 
     def forward_training(self, input: Tensor) -> Tensor:
