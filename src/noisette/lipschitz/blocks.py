@@ -13,39 +13,13 @@ from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
 
-__all__ = [
-    "BoundedInput",
-    "LipschitzConcat",
-    "LipschitzResidual",
-    "MixerBlock",
-    "NormCap",
-    "Scale",
-    "SphereInput",
-    "TokenMix",
-]
+__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "NormCap", "Scale", "SphereInput"]
+__all__ += ["TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
-class _Input(nn.Module):
-    """Scales each example to a norm of at most ``x0``."""
-
-    def __init__(self, x0: float) -> None:
-        super().__init__()
-        checks.positive(x0=x0)
-        self.x0 = x0
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(min(x.norm, self.x0), x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
-
-
-class BoundedInput(_Input):
+class BoundedInput(nn.Module):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
     It is the first layer of a model. An example with an element that is not finite becomes zeros.
@@ -57,11 +31,25 @@ class BoundedInput(_Input):
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
     """
 
+    def __init__(self, x0: float) -> None:
+        super().__init__()
+        checks.positive(x0=x0)
+        self.x0 = x0
+
     def forward(self, x: Tensor) -> Tensor:
         return _project_to_ball(x, self.x0)
 
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.x0), x.shape)
 
-class SphereInput(_Input):
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return g, {}
+
+    def extra_repr(self) -> str:
+        return f"x0={self.x0:g}"
+
+
+class SphereInput(BoundedInput):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
     Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
@@ -84,7 +72,7 @@ class SphereInput(_Input):
         return math.inf, {}
 
 
-class NormCap(nn.Module):
+class NormCap(BoundedInput):
     """Scales each example down to a norm of at most ``cap`` inside a network, for instance behind a bias.
 
     >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
@@ -92,21 +80,11 @@ class NormCap(nn.Module):
     """
 
     def __init__(self, cap: float) -> None:
-        super().__init__()
         checks.positive(cap=cap)
-        self.cap = cap
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _project_to_ball(x, self.cap)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(min(x.norm, self.cap), x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
+        super().__init__(cap)
 
     def extra_repr(self) -> str:
-        return f"{self.cap:g}"
+        return f"{self.x0:g}"
 
 
 def _project_to_ball(x: Tensor, radius: float) -> Tensor:

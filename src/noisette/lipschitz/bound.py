@@ -243,11 +243,9 @@ class LossWatch(TorchFunctionMode):
         self._known = {id(tensor): tensor for tensor in of_model}
         self._outside = outside
         self._call = object()
-        self._has_begun = False
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         """The loss begins, with these tensors of the examples."""
-        self._has_begun = True
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
@@ -260,8 +258,6 @@ class LossWatch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._has_begun:
-            return func(*args, **kwargs)  # what prepares the arguments
         for tensor in tensors_among(args, kwargs):
             if is_wrapped(tensor):
                 self._check_of_this_call(tensor)

@@ -152,7 +152,7 @@ def _score_radii(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -> Tensor:
     """Radii at the input of a layer from radii at its output, for inputs of these norms."""
     match layer:
-        case BoundedInput(x0=size) | NormCap(cap=size) if type(layer) in (BoundedInput, NormCap):
+        case BoundedInput(x0=size) if type(layer) in (BoundedInput, NormCap):
             return _radii_before_ball(norms, radii, size)
         case SphereInput(x0=size) if type(layer) is SphereInput:
             return _radii_before_sphere(norms, radii, size)

@@ -47,15 +47,12 @@ class ChannelNorm(nn.Module):
         self.batch_norm: type[_BatchNorm] | None = None  # the class that this norm replaces, if known
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        self.running_mean: Tensor
-        self.running_var: Tensor
-        self.num_batches_tracked: Tensor
         self._register_statistics(saved=True)
 
     def _register_statistics(self, *, saved: bool) -> None:
-        self.register_buffer("running_mean", torch.zeros(self.num_features), persistent=saved)
-        self.register_buffer("running_var", torch.ones(self.num_features), persistent=saved)
-        self.register_buffer("num_batches_tracked", torch.tensor(0), persistent=saved)
+        self.running_mean = nn.Buffer(torch.zeros(self.num_features), persistent=saved)
+        self.running_var = nn.Buffer(torch.ones(self.num_features), persistent=saved)
+        self.num_batches_tracked = nn.Buffer(torch.tensor(0), persistent=saved)
 
     @classmethod
     def of(cls, norm: _BatchNorm) -> Self:

@@ -16,18 +16,8 @@ from noisette.data.numbering import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
-__all__ = [
-    "Centred",
-    "FixedFeatures",
-    "Norm",
-    "Shape",
-    "bag_of_words",
-    "batch_norm",
-    "behind",
-    "cnn",
-    "encoder",
-    "layer_norm",
-]
+__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
+__all__ += ["layer_norm"]
 __all__ += [
     "linear",
     "mlp",

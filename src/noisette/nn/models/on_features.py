@@ -19,14 +19,8 @@ from noisette.nn.features import AppendOne, DctCut, PatchFeatures, Scattering2d
 from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_images, numbers_of
 from noisette.nn.views import MirrorAverage
 
-__all__ = [
-    "PatchScale",
-    "dct_lipschitz_dense",
-    "lipschitz_dense",
-    "lipschitz_linear",
-    "lipschitz_mixer",
-    "lipschitz_patch",
-]
+__all__ = ["PatchScale", "dct_lipschitz_dense", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer"]
+__all__ += ["lipschitz_patch"]
 __all__ += ["lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering", "scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
@@ -43,13 +37,9 @@ def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, st
     need_images("patches", shape)
     leaves, _ = drawn(_IMAGES, 0, side=_SIDE, channels=shape[0])
     resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
-    normalised = nn.Sequential(resemblances, nn.GroupNorm(1, 2 * filters, affine=False), nn.Flatten())
-    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
+    return _linear(_normalised(resemblances, 2 * filters), shape, classes)
 
 
-F = nn.functional
-
-_SHADED_IMAGES, _SHADED_SIDE = 2000, 32
 _ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
 
 
@@ -97,12 +87,12 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
     """The features of each scale, flat."""
-    leaves = torch.as_tensor(drawn_shaded(_SHADED_IMAGES, 0, side=_SHADED_SIDE, channels=channels))
+    leaves = torch.as_tensor(drawn_shaded(_IMAGES, 0, side=_SIDE, channels=channels))
     return [_of_scale(scale, leaves) for scale in scales]
 
 
 def _of_scale(scale: PatchScale, leaves: Tensor) -> nn.Module:
-    public = F.avg_pool2d(leaves, scale.averaged)
+    public = nn.functional.avg_pool2d(leaves, scale.averaged)
     resemblances = PatchFeatures.of_public(public, scale.filters, side=scale.side, stride=scale.stride)
     averaged = nn.AvgPool2d(scale.averaged) if scale.averaged > 1 else nn.Identity()
     return nn.Sequential(averaged, *_normalised(MirrorAverage(resemblances), 2 * scale.filters))
