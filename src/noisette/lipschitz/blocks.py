@@ -225,10 +225,9 @@ class MixerBlock(nn.Module):
     """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
     Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
-    half
-    is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of its
-    axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap the block in
-    :class:`LipschitzResidual` for one.
+    half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
+    its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap the block
+    in :class:`LipschitzResidual` for one.
 
     Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
     Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one

@@ -79,8 +79,7 @@ class PerLayerAllocation:
     given.
 
     Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
-    the
-    whole release, is theirs divided by the square root of the number of parameters.
+    the whole release, is theirs divided by the square root of the number of parameters.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -441,16 +440,14 @@ class LipschitzBound:
     """Derives the sensitivity of each parameter from the Lipschitz constants of the layers, the input and the loss.
 
     Only the gradient with respect to the scores is clipped, a vector as short as the scores, so a step takes as long as
-    one
-    without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the model
-    between calls of :meth:`accumulate`.
+    one without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the
+    model between calls of :meth:`accumulate`.
 
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
-        of
-            the first layer that trains.
+            of the first layer that trains.
         loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
-        constant.
+            constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
@@ -460,8 +457,7 @@ class LipschitzBound:
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
     provided that the bounds stated by the user's own modules hold. A short search for an example that exceeds them is
-    made
-    here.
+    made here.
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
@@ -579,8 +575,7 @@ class LipschitzBound:
             loss: of one example, computed from the scores of its last call of the model; see :class:`noisette.Loss`.
             batch: b examples; nested values in which each tensor has the examples on its first axis.
             public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-            that
-                were released.
+                that were released.
             keywords: more arguments of the loss, like ``batch``.
 
         Raises:

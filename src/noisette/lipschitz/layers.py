@@ -50,8 +50,7 @@ class ConstrainedModule(nn.Module):
     """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
 
     The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
-    the
-    module is created, when a state dict is loaded, and after each step.
+    the module is created, when a state dict is loaded, and after each step.
     """
 
     def __init__(self, projection: Projection) -> None:
@@ -79,14 +78,12 @@ class BallBias(ConstrainedModule):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
     With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
-    of
-    its gradient is at most that of the gradient with respect to the output. Biases make bounds grow with depth; most
+    of its gradient is at most that of the gradient with respect to the output. Biases make bounds grow with depth; most
     Lipschitz networks have none. ``dim`` is the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t,
     c).
 
     Source: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n) times that of the
-    gradient
-    with respect to the output.
+    gradient with respect to the output.
 
     Raises:
         ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or the input has other channels.
@@ -153,8 +150,7 @@ class SpectralLinear(_SpectralMap):
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
 
     Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient with respect
-    to
-    the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
+    to the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
     Source: Bethune et al. 2024, section 3. The gradient is G'X, and ||G'X||_F <= ||G||_F ||X||.
 
     >>> layer = SpectralLinear(4, 2)
@@ -331,11 +327,9 @@ class SpectralConv2d(_SpectralMap):
     one pixel, which is counted exactly for the size of each input. Sizes are numbers, or pairs for height and width.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
-    times
-    the norm of the image.
+    times the norm of the image.
     Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
-    pixel
-    instead of the mean number, which is too small in the middle of an image.
+    pixel instead of the mean number, which is too small in the middle of an image.
 
     >>> layer = SpectralConv2d(2, 4, 3, padding=1)
     >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(NormBound(3.0, (2, 8, 8))).shape
@@ -394,8 +388,7 @@ class PatchConv2d(SpectralConv2d):
     """A convolution over patches that do not overlap: the stride is the kernel size, so each pixel is in one window.
 
     Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch). With at least as many output channels as a patch
-    has
-    elements, it preserves the norm of every image whose sides are multiples of the patch.
+    has elements, it preserves the norm of every image whose sides are multiples of the patch.
 
     Guarantee: as for :class:`SpectralConv2d`.
 
@@ -414,8 +407,7 @@ class Patches(Stretching):
     Followed by a :class:`SphereInput` and a convolution with windows of one pixel
     (``SpectralConv2d(c * size**2, channels, 1)``), it is a first convolution with patches that are scaled together, for
     each example. Its bound is then that of the patches of the example, not the worst case of an image with all its
-    energy
-    where most windows overlap. Arguments are as for :class:`SpectralConv2d`.
+    energy where most windows overlap. Arguments are as for :class:`SpectralConv2d`.
 
     >>> Patches(7, stride=3)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 49, 8, 8])
@@ -470,8 +462,7 @@ class L2NormPool2d(_WindowPool):
     """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
 
     It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
-    no
-    gradient; this makes it smaller by at most 1e-6.
+    no gradient; this makes it smaller by at most 1e-6.
 
     >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
     [[[[5.0]]]]

@@ -27,8 +27,7 @@ class Orthogonal:
     """Sets all singular values to one, so that gradients keep their norm through a layer.
 
     A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
-    the
-    singular value decomposition gives the same matrix. Weights that are not finite are a ValueError.
+    the singular value decomposition gives the same matrix. Weights that are not finite are a ValueError.
 
     Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a decomposition.
 
@@ -89,10 +88,8 @@ def _bjorck(tall: Tensor, gram: Tensor) -> Tensor:
     """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A.
 
     A step keeps the singular vectors and maps each singular value s to 1.5 s - 0.5 s^3. That map has its attracting
-    fixed
-    point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
-    becomes
-    about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
+    fixed point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
+    becomes about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
     """
     nearly = math.sqrt(_rounding_residual(gram)) / 2
     off = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

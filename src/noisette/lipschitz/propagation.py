@@ -139,8 +139,7 @@ class LipschitzFunction:
     """The bounds of a module without parameters that is a Lipschitz function.
 
     ``constant`` gives its Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
-    both
-    from the module; ``reshapes`` tells whether the output has another shape than the input.
+    both from the module; ``reshapes`` tells whether the output has another shape than the input.
     """
 
     constant: Callable[[Any], float]

@@ -219,11 +219,9 @@ class PublicBatchNorm(PublicNorm):
 
     Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
     :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
-    the
-    effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
+    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
     orthogonal to the weight of each channel, as for batch norm, and weights do not grow unnoticed. Otherwise the
-    statistics
-    are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
+    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
 
     Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
     sensitivity of the model's clipped gradients does not change. None for the public examples.
@@ -248,10 +246,8 @@ class PerExampleBatchNorm(PublicNorm):
     """Batch norm over each private example together with a public batch.
 
     Mean and variance are computed in closed form from the public values and those of the example. The public
-    activations
-    do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they do, at a
-    much
-    higher cost.
+    activations do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they
+    do, at a much higher cost.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
@@ -307,8 +303,7 @@ class PublicBatch:
 
     The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
     ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
-    the
-    model has its own hook, with the same public batch.
+    the model has its own hook, with the same public batch.
 
     Args:
         inputs: the model's positional inputs, each with the public examples on its first axis.

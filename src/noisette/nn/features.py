@@ -120,8 +120,7 @@ class PatchFeatures(nn.Module):
         """With a dictionary of ``filters`` patches of ``side`` x ``side`` pixels, drawn from these images.
 
         The images, (n, channels, height, width) with pixels in [0, 1], are public: there is no guarantee for them.
-        ``seed``
-        is that of the generator that draws the patches.
+        ``seed`` is that of the generator that draws the patches.
         """
         rows = _normalised(_drawn(images, side, torch.Generator().manual_seed(seed)))
         if not 1 <= filters <= len(rows):
@@ -227,10 +226,9 @@ class Scattering2d(Stretching):
     """Scattering coefficients of images at two scales and eight angles.
 
     Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli of
-    its
-    wavelet coefficients, and, for ``order`` 2, of the moduli of the wavelet coefficients of those moduli at the fine
-    scale.
-    For each channel of the image there are 17 features of the first order, or 81, of which these 17 are the first.
+    its wavelet coefficients, and, for ``order`` 2, of the moduli of the wavelet coefficients of those moduli at the
+    fine scale. For each channel of the image there are 17 features of the first order, or 81, of which these 17 are the
+    first.
 
     Its Lipschitz constant is known, about 0.45 for the first order and 0.48 for both, so a Lipschitz network on these
     features has certified radii (:func:`noisette.certify`) for the image.
@@ -348,9 +346,8 @@ class Standardise(nn.Module):
     Both are numbers, or tensors that broadcast to one example; a scale of 1 keeps distances unchanged.
 
     Guarantee: none for records that the constants were computed from. Declare them from public knowledge, or compute
-    them
-    from public examples with :meth:`of_public`; statistics of the private records would be a release that no ledger
-    contains.
+    them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
+    ledger contains.
 
     Raises:
         ValueError: a mean is not finite, or a scale is not finite or not above zero.
@@ -434,10 +431,8 @@ def weight_standardised(model: nn.Module) -> nn.Module:
     """The model, changed in place so that each convolution that is trained has standardised weights.
 
     Before each use the weights of a filter are moved to the mean 0 and scaled to the deviation 1 / sqrt(n), n being
-    their
-    number, which keeps the size of its inputs; biases stay. A group norm should follow, which has a scale of its own.
-    The
-    weights of convolutions ``name`` are then called ``name.parametrizations.weight.original``.
+    their number, which keeps the size of its inputs; biases stay. A group norm should follow, which has a scale of its
+    own. The weights of convolutions ``name`` are then called ``name.parametrizations.weight.original``.
 
     Guarantee: weights are computed from weights alone, so that examples stay apart. The clipped gradients are those of
     the original weights.
@@ -469,10 +464,8 @@ class Whitening(nn.Module):
     """The principal components of features, each brought to the same size, and every example to the same length.
 
     Maps x (b, ...) to (b, components): ``components @ (flat x - mean)``, divided by the root of the mean of its
-    squares. A
-    linear layer on features that differ much in size, or that say nearly the same, learns in many steps what it learns
-    on
-    these in few, and noise costs by the step. There are also fewer numbers to add noise to.
+    squares. A linear layer on features that differ much in size, or that say nearly the same, learns in many steps what
+    it learns on these in few, and noise costs by the step. There are also fewer numbers to add noise to.
 
     Args:
         mean: of the flat features, (numbers,).
@@ -500,10 +493,8 @@ class Whitening(nn.Module):
         """With the mean and the first principal components of public examples (n, ...).
 
         There are fewer components than examples, and at most as many as numbers of one. ``floor`` is added to the
-        variance of
-        each, in units of their mean variance: above 0, small components, which the records may not share with the
-        public
-        examples, are not brought to full size. There is no guarantee for these examples.
+        variance of each, in units of their mean variance: above 0, small components, which the records may not share
+        with the public examples, are not brought to full size. There is no guarantee for these examples.
         """
         from sklearn.decomposition import PCA  # takes a second to import
 

@@ -30,8 +30,7 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
         views: how many.
 
     Guarantee: the views of a record are in the loss of that record alone. Its gradient is their mean, is clipped once,
-    and
-    costs what one view costs.
+    and costs what one view costs.
     Source: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale",
     section 3.2.
 

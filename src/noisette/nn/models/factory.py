@@ -36,8 +36,7 @@ def text_model(folder: Path, classes: int) -> HuggingFaceText:
     """The model in a folder that ``save_pretrained`` has written, with a new layer of scores if the classes differ.
 
     No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded. There is no
-    guarantee
-    for what the weights were trained on, which is taken to be public.
+    guarantee for what the weights were trained on, which is taken to be public.
     """
     try:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -88,14 +87,12 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
         The model, as :class:`FixedFeatures` if it consists of ``features``, all of them frozen, and ``head``.
 
     Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
-    the
-    release of the file.
+    the release of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not a safetensors file, or it does not fit the model, which is then not changed; all problems
-        are
-            listed.
+            are listed.
     """
     weights = _weights(path)
     if problems := list(_misfits(model.state_dict(), weights, frozen)):

@@ -240,8 +240,7 @@ def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm
     """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
 
     11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
-    change
-    the shape are a 1 x 1 convolution with a norm.
+    change the shape are a 1 x 1 convolution with a norm.
 
     Args:
         shape: (channels, height, width) of one image, 32 x 32 in the paper.
@@ -484,8 +483,7 @@ def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) ->
 
     The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
     :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file of
-    those
-    of GloVe. Texts are as for :func:`word_counts`, ranked.
+    those of GloVe. Texts are as for :func:`word_counts`, ranked.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))

@@ -59,10 +59,8 @@ def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale,
     """Resemblances to patches of shaded leaves at several scales, and one linear layer.
 
     The resemblances of an image and of its mirror image are averaged, so both have the same scores, and nothing has to
-    be
-    learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
-    random
-    process each time, so there is no record to protect.
+    be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
+    random process each time, so there is no record to protect.
 
     Source: :class:`noisette.nn.PatchFeatures`.
     """
