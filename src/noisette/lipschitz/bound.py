@@ -451,8 +451,7 @@ class LipschitzBound:
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-        loss:
-            ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
+            loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
@@ -462,8 +461,7 @@ class LipschitzBound:
 
     Raises:
         PrivacyError: a module with trainable parameters has no bound, no module bounds a trainable parameter, or an
-        example
-            was found that exceeds the bounds that a module of the user's states.
+            example was found that exceeds the bounds that a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -580,8 +578,7 @@ class LipschitzBound:
 
         Raises:
             PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
-            weights
-                or bounds have changed since the first microbatch.
+                weights or bounds have changed since the first microbatch.
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 

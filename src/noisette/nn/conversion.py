@@ -44,9 +44,8 @@ def convert_batch_norm(
         model: changed in place.
         to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm` or :class:`ExactPerExampleBatchNorm`, which need
             ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that the model has unless ``public`` is
-            given;
-            or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``, which
-            normalise each example alone.
+            given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
+            which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
         private: the private inputs, to check that no public example is one of them (a PrivacyError).
         every: statistics are recomputed after this many changes of the weights.
@@ -56,8 +55,7 @@ def convert_batch_norm(
 
     Raises:
         ValueError: arguments do not fit each other, public examples are fewer than two or not finite, or a batch norm
-        does
-            more than normalise, such as one of timm with its activation inside; all problems are listed.
+            does more than normalise, such as one of timm with its activation inside; all problems are listed.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     >>> type(convert_batch_norm(model, to=nn.GroupNorm)[1]).__name__

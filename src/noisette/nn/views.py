@@ -105,9 +105,8 @@ class MirrorAndShift:
     """Random views of images (b, c, h, w): mirrored with probability one half, shifted by up to ``shift`` pixels.
 
     Each row has random numbers of its own, from the generator of PyTorch. A private run seeds it secretly for each
-    batch:
-    if others knew the views, one record more would move those of all records behind it. All shifts along an axis are
-    equally likely; pixels without a value take that of the nearest pixel of the border.
+    batch: if others knew the views, one record more would move those of all records behind it. All shifts along an axis
+    are equally likely; pixels without a value take that of the nearest pixel of the border.
 
     >>> MirrorAndShift(flip=True, shift=2)(torch.zeros(5, 3, 8, 8)).shape
     torch.Size([5, 3, 8, 8])
