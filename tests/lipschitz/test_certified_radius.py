@@ -110,6 +110,8 @@ def test_radii_far_outside_of_the_ball_are_larger() -> None:
     assert float(model(x).detach()) == pytest.approx(0.1)
     assert float(certify(model, x)) == pytest.approx(1.8032787, abs=5e-8)
     assert float(certify(nn.Sequential(Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
+    capped = nn.Sequential(BoundedInput(100.0), same(2), Scale(2.0), NormCap(3.0), linear([[0.0, 1.0]]))
+    assert float(certify(capped, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
 
 
 def test_radii_just_outside_of_the_ball_extend_to_its_surface() -> None:
