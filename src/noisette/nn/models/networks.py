@@ -332,26 +332,12 @@ _WIDTH, _HEADS, _BLOCKS = 64, 4, 1
 _START = 0.1  # standard deviation of the first word vectors
 
 
-def transformer(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
-    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
-
-    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
-    """
-    need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
-    return WordTransformer(words, shape[0], classes)
-
-
-def bag_of_words(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
-    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
-    need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
-    return BagOfWords(words, classes)
-
-
 class BagOfWords(nn.Module):
-    """Scores (b, classes) of texts (b, tokens)."""
+    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
 
-    def __init__(self, words: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
+        need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
         self.word = _vectors(words)
         self.scores = nn.Linear(_WIDTH, classes)
 
@@ -361,12 +347,16 @@ class BagOfWords(nn.Module):
 
 
 class WordTransformer(nn.Module):
-    """Scores (b, classes) of texts (b, tokens)."""
+    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
 
-    def __init__(self, words: int, tokens: int, classes: int) -> None:
+    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
+    """
+
+    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
+        need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
         self.word = _vectors(words)
-        self.place = nn.Parameter(0.02 * torch.randn(tokens, _WIDTH))
+        self.place = nn.Parameter(0.02 * torch.randn(shape[0], _WIDTH))
         self.blocks = nn.ModuleList(Block(_WIDTH, _HEADS) for _ in range(_BLOCKS))
         self.norm = nn.LayerNorm(_WIDTH)
         self.scores = nn.Linear(_WIDTH, classes)
@@ -419,7 +409,7 @@ _MOST_HEADS = 8
 _WIDENING = 4  # of the hidden layer behind the attention
 
 
-def encoder(shape: Shape, classes: int) -> nn.Module:
+class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
     Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
@@ -427,18 +417,12 @@ def encoder(shape: Shape, classes: int) -> nn.Module:
 
     Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
     """
-    need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
-    tokens, width = shape
-    return VectorEncoder(tokens, width, classes)
 
-
-class VectorEncoder(nn.Module):
-    """Scores (b, classes) of texts (b, tokens, dimensions)."""
-
-    def __init__(self, tokens: int, width: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
-        self.places: Tensor
-        self.register_buffer("places", sinusoids(tokens, width), persistent=False)
+        need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
+        tokens, width = shape
+        self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
         heads = math.gcd(width, _MOST_HEADS)
         self.block = nn.TransformerEncoderLayer(width, heads, _WIDENING * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
@@ -449,6 +433,9 @@ class VectorEncoder(nn.Module):
         first = torch.arange(x.shape[1], device=x.device) == 0
         encoded = self.block(x + self.places, src_key_padding_mask=~(used | first))
         return self.scores(mean_of_used(encoded, used))
+
+
+transformer, bag_of_words, encoder = WordTransformer, BagOfWords, VectorEncoder  # as factories
 
 
 def sinusoids(tokens: int, width: int) -> Tensor:
