@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     account: StepAccount
     ranks: Processes
     key: SecretKey
-    # Draws noise on weights for a whole batch, from the seed that it is given; what it returns ends that.
+    # Lets hooks of the model draw for a whole batch, from the seed that it is given; what it returns ends that.
     hold_noise: Callable[[Callable[[], int]], Callable[[], None]] | None
 
 

@@ -132,14 +132,10 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
 
 @runtime_checkable
 class HoldsNoise(Protocol):
-    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+    """A hook before a module's forward pass that draws numbers for it, such as one with a public batch and dropout."""
 
     def hold(self, module: nn.Module) -> None:
-        """Draw noise now, which all forward passes have until it is let go.
-
-        Raises:
-            PrivacyError: noise is drawn within a forward pass.
-        """
+        """Draw now, what all forward passes use until it is let go."""
         ...
 
     def let_go(self) -> None:
@@ -148,25 +144,20 @@ class HoldsNoise(Protocol):
 
 
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
-    """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
+    """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
     Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
     depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
     for each rank: which records a rank computes depends on the others of the batch.
 
     Args:
-        model: whose parts may draw noise.
+        model: whose parts may have such hooks.
 
     Returns:
-        A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
-        ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
+        A function of what gives the seed of all ranks; it draws, and returns what ends the batch.
     """
-    candidates = [
-        (part, each)
-        for part in model.modules()
-        for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
-    ]
-    found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
+    hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
+    found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
     if not found:
         return None
 
