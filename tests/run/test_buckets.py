@@ -13,9 +13,8 @@ from torch.utils.data import Subset
 
 from noisette import PaddedBuckets
 from noisette.core.batches import Batch
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.loading import Fetch, Thread, records_of
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.agreement import Fingerprint
+from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
 EDGES = (4, 8, 16)

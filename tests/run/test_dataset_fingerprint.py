@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from noisette.run import dataset_fingerprint
-from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run import agreement
+from noisette.run.agreement import Fingerprint
 
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 
@@ -84,7 +84,7 @@ def test_other_records_are_not(mine: Any, other: Any) -> None:
 
 
 def test_long_arrays_are_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_fingerprint, "_AT_ONCE", 7)
+    monkeypatch.setattr(agreement, "_AT_ONCE", 7)
     assert not Fingerprint.of(X).fits(changed(X, 49, 2))
     assert not Fingerprint.of(torch.as_tensor(X)).fits(torch.as_tensor(changed(X, 49, 2)))
     known = Fingerprint.of(X)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette.core import clip as accumulator
 from noisette.core.noise import SecretKey
-from noisette.run import microbatch_size
-from noisette.run.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
+from noisette.run import loading
+from noisette.run.loading import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 
 SIZE = 45
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
@@ -294,7 +294,7 @@ def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pyte
 
 def test_process_is_measured_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"VmRSS": 1000, "VmHWM": 1000, "MemAvailable": 80_000}
-    monkeypatch.setattr(microbatch_size, "_kilobytes", lambda file, entry: files[entry])
+    monkeypatch.setattr(loading, "_kilobytes", lambda file, entry: files[entry])
     memory = ProcessMemory()
     files |= {"VmRSS": 3000, "VmHWM": 5000, "MemAvailable": 78_000}
     memory.begin()
@@ -309,7 +309,7 @@ def test_system_tells_numbers() -> None:
         pytest.skip("the system does not tell what memory a process holds")
     program = """
 import numpy as np
-from noisette.run.microbatch_size import ProcessMemory
+from noisette.run.loading import ProcessMemory
 memory = ProcessMemory()
 memory.begin()
 before = memory.fits()
@@ -320,7 +320,7 @@ assert 0 < after < before, (before, after)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     with pytest.raises(OSError, match="no entry Nonsense"):
-        microbatch_size._kilobytes("/proc/meminfo", "Nonsense")
+        loading._kilobytes("/proc/meminfo", "Nonsense")
 
 
 def test_each_kind_of_device_has_its_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from noisette import OwnRecords, PerExampleClip, PrivacyError, Users, privatize
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of
-from noisette.run.users import UserRecords
+from noisette.run.sampling import UserRecords
 
 X = torch.arange(200.0).view(100, 2)
 PARTS = [(0, 37), (37, 37), (37, 90), (90, 100)]

@@ -444,7 +444,7 @@ def test_what_mixes_examples_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_saved_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"checkpoint\.json"):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint\.safetensors"):
         go_on(tmp_path)
 
 
@@ -481,7 +481,7 @@ def test_no_secret_and_no_record_is_written(tmp_path: Path, monkeypatch: pytest.
     assert SECRET not in written
     assert SECRET.hex().encode() not in written
     assert X[0].numpy().tobytes() not in written
-    assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")] == [0o600] * 4
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")] == [0o600] * 3
 
 
 def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_line(
@@ -493,5 +493,5 @@ def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_lin
     sync = atomic_files.sync
     monkeypatch.setattr(atomic_files, "sync", lambda path: synced.append(path.name) or sync(path))
     run.save(tmp_path / "saved")
-    assert synced.index("ledger.jsonl") < synced.index("checkpoint.json.unfinished")
+    assert synced.index("ledger.jsonl") < synced.index("checkpoint.safetensors.unfinished")
     run.close()

@@ -166,7 +166,7 @@ def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tup
             run.end()
         again = []
         for number, run in enumerate(runs):
-            if (tmp_path / str(number) / "checkpoint.json").exists():
+            if (tmp_path / str(number) / "checkpoint.safetensors").exists():
                 again.append(go_on(tmp_path / str(number), ledger))
                 assert again[-1].terms == run.terms
                 assert (again[-1].steps_taken, again[-1].steps_lost) == (1, 1)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from noisette import PrivacyError, Users
 from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of
-from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.sampling import KeptRecordsSampler, UserRecords, UserSampler
 
 X, IDS = torch.arange(12.0).view(6, 2), ["ann", "bob", "ann", "eve", "bob", "ann"]
 NUMBERS = torch.tensor([7, 9, 7, 8, 9, 7])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -22,12 +20,11 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import Boundary
-from noisette.run import checkpoint as checkpoint_file
+from noisette.run.agreement import Fingerprint, check_declared_again
 from noisette.run.checkpoint import SavedRun, capture_state
-from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.loading import Collate
 from noisette.run.private import PrivateRun
-from noisette.run.privatize import check_declared_again, privatize
+from noisette.run.privatize import privatize
 
 
 class NotComputed:
@@ -178,34 +175,18 @@ _RECORDS = "private-run"  # folder beside the ledger, with a folder for each unf
 
 
 def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
-    """What a checkpoint says of a run with a ledger on disk; the fingerprint is written if it is not there.
-
-    Args:
-        run: the run.
-        dataset: its records.
-        declared: the numbers that were declared for it.
-    """
+    """What a checkpoint says of a run with a ledger on disk, whose records have a fingerprint beside it."""
     assert run.ledger.path is not None
     folder = _fingerprint_of(run.ledger.path, run.terms.run)
     if run.steps_left and not folder.is_dir():
         folder.mkdir(parents=True)
         Fingerprint.of(dataset).write(folder)
-    with TemporaryDirectory() as made:
-        SavedRun.write(
-            Path(made),
-            run.bound,
-            terms=run.terms,
-            steps_taken=run.steps_taken,
-            ledger=run.ledger,
-            learned={},
-            extras={},
-        )
-        facts = checkpoint_file.read(Path(made))
+    facts = run.saved(folder, learned={}, extras={}).facts()
     return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
 
 
 def resumed(
-    saved: Mapping[str, Any],
+    facts: Mapping[str, Any],
     ledger: Path,
     clip: PerExampleClip,
     optimizer: Optimizer,
@@ -216,36 +197,30 @@ def resumed(
     """The run of a checkpoint whose weights and optimizer state Lightning has restored by now.
 
     Args:
-        saved: what :func:`facts_of` returned.
+        facts: what :func:`facts_of` returned.
         ledger: where the ledger of the run is now.
-        clip: of the module.
-        optimizer: of its parameters.
-        dataset: the records of the run.
-        collate: as for :func:`noisette.privatize`.
+        clip, optimizer, dataset, collate: as for :func:`noisette.privatize`.
         declared: the numbers that are declared now.
 
     Raises:
-        ValueError: they are not those of the run.
-        FileNotFoundError: the fingerprint of the records is not beside the ledger.
-        ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`.
+        ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`; or the fingerprint of
+            the records is not beside the ledger.
     """
-    saved = dict(saved)
-    check_declared_again(saved.pop(_DECLARED, {}), declared)
-    fingerprint = _fingerprint_of(ledger, saved["terms"]["run"])
-    with TemporaryDirectory() as made:
-        folder = Path(made).resolve()
-        place = {"ledger": os.path.relpath(ledger, folder)}
-        checkpoint_file.write(folder, {**saved, **place, "learned": capture_state(clip.model, optimizer)})
-        if fingerprint.is_dir():
-            shutil.copytree(fingerprint, folder, dirs_exist_ok=True)
-        try:
-            return PrivateRun.resume(folder, clip, optimizer, dataset, collate_fn=collate)
-        except FileNotFoundError as error:
-            if fingerprint.is_dir() or not ledger.is_file():
-                raise
-            raise FileNotFoundError(
-                f"{fingerprint} is not there, by which the run knows its records: move it along with its ledger"
-            ) from error
+    facts = dict(facts)
+    check_declared_again(facts.pop(_DECLARED, {}), declared)
+    folder = _fingerprint_of(ledger, facts["terms"]["run"])
+
+    def read() -> SavedRun:
+        return SavedRun.told({**facts, "learned": capture_state(clip.model, optimizer)})
+
+    try:
+        return PrivateRun.resume_saved(read, folder, clip, optimizer, dataset, ledger=ledger, collate_fn=collate)
+    except FileNotFoundError as error:
+        if folder.is_dir() or not ledger.is_file():
+            raise
+        raise FileNotFoundError(
+            f"{folder} is not there, by which the run knows its records: move it along with its ledger"
+        ) from error
 
 
 def forget_records(run: PrivateRun) -> None:
