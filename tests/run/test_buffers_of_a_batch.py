@@ -97,26 +97,13 @@ def fit_the_normaliser(model: Any, x: Tensor, y: Tensor) -> None:
     model.mean.copy_(x.mean(0))
 
 
-def exchange_the_normaliser(model: Any, x: Tensor, y: Tensor) -> None:
-    model.mean = x.mean(0)
-
-
 @torch.no_grad()
 def move_the_prototypes(model: Any, x: Tensor, y: Tensor) -> None:
     model.prototypes.index_add_(0, y, model(x))
 
 
-@torch.no_grad()
-def write_a_row(model: Any, x: Tensor, y: Tensor) -> None:
-    model.prototypes[0] = x[:, :CLASSES].mean(0)
-
-
 def note_a_number(model: Any, x: Tensor, y: Tensor) -> None:
     model.count.calls += float(x.sum())
-
-
-def load_other_values(model: Any, x: Tensor, y: Tensor) -> None:
-    model.count.load_state_dict({"calls": x.sum()})
 
 
 def add_a_buffer(model: Any, x: Tensor, y: Tensor) -> None:
@@ -130,11 +117,8 @@ def delete_a_buffer(model: Any, x: Tensor, y: Tensor) -> None:
 
 WRITES: dict[str, tuple[Callable[[Any, Tensor, Tensor], None], str]] = {
     "a normaliser is fitted": (fit_the_normaliser, "mean"),
-    "a normaliser is exchanged": (exchange_the_normaliser, "mean"),
     "prototypes of classes": (move_the_prototypes, "prototypes"),
-    "a row of prototypes": (write_a_row, "prototypes"),
     "a number of a part": (note_a_number, "count.calls"),
-    "values that are loaded": (load_other_values, "count.calls"),
     "a new buffer": (add_a_buffer, "count.mean"),
     "a buffer less": (delete_a_buffer, "count.calls"),
 }
@@ -306,37 +290,3 @@ def test_what_the_loss_writes_is_dropped_and_reaches_no_other_example(
             torch.testing.assert_close(released(run), expected, rtol=1e-7, atol=1e-7)
             check_same(dict(model.named_buffers()), {name: before[name] for name, _ in model.named_buffers()})
             run.optimizer.zero_grad()
-
-
-def test_frozen_parameters_that_the_loss_writes_end_the_run() -> None:
-    """As prototypes of classes are often kept; as a buffer they are dropped."""
-
-    class Prototypes(nn.Module):
-        def __init__(self, as_buffer: bool) -> None:
-            super().__init__()
-            self.body = nn.Linear(8, CLASSES).double()
-            kept = torch.zeros(CLASSES, CLASSES, dtype=torch.float64)
-            if as_buffer:
-                self.register_buffer("kept", kept)
-            else:
-                self.kept = nn.Parameter(kept, requires_grad=False)
-
-    def moves(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        scores = model.body(x)
-        with torch.no_grad():
-            model.kept[int(y)] += scores[0]
-        return (scores - model.kept[y]).square().sum() + scores.sum()
-
-    for as_buffer in (False, True):
-        model = Prototypes(as_buffer)
-        expected = truth(model, moves)
-        with start(model) as run, warnings.catch_warnings():
-            warnings.simplefilter("ignore", OneByOneWarning)
-            for x, y in next(run.batches()).microbatches(4):
-                run.accumulate(moves, x, y)
-            if as_buffer:
-                run.optimizer.step()
-                torch.testing.assert_close(released(run), expected, rtol=1e-7, atol=1e-7)
-            else:
-                with pytest.raises(PrivacyError, match=r"^kept: written between"):
-                    run.optimizer.step()

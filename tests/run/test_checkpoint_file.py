@@ -149,11 +149,6 @@ def test_a_file_that_was_cut_or_grew_is_refused(tmp_path: Path) -> None:
             checkpoint_file.read(tmp_path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=checkpoint_file.FILE):
-        checkpoint_file.read(tmp_path)
-
-
 @pytest.mark.parametrize("value", [print, {1, 2}, b"bytes", torch.optim.SGD, 1j], ids=str)
 def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=rf"extras/rule/0 is a {type(value).__name__}"):

@@ -74,11 +74,6 @@ def test_records_of_one_form_pass(records: list[Any]) -> None:
     check_one_form(records, "")
 
 
-def test_masked_values_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"masked values.*filled"):
-        check_one_form([(np.ma.masked_less(np.arange(3.0), 1), 1)], "")
-
-
 @dataclass(frozen=True)
 class Sample:
     x: Tensor

@@ -129,16 +129,6 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_a_step_compiled_for_one_run_releases_in_the_next() -> None:
-    model = net()
-    optimizer = sgd(model)
-    step = compiled(optimizer.step)
-    for _ in range(2):
-        with start(model, optimizer) as run:
-            assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, step))
-        assert run.steps_taken == 4
-
-
 def test_a_compiled_step_without_a_batch_is_refused() -> None:
     model = net()
     optimizer = sgd(model)
@@ -177,18 +167,3 @@ def test_a_compiled_second_optimizer_is_refused() -> None:
             p.grad = torch.ones_like(p)
         with pytest.raises(PrivacyError, match="second optimizer"):
             compiled(adam(model).step)()
-
-
-def test_a_function_with_the_step_in_it_can_be_compiled() -> None:
-    model = net()
-    optimizer = sgd(model)
-
-    def step() -> None:
-        optimizer.step()
-
-    with start(model, optimizer) as run:
-        function = compiled(step)
-        with pytest.raises(PrivacyError, match="needs a batch of its own"):
-            function()
-        assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, function))
-    assert run.steps_taken == 4

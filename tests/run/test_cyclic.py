@@ -72,7 +72,3 @@ def test_one_band_is_poisson_sampling(rate: float) -> None:
 def test_another_key_draws_other_groups() -> None:
     one, other = (CyclicPoissonSampler(1000, 1.0, 4, key)._groups for key in (KEY, SecretKey()))
     assert 150 < (one == other).sum() < 350
-
-
-def test_no_records() -> None:
-    assert len(CyclicPoissonSampler(0, 0.5, 4, KEY).indices(step=2)) == 0

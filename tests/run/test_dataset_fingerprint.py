@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from noisette.run import agreement
 from noisette.run.agreement import Fingerprint
 
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
@@ -81,15 +80,6 @@ def test_other_records_are_not(mine: Any, other: Any) -> None:
     known = Fingerprint.of(mine)
     assert known.fits(mine)
     assert not known.fits(other)
-
-
-def test_long_arrays_are_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_AT_ONCE", 7)
-    assert not Fingerprint.of(X).fits(changed(X, 49, 2))
-    assert not Fingerprint.of(torch.as_tensor(X)).fits(torch.as_tensor(changed(X, 49, 2)))
-    known = Fingerprint.of(X)
-    monkeypatch.undo()
-    assert known.fits(X), "the digest does not depend on how much is read at once"
 
 
 def test_what_is_computed_from_records_is_known_by_them() -> None:

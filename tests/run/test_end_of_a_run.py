@@ -167,31 +167,6 @@ def test_an_unfinished_run_is_named_by_privatize_with_its_steps() -> None:
     assert run.steps_taken == 2
 
 
-def test_an_unfinished_run_is_named_where_a_second_optimizer_steps() -> None:
-    model, optimizer = parts()
-    run = start(model, optimizer)
-    take(run, 1)
-    other = torch.optim.Adam(model[3].parameters(), lr=0.1)
-    loss(model, X, Y).backward()
-    weight = model[3].weight.clone()
-    with pytest.raises(PrivacyError, match=r"taken 1 of its 3 steps.*noisette\.close_run\(model\)"):
-        other.step()
-    assert torch.equal(model[3].weight, weight)
-    noisette.close_run(model)
-    other.step()
-    assert not torch.equal(model[3].weight, weight)
-    assert run.steps_taken == 1
-
-
-def test_runs_of_other_models_go_on() -> None:
-    (model, optimizer), (other, of_other) = parts(), parts()
-    first, second = start(model, optimizer), start(other, of_other)
-    take(first, 1)
-    noisette.close_run(other)
-    take(first, 2)
-    assert (first.steps_taken, second.steps_taken) == (3, 0)
-
-
 def test_close_run_gives_reserved_steps_back_and_frees_the_ledger(tmp_path: Path) -> None:
     model, optimizer = parts()
     path = tmp_path / "ledger.jsonl"
@@ -203,18 +178,6 @@ def test_close_run_gives_reserved_steps_back_and_frees_the_ledger(tmp_path: Path
         assert ledger.events == {lost.event: 1}
         take(start(model, optimizer, ledger=ledger))
         assert sum(ledger.events.values()) == 4
-
-
-def test_steps_of_a_collected_run_stay_in_the_ledger() -> None:
-    """Nobody has said that they were not released, so they count."""
-    model, optimizer = parts()
-    ledger = Ledger()
-    run = start(model, optimizer, ledger=ledger)
-    event = run.event
-    next(run.batches())
-    del run
-    gc.collect()
-    assert ledger.events == {event: 1}
 
 
 def test_a_run_that_was_interrupted_within_a_batch_is_closed_without_its_handle() -> None:

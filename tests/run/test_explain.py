@@ -99,12 +99,6 @@ def test_batch_norm_and_a_wrong_optimizer_are_refused_together() -> None:
     assert explain(model, loss, X, Y, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).refused == ()
 
 
-def test_an_optimizer_with_a_closure_is_refused() -> None:
-    model = net()
-    [refused] = explain(model, loss, X, Y, optimizer=torch.optim.LBFGS(model.parameters())).refused
-    assert "use SGD or Adam" in refused
-
-
 def test_a_loss_for_one_example_alone_has_no_plain_step() -> None:
     found = explain(net(), lambda model, x, y: model(x.reshape(1, 4)).sum(), X, Y)
     assert found.cost is not None

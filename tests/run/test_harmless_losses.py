@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.distributions import Distribution, Independent, Laplace, Normal, kl_d
 from torch.nn import functional as F
 
 import noisette
-from noisette import OneByOneWarning, PrivacyError
+from noisette import OneByOneWarning
 from noisette.core import loss as internals
 
 C = 1.0
@@ -165,37 +164,3 @@ def test_packed_sequences_and_gradients_by_autograd_train_one_by_one() -> None:
     torch.testing.assert_close(sums, clipped_sum(packed, small(), X, lengths), rtol=1e-4, atol=1e-4)
     with pytest.warns(OneByOneWarning, match="asks for a gradient"):
         released(gradient, nn.Linear(8, 3).requires_grad_(True), X)
-
-
-def test_a_lazy_module_without_shapes_elsewhere_in_the_process() -> None:
-    other = nn.LazyLinear(3)
-    model = nn.Linear(8, 3)
-    assert released(lambda m, x, y: m(x).square().sum(), model, X, Y)[0].isfinite().all()
-    assert other.has_uninitialized_params()
-
-
-def test_class_weights_that_the_collector_does_not_list_are_declared() -> None:
-    weights = torch.tensor([1.0, 2.0, 3.0])
-    gc.freeze()
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (m(x).square() * weights).sum()
-
-    with pytest.raises(PrivacyError, match=r"accumulate\(\.\.\., public=\[tensor\]\)"):
-        released(loss, nn.Linear(8, 3), X, Y)
-    model = nn.Linear(8, 3)
-    sums = released(loss, model, X, Y, public=[weights])
-    torch.testing.assert_close(sums, clipped_sum(loss, model, X, Y), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype; one example at a time
-def test_the_first_jagged_tensors_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.nested._internal.nested_tensor._dummy_instance", None)
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        jagged = torch.nested.nested_tensor(list(x), layout=torch.jagged)
-        return F.cross_entropy(torch.stack([row.mean(0) for row in m(jagged).unbind()]), y)
-
-    model, inputs = nn.Linear(4, 3), X.view(6, 2, 4)
-    for found, expected in zip(released(loss, model, inputs, Y), clipped_sum(loss, model, inputs, Y), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

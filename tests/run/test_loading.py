@@ -60,11 +60,6 @@ def test_masked_values_are_refused() -> None:
         records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
 
 
-def test_several_data_sets_by_name_are_refused() -> None:
-    with pytest.raises(TypeError, match="'train' of the data set is a TensorDataset, not a column"):
-        records_of({"train": TensorDataset(torch.ones(3))})
-
-
 @pytest.fixture
 def mapped(tmp_path: Path) -> np.memmap:
     np.save(tmp_path / "x.npy", np.arange(60.0, dtype=np.float32).reshape(20, 3))
@@ -144,14 +139,3 @@ def test_rows_of_a_table_are_asked_for_one_at_a_time(collate: Any) -> None:
     assert table.asked == [[1], [10**9 - 1]]
     assert found["label"].tolist() == [1, 1]
     assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
-
-
-@pytest.mark.filterwarnings("ignore:Cannot locate reference")  # of its own pickling
-def test_a_data_set_of_hugging_face() -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"x": np.arange(40.0).reshape(20, 2), "y": list(range(20))}).with_format("torch")
-    found = records_of(table).gather(AT)
-    assert found["y"].tolist() == AT.tolist()
-    assert found["x"].tolist() == [[4.0, 5.0], [10.0, 11.0], [18.0, 19.0]]
-    with pytest.raises(TypeError, match="'train' of the data set is a Dataset"):
-        records_of(datasets.DatasetDict(train=table))

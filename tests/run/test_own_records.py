@@ -32,12 +32,6 @@ def test_parts_make_the_whole_batch(rate: float) -> None:
         assert torch.equal(torch.cat(loaded), X[whole])
 
 
-def test_shared_records_are_all_held() -> None:
-    shared, at = records_of(X), np.array([3, 99])
-    assert shared.own is None
-    assert shared.held(at) is at
-
-
 @pytest.mark.parametrize(("first", "of"), [(-1, 10), (8, 10), (0, 2)])
 def test_parts_outside_are_refused(first: int, of: int) -> None:
     with pytest.raises(ValueError, match="are not a part of"):

@@ -32,6 +32,8 @@ from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
 from noisette.run.private import PrivateRun
 
+WHOLE = 2**31  # examples of a microbatch: the whole batch
+
 
 class _Outputs(torch.autograd.Function):
     """The values that a call returned; the gradients that arrive at them go to the boundary."""

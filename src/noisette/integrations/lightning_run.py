@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
-from noisette.integrations.boundary import Boundary
+from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.agreement import Fingerprint, check_declared_again
 from noisette.run.checkpoint import SavedRun, capture_state
 from noisette.run.loading import Collate
@@ -235,9 +235,6 @@ def forget_records(run: PrivateRun) -> None:
 
 def _fingerprint_of(ledger: Path, run: str) -> Path:
     return ledger.parent / _RECORDS / run
-
-
-_WHOLE = 2**31  # examples of a microbatch: the whole batch
 
 
 @dataclass(frozen=True)
@@ -461,7 +458,7 @@ class LightningRun:
         if not len(batch.indices):  # the release is noise alone, and is made all the same
             module.optimizers().step()
             return
-        rows = self._convert(next(batch.microbatches(_WHOLE)))
+        rows = self._convert(next(batch.microbatches(WHOLE)))
         for hook in self._hooks:
             rows = hook(rows, 0)
         try:

@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import islice
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -236,19 +236,13 @@ class Rows:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
 
     def __getstate__(self) -> Any:
-        return _each(self._columns, _place_in_file)  # a process that loads records maps the file itself
+        return tree_map(_place_in_file, self._columns)  # a process that loads records maps the file itself
 
     def __setstate__(self, columns: Any) -> None:
-        self._columns = _each(columns, lambda column: column() if isinstance(column, partial) else column)
+        self._columns = tree_map(lambda column: column() if isinstance(column, partial) else column, columns)
 
     def __call__(self, at: np.ndarray) -> Any:
-        return _each(self._columns, lambda column: _rows(column, at))
-
-
-def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(columns, dict):
-        return {name: change(column) for name, column in columns.items()}
-    return tuple(map(change, columns)) if isinstance(columns, tuple) else change(columns)
+        return tree_map(partial(_rows, at=at), self._columns)
 
 
 def _rows(column: Any, at: np.ndarray) -> Tensor:
@@ -329,7 +323,8 @@ class Processes:
         self._to = to
         self._loader = DataLoader(
             WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
-            batch_sampler=self._plan,  # pyright: ignore[reportArgumentType]
+            sampler=self._plan,  # pyright: ignore[reportArgumentType]
+            batch_size=None,
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=to is not None and to.type == "cuda",
@@ -424,14 +419,14 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     return Fetch(Processes(gather, workers, ahead, device))
 
 
+@dataclass
 class WorkerRecords:
     """What a loading process gets: how records are gathered."""
 
-    def __init__(self, gather: Gather) -> None:
-        self._gather = gather
+    gather: Gather
 
-    def __getitems__(self, at: list[int]) -> Any:
-        return self._gather(np.asarray(at, dtype=np.int64))
+    def __getitem__(self, at: np.ndarray) -> Any:
+        return self.gather(at)
 
 
 class _Plan:
@@ -440,8 +435,8 @@ class _Plan:
     def __init__(self) -> None:
         self.parts: Parts = iter(())
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (part.tolist() for part in self.parts)
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self.parts
 
 
 def _as_it_is(microbatch: Any) -> Any:
@@ -521,11 +516,7 @@ def blank(records: Records) -> Any:
     """
     if not (records.size if records.own is None else len(records.own)):
         raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
-    return tree_map(_zeros, records.gather(np.arange(1)))
-
-
-def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else value
+    return _with_tensors(records.gather(np.arange(1)), torch.zeros_like)
 
 
 # How many examples fit in memory
@@ -537,50 +528,24 @@ _SHARE_ON_CUDA, _SHARE_ON_PROCESSOR = 0.8, 0.25
 _MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
 
 
-class Memory(Protocol):
-    """Measures a microbatch of at most ``most`` examples, from ``begin`` on.
+class UnmeasuredMemory:
+    """The memory of a system that tells nothing of it: microbatches grow to 32 examples.
 
-    ``fits`` is the free memory over the peak that the microbatch took. After ``ran_out`` the allocator may release what
-    it caches before the next one.
+    ``most`` is the largest size, and ``fits`` the free memory over the peak since ``begin``. After ``ran_out`` the
+    allocator may release what it caches before the next microbatch.
     """
 
-    most: float
+    most: float = _MOST_UNMEASURED
 
     def begin(self) -> None: ...
-    def fits(self) -> float: ...
+
+    def fits(self) -> float:
+        return math.inf
+
     def ran_out(self) -> None: ...
 
 
-class MeasuredSize:
-    """Starts with one example and doubles while twice the memory of the last microbatch is free.
-
-    After memory ran out all the same, no size above half of the one that failed is tried again.
-    """
-
-    def __init__(self, memory: Memory) -> None:
-        self.now = 1
-        self._memory = memory
-        self._most = memory.most
-        self._in_bucket: dict[int, MeasuredSize] = {0: self}
-
-    def in_bucket(self, bucket: int) -> MeasuredSize:
-        return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
-
-    def begin(self) -> None:
-        self._memory.begin()
-
-    def end(self, examples: int) -> None:
-        # The last microbatch of a batch may be smaller, and then tells nothing about the full size.
-        if examples == self.now and 2 * examples <= self._most and self._memory.fits() >= 2:
-            self.now = 2 * examples
-
-    def halve(self, examples: int) -> bool:
-        self._memory.ran_out()
-        self.now = self._most = max(1, examples // 2)
-        return examples > 1
-
-
-class CudaMemory:
+class CudaMemory(UnmeasuredMemory):
     """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
 
     Resets the peak statistics of ``torch.cuda`` for each microbatch.
@@ -612,24 +577,10 @@ class CudaMemory:
         self._fragmented = True
 
 
-class UnmeasuredMemory:
-    """For systems where memory cannot be measured: microbatches grow to 32 examples."""
+class ProcessMemory(UnmeasuredMemory):
+    """Peak of the process's memory, against what the system reports as available; Linux only, to 256 examples.
 
-    most: float = _MOST_UNMEASURED
-
-    def begin(self) -> None: ...
-
-    def fits(self) -> float:
-        return math.inf
-
-    def ran_out(self) -> None: ...
-
-
-class ProcessMemory:
-    """Peak of the process's memory, against what the system reports as available; Linux only.
-
-    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger. Growth
-    ends at 256 examples.
+    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger.
     """
 
     most: float = _MOST_ON_PROCESSOR
@@ -646,10 +597,15 @@ class ProcessMemory:
         taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
         return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
 
-    def ran_out(self) -> None: ...
+
+def _kilobytes(file: str, entry: str) -> int:
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(f"{entry}:"):
+            return int(line.split()[1])
+    raise OSError(f"{file} has no entry {entry}")
 
 
-def memory_of(devices: set[torch.device]) -> Memory:
+def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
     """The memory measurement for these devices."""
     kinds = {device.type for device in devices}
     if kinds == {"cuda"}:
@@ -659,8 +615,30 @@ def memory_of(devices: set[torch.device]) -> Memory:
     return UnmeasuredMemory()
 
 
-def _kilobytes(file: str, entry: str) -> int:
-    for line in Path(file).read_text().splitlines():
-        if line.startswith(f"{entry}:"):
-            return int(line.split()[1])
-    raise OSError(f"{file} has no entry {entry}")
+class MeasuredSize:
+    """Starts with one example and doubles while twice the memory of the last microbatch is free.
+
+    After memory ran out all the same, no size above half of the one that failed is tried again.
+    """
+
+    def __init__(self, memory: UnmeasuredMemory) -> None:
+        self.now = 1
+        self._memory = memory
+        self._most = memory.most
+        self._in_bucket: dict[int, MeasuredSize] = {0: self}
+
+    def in_bucket(self, bucket: int) -> MeasuredSize:
+        return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
+
+    def begin(self) -> None:
+        self._memory.begin()
+
+    def end(self, examples: int) -> None:
+        # The last microbatch of a batch may be smaller, and then tells nothing about the full size.
+        if examples == self.now and 2 * examples <= self._most and self._memory.fits() >= 2:
+            self.now = 2 * examples
+
+    def halve(self, examples: int) -> bool:
+        self._memory.ran_out()
+        self.now = self._most = max(1, examples // 2)
+        return examples > 1

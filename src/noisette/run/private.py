@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -529,6 +529,18 @@ class PrivateRun(DpSgd):
             raise ValueError(
                 "the data set is not the one that the run began with; resume it with the same records of the same users"
             )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(
+            error
+        ):  # torch's word for such a tensor
+            error.add_note(
+                "A tensor that the loss kept was read after the loss had returned: the loss of private records keeps "
+                "nothing between its calls. To log a loss, compute one of public records after optimizer.step()"
+            )
+        super().__exit__(kind, error, traceback)
 
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
