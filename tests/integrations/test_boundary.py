@@ -235,15 +235,6 @@ def test_a_classifier_of_transformers(own_loss: bool) -> None:
     assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
 
 
-def test_a_loss_that_adds_up_its_rows() -> None:
-    model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
-
-    def summed(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x), y, reduction="sum")
-
-    assert distance(by_boundary(model, summed, x, y, mean=False), alone(model, summed, x, y)) < 1e-10
-
-
 def test_a_batch_in_pieces() -> None:
     model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
     private = Private(model)
@@ -251,28 +242,6 @@ def test_a_batch_in_pieces() -> None:
     for rows, labels in zip(x.split(4), y.split(4), strict=True):
         of_two_calls(private, rows, labels).backward()
     assert distance(private.sums(), alone(model, of_two_calls, x, y)) < 1e-10
-
-
-def test_several_backward_passes_for_the_same_records() -> None:
-    model, x, y = TwoOutputs(), torch.randn(9, 12), torch.randint(0, 3, (9,))
-    private = Private(model)
-    private.boundary.begin_batch(9)
-    answer = private(x)
-    F.cross_entropy(answer.scores, y).backward(retain_graph=True)
-    (0.25 * (answer.size.squeeze(1) - y).square().mean()).backward()
-    (0.25 * (private(x).size.squeeze(1) - y).square().mean()).backward()
-    assert distance(private.sums(), alone(model, of_both, x, y)) < 1e-10
-
-
-def test_the_next_batch_begins_anew() -> None:
-    model = mlp()
-    private = Private(model)
-    for size in (9, 4):
-        x, y = torch.randn(size, 12), torch.randint(0, 3, (size,))
-        private.boundary.begin_batch(size)
-        private(x)  # of which nothing is used
-        cross_entropy(private, x, y).backward()
-        assert distance(private.sums(), alone(model, cross_entropy, x, y)) < 1e-10
 
 
 class Branches(nn.Module):
@@ -314,14 +283,6 @@ def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Call
         found = by_boundary(model, of_two_calls, x, y)
     assert not any(buffer.any() for buffer in model.buffers())
     assert distance(found, expected) < 1e-10
-
-
-def test_in_lower_precision() -> None:
-    model, x, y = mlp().float(), torch.randn(9, 12).float(), torch.randint(0, 3, (9,))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = by_boundary(model, cross_entropy, x, y)
-    assert distance(found, [sum.double() for sum in alone(model, cross_entropy, x, y)]) < 0.03
-    assert all(p.dtype is torch.float32 for p in model.parameters())
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -377,17 +338,6 @@ def test_the_graph_of_a_batch_is_dropped_with_it() -> None:
             loss.backward()
     finally:
         gc.enable()
-
-
-def test_outputs_may_be_written_into() -> None:
-    model, x, y = TwoOutputs(), torch.randn(9, 12), torch.randint(0, 3, (9,))
-
-    def in_place(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        answer = model(x)
-        answer.scores.mul_(2).sub_(answer.size)
-        return F.cross_entropy(answer.scores, y)
-
-    assert distance(by_boundary(model, in_place, x, y), alone(model, in_place, x, y)) < 1e-10
 
 
 def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
@@ -481,11 +431,6 @@ def test_outputs_without_rows_are_refused() -> None:
     private.boundary.begin_batch(6)
     scores, scale = private(torch.randn(6, 12))
     assert scores.shape == scale.shape == (6, 3)
-
-
-def test_arguments_without_rows_are_refused() -> None:
-    for arguments in ((), (torch.ones(()),), (torch.ones(6, 12), torch.ones(3))):
-        refused("one row for each record", lambda private, x, y, given=arguments: private(*given))
 
 
 def test_dropout_draws_for_each_record() -> None:

@@ -36,11 +36,6 @@ def test_a_field_that_is_as_long_as_the_first_text_by_chance_is_left_alone() -> 
     assert len(found[1]["input_ids"]) == 8
 
 
-def test_labels_of_a_classifier_are_as_many_as_there_are() -> None:
-    record = {"input_ids": [1, 2, 3], "labels": [1.0, 0.0, 1.0]}
-    assert padded([record])[0]["labels"].tolist() == [1.0, 0.0, 1.0]
-
-
 OF_TOKENS = {
     "causal": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1)
@@ -64,12 +59,6 @@ def test_further_fields_are_declared() -> None:
     records = [{"input_ids": [1, 2], "tags": [1, 1], "label": 0}, {"input_ids": [1] * 5, "tags": [1] * 5, "label": 1}]
     assert padded(records, tags=-1)[0]["tags"].tolist() == [1, 1, -1, -1]
     assert padded(records)[0]["tags"].tolist() == [1, 1]
-
-
-def test_choices_are_not_padded() -> None:
-    choices = {"input_ids": torch.ones(3, 7, dtype=torch.int64), "labels": 1}
-    found = padded([choices], transformers.BertForMultipleChoice(config()))
-    assert found[0]["input_ids"].shape == found[0]["attention_mask"].shape == (3, 7)
 
 
 def seq2seq(kind: str) -> Any:
@@ -140,17 +129,3 @@ def test_a_collator_without_the_record_on_the_first_axis_is_refused() -> None:
         [{"input_ids": [1, 2, 3]}], lambda r: {"input_ids": time_first(r)["input_ids"].mT}, (4,), 0, model(), {}
     )
     assert found[0]["input_ids"].tolist() == [1, 2, 3, 0]
-
-
-def test_encodings_of_a_tokenizer_are_joined() -> None:
-    """A collator for a run of one's own, which pads to one length."""
-
-    def collate(records: list[Any]) -> transformers.BatchEncoding:
-        rows = torch.stack([torch.nn.functional.pad(torch.tensor(r["input_ids"]), (0, 8))[:8] for r in records])
-        return transformers.BatchEncoding({"input_ids": rows, "attention_mask": (rows != 0).long()})
-
-    records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}]
-    found = records_of(records, collate).gather(np.arange(2))
-    assert isinstance(found, transformers.BatchEncoding)
-    assert found["input_ids"].tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [4, 5, 6, 7, 8, 0, 0, 0]]
-    assert found["attention_mask"].sum(1).tolist() == [3, 5]

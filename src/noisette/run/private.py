@@ -75,10 +75,10 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer can be used in a private run with this bound.
+    """Check that the optimizer can be used in a private run with this bound, and has its parameters.
 
     Raises:
-        PrivacyError: the optimizer needs a closure or calls no hooks, or its parameters are not those of the bound.
+        PrivacyError: it needs a closure or calls no hooks; or the parameters differ, which are listed.
     """
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
@@ -88,15 +88,6 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
-    check_coverage(optimizer, bound)
-
-
-def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer has the parameters that the bound covers, and no other trainable ones.
-
-    Raises:
-        PrivacyError: listing the parameters that differ.
-    """
     covered = {id(p): name for name, p in bound.parameters.items()}
     held = held_by(optimizer)
     if held == covered.keys():
@@ -122,41 +113,31 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
 
 @runtime_checkable
 class HoldsNoise(Protocol):
-    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it.
 
-    def hold(self, module: nn.Module) -> None:
-        """Draw noise now, which all forward passes have until it is let go.
+    It draws noise at ``hold``, which all forward passes have until ``let_go``.
+    """
 
-        Raises:
-            PrivacyError: noise is drawn within a forward pass.
-        """
-        ...
-
-    def let_go(self) -> None:
-        """Draw for each forward pass again."""
-        ...
+    def hold(self, module: nn.Module) -> None: ...
+    def let_go(self) -> None: ...
 
 
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
     """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
 
-    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
-    depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
-    for each rank: which records a rank computes depends on the others of the batch.
-
-    Args:
-        model: whose parts may draw noise.
+    Records of one forward pass share a draw. With another draw for each microbatch, or on each rank, which records
+    share one would depend on the others: one record more would move all those behind it to other draws.
 
     Returns:
         A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
         ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
     """
-    candidates = [
+    found = [
         (part, each)
         for part in model.modules()
         for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
+        if isinstance(each, HoldsNoise)
     ]
-    found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
     if not found:
         return None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -116,26 +117,22 @@ class CyclicPoissonSampler:
     bands: int
     key: SecretKey
     first_step: int = 0
-    _groups: np.ndarray = field(init=False, repr=False, compare=False)  # of each record
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_groups", _groups(self.size, self.bands, self.key))
+    @cached_property
+    def _groups(self) -> np.ndarray:
+        """The group of each record: the interval in which its word of 64 bits lies."""
+        ends = [end * 2**64 // self.bands for end in range(1, self.bands)]  # the first word of the next group
+        found = np.empty(self.size, dtype=np.min_scalar_type(self.bands - 1))
+        for start in range(0, self.size, _CHUNK):
+            words = np.empty(min(_CHUNK, self.size - start), dtype=np.uint64)
+            self.key.fill(words, purpose="groups", name="", step=0, start=start)
+            found[start : start + len(words)] = np.searchsorted(np.array(ends, dtype=np.uint64), words, side="right")
+        return found
 
     def indices(self, *, step: int) -> np.ndarray:
         # Drawn among all records and then sorted out, so that each record's draws are its own.
         drawn = PoissonSampler(self.size, self.rate, self.key).indices(step=step)
         return drawn[self._groups[drawn] == (step - self.first_step) % self.bands]
-
-
-def _groups(size: int, bands: int, key: SecretKey) -> np.ndarray:
-    """The group of each record: the interval in which its word of 64 bits lies."""
-    ends = np.array([end * 2**64 // bands for end in range(1, bands)], dtype=np.uint64)  # the first word of the next
-    found = np.empty(size, dtype=np.min_scalar_type(bands - 1))
-    for start in range(0, size, _CHUNK):
-        words = np.empty(min(_CHUNK, size - start), dtype=np.uint64)
-        key.fill(words, purpose="groups", name="", step=0, start=start)
-        found[start : start + len(words)] = np.searchsorted(ends, words, side="right")
-    return found
 
 
 # Types that are compared by value; the elements of other ids are looked at one by one.
@@ -200,12 +197,9 @@ class Users:
 
 
 class UserRecords:
-    """The records of a data set by their users, of whom each keeps at most ``most_records``.
+    """The records by their users (numbers from 0 on), of whom each keeps at most ``most_records``.
 
-    Args:
-        users: the user of each record, as numbers from 0 on, (n,).
-        most_records: the most that are kept of one user.
-        key: draws which records are kept: each set of that size is equally likely.
+    Which ones is drawn by the key: each set of that size is equally likely.
     """
 
     def __init__(self, users: np.ndarray, most_records: int, key: SecretKey) -> None:
@@ -216,25 +210,15 @@ class UserRecords:
         by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
         counts = np.bincount(users)
         place = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
-        self.by_user = by_user[place < most_records]
-        """The kept records, those of one user together."""
-        self.counts = np.minimum(counts, most_records)
-        """How many records each user keeps."""
-        self.first = np.cumsum(self.counts) - self.counts
-        """Where the records of each user begin in ``by_user``."""
+        self.by_user = by_user[place < most_records]  # the kept records, those of one user together
+        self.counts = np.minimum(counts, most_records)  # of each user
+        self.first = np.cumsum(self.counts) - self.counts  # where those of each user begin in ``by_user``
         self.kept = np.zeros(len(users), dtype=bool)
         self.kept[self.by_user] = True
-        self.in_order = np.flatnonzero(self.kept)
-        """The kept records in the order of the data set."""
+        self.in_order = np.flatnonzero(self.kept)  # the kept records in the order of the data set
 
     def of(self, records: Records, most_in_batch: int) -> Records:
-        """The records of the data set, from which no batch has others than the kept ones.
-
-        Args:
-            records: all of them.
-            most_in_batch: the most records of one user in a batch.
-        """
-
+        """The records, of which a batch may have kept ones alone, and of one user at most ``most_in_batch``."""
         first = 0 if records.own is None else records.own.start
 
         def check_batch(held: np.ndarray) -> None:
