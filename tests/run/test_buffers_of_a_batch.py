@@ -183,39 +183,8 @@ def at_the_first_call(self: Running, x: Tensor) -> None:
         self.known.fill_(True)
 
 
-UPDATES = [in_place, by_another_tensor, at_the_first_call]
-
-
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
-
-
-@pytest.mark.parametrize("update", UPDATES, ids=lambda f: f.__name__)
-def test_a_forward_pass_for_a_log_is_refused_in_training_mode_alone(update: Callable[[Any, Tensor], None]) -> None:
-    """The remedy of the message is ``model.eval()``."""
-    model = Running(update)
-    before = state(model)
-    with start(model) as run:
-        for x, y in next(run.batches()).microbatches(4):
-            run.accumulate(cross_entropy, x, y)
-            with torch.no_grad():
-                model(x)
-        with pytest.raises(
-            PrivacyError, match=r"^(mean|known).*for a forward pass that is only logged, call model.eval"
-        ):
-            run.optimizer.step()
-        check_same(state(model), before)
-    model = Running(update)
-    expected = truth(model, cross_entropy)
-    with start(model) as run:
-        for x, y in next(run.batches()).microbatches(4):
-            run.accumulate(cross_entropy, x, y)
-            with torch.no_grad():
-                model.eval()
-                model(x)
-                model.train()
-        run.optimizer.step()
-        torch.testing.assert_close(released(run), expected, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["body.weight", "teacher.weight"], ids=["trained", "frozen"])
@@ -231,27 +200,6 @@ def test_a_weight_that_the_loop_writes_ends_the_run(name: str) -> None:
             with pytest.raises(PrivacyError, match=rf"^{name}: written between .* this run cannot go on"):
                 run.optimizer.step()
         assert run.steps_taken == run.ledger.committed == 0
-
-
-def test_before_the_first_record_and_after_the_step_the_loop_may_write() -> None:
-    """A coefficient that grows, and a teacher that follows the weights."""
-    model: Any = Net()
-    with start(model, steps=4) as run:
-        for step, batch in enumerate(run.batches()):
-            model.beta.fill_(0.1 * step)
-            model.mean = torch.full((8,), 0.01 * step, dtype=torch.float64)
-            expected = truth(model)
-            for x, y in batch.microbatches(4):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
-            torch.testing.assert_close(released(run), expected, rtol=1e-7, atol=1e-7)
-            with torch.no_grad():
-                for teacher, student in zip(model.teacher.parameters(), model.body.parameters(), strict=True):
-                    teacher.lerp_(student, 0.5)
-                    student.mul_(0.99)
-                model.prototypes.copy_(model.body.weight[:, :CLASSES])
-            run.optimizer.zero_grad()
-    assert run.steps_taken == 4
 
 
 # Written by the loss

@@ -108,7 +108,6 @@ ENDS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
     "error in a with block": by_an_error_within_a_batch,
     "collector": by_the_collector,
     "close_run(model)": by_name(True),
-    "close_run(optimizer)": by_name(False),
 }
 
 
@@ -133,25 +132,6 @@ def test_model_and_optimizer_are_plain_again(end: Callable[[nn.Module, torch.opt
     again = start(model, optimizer)
     take(again)
     assert again.steps_taken == STEPS
-    del kept
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
-@pytest.mark.parametrize("end", [by_the_last_step, by_the_collector])
-def test_the_model_is_compiled_and_exported(end: Callable[[nn.Module, torch.optim.Optimizer], object]) -> None:
-    model, optimizer = parts()
-    kept = end(model, optimizer)
-    model.eval()
-    torch._dynamo.reset()
-    expected = model(X)
-    torch.testing.assert_close(torch.export.export(model, (X,)).module()(X), expected)
-    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(X), expected)
-    optimizer.zero_grad()
-    F.cross_entropy(compiled(X), Y).backward()
-    weight = model[0].weight.clone()
-    torch.compile(optimizer.step, backend="eager")()
-    assert not torch.equal(model[0].weight, weight)
     del kept
 
 

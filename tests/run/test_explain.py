@@ -99,13 +99,6 @@ def test_batch_norm_and_a_wrong_optimizer_are_refused_together() -> None:
     assert explain(model, loss, X, Y, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).refused == ()
 
 
-def test_a_loss_for_one_example_alone_has_no_plain_step() -> None:
-    found = explain(net(), lambda model, x, y: model(x.reshape(1, 4)).sum(), X, Y)
-    assert found.cost is not None
-    assert found.cost.plain_seconds is None
-    assert found.cost.private_seconds > 0
-
-
 def test_a_lipschitz_bound_has_its_layers() -> None:
     tau = TauCrossEntropy(tau=1.0)
     model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))

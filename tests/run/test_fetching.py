@@ -101,7 +101,7 @@ def test_processes_get_no_key() -> None:
         worker = WorkerRecords(run._records.gather)
         again = pickle.loads(pickle.dumps(worker))
         assert torch.equal(again[np.array([3, 5])], X[[3, 5]])
-        assert set(vars(worker)) == {"_gather"}
+        assert set(vars(worker)) == {"gather"}
         fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None)
         loader = fetch._source._loader  # pyright: ignore[reportAttributeAccessIssue]
         for given in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
@@ -184,21 +184,6 @@ def test_another_plan_drops_what_was_ahead() -> None:
     assert fetch(whole[2:4], plan(2, 2)) == [2, 3]
     assert fetch(whole[4:6], plan(0, 3)) == [4, 5], "of the plan before, which is kept while it holds"
     fetch.close()
-
-
-@pytest.mark.parametrize(
-    ("loading", "error"),
-    [
-        ({"workers": -1}, ValueError),
-        ({"workers": 1.0}, TypeError),
-        ({"ahead": -1}, ValueError),
-        ({"workers": 1, "ahead": 0}, ValueError),
-        ({"to": "nowhere"}, RuntimeError),
-    ],
-)
-def test_numbers_that_are_refused(loading: dict[str, Any], error: type[Exception]) -> None:
-    with run_on(X) as run, pytest.raises(error):
-        next(run.batches(**loading))
 
 
 def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> None:

@@ -15,7 +15,6 @@ from torch.utils.data import Subset, TensorDataset
 import noisette
 from noisette import PerExampleClip
 from noisette.clipping.per_example import _check_initialized as check_initialized
-from oracle import clipped_sum
 from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run
 
 ENGINES = [
@@ -42,11 +41,9 @@ def reference() -> Tensor:
 
 BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
     "zeros": lambda m, o: [setattr(p, "grad", torch.zeros_like(p)) for p in m.parameters()],
-    "gradients of zero by the optimizer": lambda m, o: o.zero_grad(set_to_none=False),
     "gradients of zero by the model": lambda m, o: m.zero_grad(set_to_none=False),
     "clipped norm": lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
     "a backward that was cleared": lambda m, o: (loss(m, X, Y).backward(), o.zero_grad()),
-    "evaluation and back": lambda m, o: (m.eval(), m.train()),
     "a call without gradients": lambda m, o: _without_gradients(m),
 }
 
@@ -106,23 +103,6 @@ def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engi
 # Modes, clips and modules
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-@pytest.mark.parametrize("start", [True, False])
-def test_a_mode_that_changes_between_microbatches_loses_nothing(every: int, start: bool) -> None:
-    model = small_model()
-    model.insert(1, nn.Dropout(0.0))
-    truth = clipped_mean(model)
-    optimizer = SGD(model.parameters(), lr=0.3)
-    with small_run(model, optimizer, steps=1) as run:
-        for batch in run.batches():
-            for k, (x, y) in enumerate(batch.microbatches(7)):
-                model.train((k // every % 2 == 0) == start)
-                run.accumulate(loss, x, y)
-            optimizer.step()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, truth[name], rtol=1e-5, atol=1e-7)
-
-
 LAZY: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.LazyLinear(3)),
     "behind a plain layer": lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(3)),
@@ -163,22 +143,3 @@ def test_forms_of_one_data_set(dataset: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
-
-
-def test_several_views_of_a_record() -> None:
-    """The loss of a record is the mean over its views, which are rows within the loss."""
-    model, views = small_model(), 3
-    optimizer = SGD(model.parameters(), lr=0.3)
-    shifts = torch.linspace(-0.5, 0.5, views, dtype=torch.float64)
-
-    def mean_over_views(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return loss(model, x + shifts[:, None], y.expand(views))
-
-    truth = clipped_sum(model, mean_over_views, (X, Y), C).sums
-    with small_run(model, optimizer, steps=1) as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(9):
-                run.accumulate(mean_over_views, x, y)
-            optimizer.step()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, truth[name] / len(X), rtol=1e-5, atol=1e-7)

@@ -21,12 +21,6 @@ X, Y = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.tens
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
 
 
-@pytest.fixture(autouse=True)
-def _weights_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collector lists no tensor that was made while tests were collected: see ``conftest``."""
-    monkeypatch.setitem(globals(), "WEIGHTS", WEIGHTS.clone())
-
-
 def released(
     loss: Callable[..., Tensor], model: nn.Module, *data: Tensor, steps: int = 1, public: Sequence[Tensor] = ()
 ) -> list[Tensor]:
@@ -65,15 +59,6 @@ def weighted_classes(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m(x), y, weight=WEIGHTS, label_smoothing=0.1)
 
 
-def weighted_classes_of_several_rows(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    rows, labels = x.view(2, 4).repeat(1, 2), torch.cat([y, y * 0 + 1])
-    return F.cross_entropy(m(rows), labels, weight=WEIGHTS, label_smoothing=0.1, ignore_index=0)
-
-
-def weighted_likelihood(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.nll_loss(m(x.view(2, 4).repeat(1, 2)).log_softmax(-1), torch.cat([y, y * 0 + 1]), WEIGHTS)
-
-
 def number_at_a_mask(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     kept = x.clone()
     kept[x < 0] = -2.0
@@ -82,31 +67,17 @@ def number_at_a_mask(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs + m(x), y)
 
 
-def number_at_a_mask_in_a_constant(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    weights = torch.ones(1, 8)
-    weights[x < 0] = 3
-    return F.cross_entropy(m(x * weights), y)
-
-
 def penalised_gradient(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     gradient = torch.func.grad(lambda z: m(z).pow(2).sum())(x)
     return F.cross_entropy(m(x), y) + gradient.norm()
-
-
-def marked_for_a_gradient(m: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(m[1:](m[0](x).requires_grad_()), y)
 
 
 LOSSES = [
     normal_prior,
     normal_with_a_number,
     weighted_classes,
-    weighted_classes_of_several_rows,
-    weighted_likelihood,
     number_at_a_mask,
-    number_at_a_mask_in_a_constant,
     penalised_gradient,
-    marked_for_a_gradient,
 ]
 
 

@@ -23,9 +23,6 @@ from noisette import (
     privatize,
 )
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
-from noisette.accounting.calibrate import RunParameters
-from noisette.core.noise import SecretKey
-from noisette.ranks import Alone
 
 SIZE = 60
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1))
@@ -90,40 +87,6 @@ def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
         assert 1 < np.bincount(IDS[used]).max() <= 3
     if kind == "one record of a user":
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_empty_batches_are_released(kind: str) -> None:
-    given = dict(KINDS[kind][0])
-    if "users" in given:
-        given["users"] = Users([], 3)
-    with start(dataset=X[:0], **given) as run:
-        assert [len(batch) for batch in take_steps(run, 10)] == [0] * 10
-        assert run.ledger.events == {run.event: 10}
-
-
-def test_sampling_users_keeps_several_records_of_each() -> None:
-    """One of them in a batch, and another one in another batch."""
-    event = UserLevel(PoissonGaussian(0.5, 1.0), 1)
-    terms = RunParameters(event, 6.0, 40)
-    users = Users(IDS, 3, public_users=12)
-    run = start()
-    run.close()
-    again = PrivateRun(
-        PerExampleClip(nn.Linear(3, 1), 1.0),
-        torch.optim.SGD(run.bound.model.parameters(), lr=0.1),
-        X,
-        terms=terms,
-        accountant=run.accountant,
-        ledger=Ledger(),
-        users=users,
-        key=SecretKey(),
-        ranks=Alone(),
-    )
-    drawn = [again._sampler.indices(step=step) for step in range(40)]
-    again.close()
-    assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in drawn)
-    assert np.bincount(IDS[np.unique(np.concatenate(drawn))]).max() == 3
 
 
 def test_a_batch_that_was_changed_is_refused() -> None:

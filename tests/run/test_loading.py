@@ -80,16 +80,6 @@ def test_rows_of_mapped_files(mapped: np.memmap) -> None:
                 assert torch.equal(first, torch.from_numpy(np.array(view[AT[:2]])))
 
 
-def test_changes_in_memory_alone_are_pickled(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(10))
-    private = np.load(tmp_path / "x.npy", mmap_mode="c")
-    private[2] = 7
-    assert pickle.loads(pickle.dumps(records_of(private).gather))(AT[:1]).tolist() == [7]
-    own = np.load(tmp_path / "x.npy", mmap_mode="r+")
-    own[5] = 3
-    assert pickle.loads(pickle.dumps(records_of(own).gather))(AT[1:2]).tolist() == [3]
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     """In a process of its own: 400 MB on disk, of which rows of 4 kB are read, move the peak by less than 40 MB."""

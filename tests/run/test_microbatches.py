@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivateRun, privatize
-from noisette.core import clip as accumulator
 from noisette.core.noise import SecretKey
 from noisette.run import loading
 from noisette.run.loading import CudaMemory, ProcessMemory, UnmeasuredMemory, memory_of
@@ -191,30 +190,6 @@ def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> Non
     assert max(lengths(training)) == 4
     assert sorted(record for part in training.seen for record in part) == sorted([*range(SIZE)] * 3)
     torch.testing.assert_close(torch.stack(training.released), torch.stack(whole.released), rtol=1e-12, atol=1e-12)
-
-
-def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may also run out where the sum of a piece meets the sums before it."""
-    model = nn.Linear(5, 3).double()
-    clip, examples = PerExampleClip(model, 0.5, capture="eager"), (X[:6].double(), Y[:6], Y[:6])
-    clip.accumulate(loss, *examples)
-    [expected] = clip.pop_sums()
-    clip.accumulate(loss, *examples)
-    whole = accumulator._double_like
-
-    def spent(tensor: Tensor) -> Tensor:
-        if tensor.shape == model.bias.shape:
-            raise torch.OutOfMemoryError("out of memory")
-        return whole(tensor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(accumulator, "_double_like", spent)
-        with pytest.raises(torch.OutOfMemoryError):
-            clip.accumulate(loss, *examples)
-    [total] = clip.pop_sums()
-    clip.close()
-    for found, before in zip(total.grads, expected.grads, strict=True):
-        assert torch.equal(found, before)
 
 
 # What measures memory

@@ -19,8 +19,6 @@ from noisette import (
     Gaussian,
     Ledger,
     MomentsAccountant,
-    PldAccountant,
-    PoissonGaussian,
     PrivacyError,
     RdpAccountant,
     privatize,
@@ -169,25 +167,6 @@ def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
 
 
-def test_user_hooks_see_the_noised_gradient_only() -> None:
-    model, seen, after = Small(), [], []
-    model.out.weight.register_hook(lambda g: seen.append(g.clone()) or g * 2)
-    model.out.weight.register_post_accumulate_grad_hook(lambda p: after.append(p.grad.clone()))
-    with start(model) as run:
-        for batch in run.batches():
-            truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
-            for x, y in batch.microbatches(100):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
-            step = run.steps_taken - 1
-            expected = truth.sums["out.weight"].float() / 30 + expected_noise(model, step)["out.weight"]
-            torch.testing.assert_close(seen[step], expected, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(after[step], 2 * expected, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(model.out.weight.grad, after[step])
-            run.optimizer.zero_grad()
-    assert len(seen) == len(after) == 3
-
-
 def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.core.release.SecretKey", SecretKey)
     grads = []
@@ -211,22 +190,13 @@ PROBLEMS = {
     "neither steps nor epochs": ({"steps": None}, "exactly one of steps and epochs"),
     "no budget": ({"noise_multiplier": None}, "epsilon, noise_multiplier or both"),
     "epsilon without delta": ({"noise_multiplier": None, "epsilon": 1.0}, "epsilon needs delta"),
-    "epsilon zero": ({"noise_multiplier": None, "epsilon": 0, "delta": 1e-5}, "epsilon"),
-    "negative epsilon": ({"noise_multiplier": None, "epsilon": -1.0, "delta": 1e-5}, "epsilon"),
     "noise zero": ({"noise_multiplier": 0}, "noise_multiplier"),
-    "noise without end": ({"noise_multiplier": math.inf}, "noise_multiplier"),
     "delta zero": ({"delta": 0}, "delta"),
-    "delta one": ({"delta": 1}, "delta"),
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
-    "rate zero": ({"sampling_rate": 0}, "sampling_rate"),
     "batch above size": ({"sampling_rate": None, "public_size": 20}, "sampling_rate"),
-    "size zero": ({"sampling_rate": None, "public_size": 0}, "public_size"),
     "no steps": ({"steps": 0}, "steps"),
-    "part of a step": ({"steps": 2.5}, "steps"),
-    "no epochs": ({"steps": None, "epochs": 0}, "epochs"),
     "batch size zero": ({"expected_batch_size": 0}, "expected_batch_size"),
-    "batch size not a number": ({"expected_batch_size": math.nan}, "expected_batch_size"),
 }
 
 
@@ -293,34 +263,7 @@ def test_length_of_the_data_set_changes_nothing_public() -> None:
     assert public[0] == public[1] == public[2]
 
 
-def test_no_size_of_model_and_no_number_of_steps_is_refused() -> None:
-    """A billion weights, of which none has memory, and a million steps, at noise multiplier 1."""
-    model = nn.Linear(2**15, 2**15, bias=False, device="meta")
-    clip = noisette.PerExampleClip(model, 1.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    numbers: dict[str, Any] = {"expected_batch_size": 100, "public_size": 10**8, "steps": 10**6, "delta": 1e-9}
-    with noisette.privatize(clip, optimizer, (X, Y), noise_multiplier=1.0, **numbers) as run:
-        run.ledger.reserve(run.event, 10**6)
-        exact = PldAccountant().compose({run.event: 10**6}).epsilon(delta=1e-9)
-        assert 0 < run.epsilon(delta=1e-9) == exact < 1
-
-
 # What it costs
-
-
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_epsilon_is_the_accountants_price_of_the_steps_so_far(accountant) -> None:
-    model = Small()
-    with start(model, accountant=accountant) as run:
-        assert run.epsilon(delta=1e-5) == 0
-        for done, batch in enumerate(run.batches(), 1):
-            for x, y in batch.microbatches(100):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-            price = accountant.compose({PoissonGaussian(0.5, 1.0): done}).epsilon(delta=1e-5)
-            assert run.epsilon(delta=1e-5) == pytest.approx(price, rel=1e-3)
-            assert run.epsilon(delta=1e-5) >= price
 
 
 @pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
@@ -338,23 +281,6 @@ def test_epsilon_where_delta_is_below_the_tail() -> None:
     with pytest.raises(ValueError, match="delta"):
         run.epsilon(delta=0)
     run.close()
-
-
-def test_runs_that_share_a_ledger_add_up() -> None:
-    """Also when the second has other noise, and as many steps as the first had reserved."""
-    ledger = noisette.Ledger()
-    accountant = RdpAccountant()
-    first = start(Small(), ledger=ledger, accountant=accountant)
-    take_steps(first)
-    alone = first.epsilon(delta=1e-5)
-    first.close()
-    second = start(Small(), ledger=ledger, noise_multiplier=0.8, accountant=accountant)
-    take_steps(second)
-    both = second.epsilon(delta=1e-5)
-    expected = accountant.compose({first.event: 3, second.event: 3}).epsilon(delta=1e-5)
-    assert alone < both == pytest.approx(expected, rel=1e-3)
-    assert first.epsilon(delta=1e-5) == pytest.approx(both, rel=1e-3)
-    second.close()
 
 
 def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,12 +418,6 @@ def test_stray_backward_onto_a_released_gradient_is_never_used() -> None:
             torch.testing.assert_close(model.out.weight.grad, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_optimizer_with_parameters_from_elsewhere() -> None:
-    model, other = Small(), nn.Linear(2, 2)
-    with pytest.raises(PrivacyError, match="2 trainable parameters of the optimizer are not in the model"):
-        start(model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
-
-
 def test_parameters_that_join_or_thaw_during_the_run() -> None:
     model, other = Small(), nn.Linear(2, 2)
     with start(model) as run:
@@ -514,24 +434,6 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
         model.hidden.requires_grad_(True)
         with pytest.raises(PrivacyError, match="since the run began: 2 came to it"):
             run.optimizer.step()
-
-
-def test_batch_norm_that_wakes_up_in_the_middle() -> None:
-    """Evaluation and back: model.train() turns on what was off when the run began."""
-
-    norm = nn.BatchNorm1d(6, affine=False)
-    model = nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3))
-    norm.eval()
-    with start(model) as run:
-        batches = run.batches()
-        x, y = whole(run, next(batches))
-        run.accumulate(loss, x, y)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        model.train()
-        x, y = whole(run, next(batches))
-        with pytest.raises(PrivacyError, match="would update running statistics"):
-            run.accumulate(loss, x, y)
 
 
 # What it leaves alone
@@ -570,3 +472,21 @@ def test_an_interrupt_within_the_loss_leaves_nothing_behind() -> None:
         hook.remove()
         run.accumulate(loss, x, y)
         run.optimizer.step()
+
+
+def test_a_tensor_that_the_loss_has_kept_is_explained_where_it_is_read() -> None:
+    kept: list[Tensor] = []
+
+    def keeps(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        value = loss(model, x, y)
+        kept.append(value.detach())
+        return value
+
+    def train() -> None:
+        with start(Small()) as run:
+            run.accumulate(keeps, *whole(run, first_batch(run)))
+            torch.stack(kept).mean()
+
+    with pytest.raises(RuntimeError) as raised:
+        train()
+    assert "keeps nothing between its calls" in raised.value.__notes__[0]

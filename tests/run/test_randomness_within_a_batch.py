@@ -115,12 +115,3 @@ def test_the_generator_goes_on_after_a_step_as_before_its_batch(rate: float, see
             run.optimizer.step()
             drawn.append(torch.rand(3))
     assert all(map(torch.equal, drawn, expected))
-
-
-def test_the_generator_goes_on_after_a_run_that_was_closed_within_a_batch() -> None:
-    with start(Records(seeds=True)) as run:
-        torch.manual_seed(5)
-        for x in next(run.batches()).microbatches(4):
-            run.accumulate(masked, x)
-            break
-    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))

@@ -208,18 +208,6 @@ def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> 
     assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
 
 
-@pytest.mark.parametrize(
-    ("steps", "lease"), [(1, 1), (19, 1), (29, 1), (39, 1), (40, 2), (300, 15), (1280, 64), (10**6, 64)]
-)
-def test_a_lease_is_a_twentieth_of_the_planned_steps(steps: int, lease: int, tmp_path: Path) -> None:
-    with (
-        Ledger(tmp_path / "ledger.jsonl") as ledger,
-        begin(ledger, steps=steps, epsilon=None, noise_multiplier=9.0) as run,
-    ):
-        next(run.batches())
-        assert ledger.events == {run.event: lease}
-
-
 def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         run = begin(ledger, steps=29, epsilon=None, noise_multiplier=9.0)

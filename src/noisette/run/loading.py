@@ -129,13 +129,12 @@ def each_record(dataset: Any) -> Iterator[Any]:
     """
     if isinstance(dataset, OwnRecords):
         raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
-    if isinstance(dataset, Mapping):
-        columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
-        yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))
-    elif isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
-        yield from zip(*map(torch.as_tensor, dataset), strict=True)
-    else:
-        yield from (dataset[i] for i in range(records_of(dataset).size))
+    records = records_of(dataset)
+    for index in range(records.size):
+        if isinstance(records.gather, Rows):
+            yield tree_map(lambda rows: rows[0], records.gather(np.array([index])))
+        else:
+            yield dataset[index]
 
 
 def _gives_rows(kind: type[Any]) -> bool:

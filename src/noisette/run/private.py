@@ -401,6 +401,7 @@ class PrivateRun(DpSgd):
         users: Users | None = None,
         collate_fn: Collate | None = None,
         ranks: AnyRanks | None = None,
+        saved: SavedRun | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -419,6 +420,7 @@ class PrivateRun(DpSgd):
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
                 over the data that was under way is not continued, a new one begins.
             collate_fn: as for :func:`privatize`.
+            saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -430,41 +432,12 @@ class PrivateRun(DpSgd):
                 the rest of the run would exceed its budget; and everything that :func:`privatize` refuses.
         """
         folder = Path(folder)
-        return cls.resume_saved(
-            lambda: SavedRun.read(folder),
-            folder,
-            bound,
-            optimizer,
-            dataset,
-            accountant=accountant,
-            ledger=ledger,
-            users=users,
-            collate_fn=collate_fn,
-            ranks=ranks,
-        )
-
-    @classmethod
-    def resume_saved(
-        cls,
-        read: Callable[[], SavedRun],
-        folder: Path,
-        bound: GradientBound,
-        optimizer: Optimizer,
-        dataset: Any,
-        *,
-        accountant: Accountant | None = None,
-        ledger: Ledger | Path | str | None = None,
-        users: Users | None = None,
-        collate_fn: Collate | None = None,
-        ranks: AnyRanks | None = None,
-    ) -> Self:
-        """As :meth:`resume`, of a run that ``read`` gives; the fingerprint of its records lies in the folder."""
         own_ranks, ranks = ranks is None, ranks_of(ranks)
         with ExitStack() as undone:
             if own_ranks:
                 undone.callback(ranks.close)
             with ranks.unanimous("the checkpoint"):
-                saved = read()
+                saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
                 check_free(optimizer, bound)
