@@ -23,9 +23,9 @@ def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.4, 0.05])
-@pytest.mark.parametrize("bands", [1, 2, 7, 300])
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize(
+    ("rate", "bands", "first"), [(1.0, 1, 0), (0.4, 2, 5), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)]
+)
 def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate: float, bands: int, first: int) -> None:
     found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
     for start in range(2 * bands + 3):

@@ -40,15 +40,11 @@ def changed(values: np.ndarray, *place: int) -> np.ndarray:
 SAME = {
     "array": lambda: X,
     "tensor": lambda: torch.as_tensor(X),
-    "half precision": lambda: torch.as_tensor(X).bfloat16(),
-    "laid out otherwise": lambda: torch.as_tensor(X).T.contiguous().T,
     "pair": lambda: (X, Y),
     "tensor data set": lambda: TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)),
     "columns": lambda: {"x": X, "y": torch.as_tensor(Y)},
-    "columns of lists": lambda: {"x": X.tolist(), "y": Y.tolist()},
     "nothing": lambda: X[:0],
     "records": lambda: Records(X),
-    "no records": lambda: Records(X[:0]),
     "random records": lambda: Records(X, noise=1.0),
 }
 
@@ -63,14 +59,10 @@ OTHER = {
     "last byte": (X, changed(X, 49, 2)),
     "order": (X, X[::-1]),
     "fewer": (X, X[:-1]),
-    "shape": (X, X.reshape(75, 2)),
     "type": (X, X.view(np.int32)),
-    "kind": (X, torch.as_tensor(X)),
     "labels": ((X, Y), (X, changed(Y, 7))),
     "columns": ({"x": X, "y": Y}, {"x": X, "z": Y}),
-    "split": ((X[:20], Y[:20]), (X[:20], Y[20:40])),
     "records": (Records(X), Records(X + 1)),
-    "fewer records": (Records(X), Records(X[:-1])),
     "fewer random records": (Records(X, noise=1.0), Records(X[:-1], noise=1.0)),
 }
 

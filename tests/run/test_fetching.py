@@ -56,8 +56,7 @@ def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> list[torch.Tensor
     return loaded
 
 
-@pytest.mark.parametrize("loading", [{"ahead": 0}, {}, {"ahead": 7, "to": "cpu"}], ids=str)
-@pytest.mark.parametrize("size", [4, "auto"])
+@pytest.mark.parametrize(("loading", "size"), [({"ahead": 0}, 4), ({}, "auto"), ({"ahead": 7, "to": "cpu"}, 4)])
 def test_a_thread_loads_every_batch_whole(tmp_path: Path, loading: dict[str, Any], size: Any) -> None:
     with Ledger(tmp_path / "ledger") as ledger, run_on(X, ledger, steps=40) as run:
         assert sum(map(len, trained(run, size, **loading))) > 300
@@ -83,7 +82,7 @@ class Died(Decoded):
 def test_processes_load_every_batch_whole(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
-        assert sum(map(len, trained(run, workers=2, ahead=2, to="cpu"))) > 300
+        assert sum(map(len, trained(run, workers=1, ahead=2, to="cpu"))) > 300
     torch.set_rng_state(state)
 
 

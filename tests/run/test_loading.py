@@ -80,6 +80,7 @@ def test_rows_of_mapped_files(mapped: np.memmap) -> None:
                 assert torch.equal(first, torch.from_numpy(np.array(view[AT[:2]])))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     """In a process of its own: 400 MB on disk, of which rows of 4 kB are read, move the peak by less than 40 MB."""

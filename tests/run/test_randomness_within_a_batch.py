@@ -57,7 +57,6 @@ def set_a_known_state() -> None:
 
 LOOPS: dict[str, dict[str, Any]] = {
     "before the batches": {"at_first": seed},
-    "for each batch": {"in_batch": seed},
     "for each microbatch": {"in_microbatch": seed},
     "by a state": {"in_microbatch": set_a_known_state},
     "by the data set": {"seeds": True},

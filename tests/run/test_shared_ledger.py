@@ -136,7 +136,7 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
     assert ledger.events == {one.event: STEPS}
 
 
-@pytest.mark.parametrize("order", orders(2, 3)[::3], ids=str)
+@pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
 def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
     """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
@@ -178,8 +178,7 @@ def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
     assert Ledger.read(path).committed == 6
 
 
-@pytest.mark.parametrize("trial", range(3))
-def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> None:
+def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
     failures: list[BaseException] = []
     highest = []
 

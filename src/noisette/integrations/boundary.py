@@ -152,11 +152,7 @@ class Boundary:
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
     def _before_step(self) -> None:
-        """Called when the optimizer is about to step, before the run releases the sum.
-
-        Raises:
-            PrivacyError: records of the batch were in no piece.
-        """
+        """Called when the optimizer is about to step, before the run releases the sum."""
         if self._run is None:
             return
         self._end_piece(self._run)

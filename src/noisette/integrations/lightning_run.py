@@ -368,12 +368,7 @@ class LightningRun:
         )
 
     def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
-        """The run of a checkpoint whose weights and optimizer state Lightning has restored by now.
-
-        Raises:
-            ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`; or the fingerprint of
-                the records is not beside the ledger.
-        """
+        """The run of a checkpoint whose weights and optimizer state Lightning has restored by now."""
         facts, (optimizer,) = dict(self._saved or {}), trainer.optimizers
         check_declared_again(facts.pop(_DECLARED, {}), self._numbers(trainer))
         ledger = self._ledger = self._declared.ledger or Path(facts["ledger"])

@@ -304,11 +304,7 @@ class PrivateEstimator(BaseEstimator):
             raise
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
-        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted.
-
-        Raises:
-            ValueError: the rows are no table, or differ in number from the targets. The message contains no value.
-        """
+        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
         if is_regressor(self):
             _check_numeric_targets(y)
         if self.columns is None:
@@ -334,16 +330,7 @@ class PrivateEstimator(BaseEstimator):
         *,
         curvature: float | None,
     ) -> Self:
-        """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before.
-
-        Args:
-            X: the rows, each of which is one record; their number plays no part in anything public.
-            targets: one for each row.
-            outputs: scores of a row.
-            loss: of one example, with a batch axis of length 1.
-            declared: what was declared until now.
-            curvature: the largest second derivative of the loss, where it has one.
-        """
+        """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
         size = declared.given("size", self.size, lambda: len(targets))
         bounds = None
         if self.columns is None:
@@ -406,11 +393,7 @@ class PrivateEstimator(BaseEstimator):
         return self
 
     def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
-        """Keep the declared columns and the bounds of the inputs.
-
-        Raises:
-            ValueError: they contradict themselves, or both were declared.
-        """
+        """Keep the declared columns and the bounds of the inputs."""
         if self.columns is None:
             assert bounds is not None
             names = getattr(self, "feature_names_in_", None)
@@ -456,11 +439,7 @@ def _check_batch(batch_size: int | None, size: int) -> None:
 
 
 def _check_numeric_targets(y: Any) -> None:
-    """Check that targets are numbers.
-
-    Raises:
-        ValueError: they are texts or complex numbers. The message contains no value.
-    """
+    """Check that targets are numbers."""
     targets = np.asarray(y)
     texts = targets.dtype.kind in "UST" or (
         targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
@@ -594,11 +573,7 @@ def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
-    """The labels, sorted.
-
-    Raises:
-        ValueError: one stands there twice, there are fewer than two, or this is no sequence of labels.
-    """
+    """The labels, sorted."""
     number = plain(labels)
     if not isinstance(number, int | Iterable):
         raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
@@ -612,11 +587,7 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
 
 
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
-    """The place of each label of ``y`` among the classes, int64, shape (n,).
-
-    Raises:
-        ValueError: a label is not among them; it is not named.
-    """
+    """The place of each label of ``y`` among the classes, int64, shape (n,)."""
     known = np.isin(y, labels)
     if not known.all():
         raise ValueError(

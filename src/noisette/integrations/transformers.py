@@ -164,11 +164,7 @@ class _State:
 
 
 def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The loss of one record.
-
-    Raises:
-        PrivacyError: there is none: whether a record takes part would depend on the record.
-    """
+    """The loss of one record."""
     loss = compute_loss(model, dict(inputs))
     loss = loss[0] if isinstance(loss, tuple) else loss
     if loss is None:
@@ -418,11 +414,7 @@ class PrivateTrainer(Trainer):
         return run
 
     def _create_scheduler(self, steps: int) -> None:
-        """The schedule of the learning rate.
-
-        Raises:
-            ValueError: it follows a metric, and there is none.
-        """
+        """The schedule of the learning rate."""
         self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
         has_metric = self.args.eval_strategy != "no" and self.args.metric_for_best_model is not None
         if self._follows_a_metric and not has_metric:
@@ -548,11 +540,7 @@ class PrivateTrainer(Trainer):
 
 
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:
-    """The folder to resume from.
-
-    Raises:
-        ValueError: there is none, or it was not written by a :class:`PrivateTrainer`.
-    """
+    """The folder to resume from."""
     if not asked:
         return None
     found = get_last_checkpoint(str(_folder(args))) if asked is True else asked

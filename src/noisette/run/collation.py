@@ -91,9 +91,6 @@ def _at_each_place(
     """The containers of the first record, with ``change`` of what all records have at each place; checks their form.
 
     Containers for which ``is_place`` holds are not opened.
-
-    Raises:
-        ValueError: the records are not containers of one type with the same names in one order.
     """
     if not values:
         return None
@@ -347,11 +344,7 @@ class PaddedBuckets:
 
 
 def _sequence(value: Any) -> Tensor:
-    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids.
-
-    Raises:
-        ValueError: it has no first axis.
-    """
+    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids."""
     tensor = torch.empty(0, dtype=torch.int64) if isinstance(value, list) and not value else torch.as_tensor(value)
     if not tensor.dim():
         raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")

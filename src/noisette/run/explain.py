@@ -224,7 +224,7 @@ def _seen_vectorised(
             return (), str(warning), _line_of(warning, handled)
         finally:
             clip.close()
-    return tuple(engine.uses), "", ""
+    return engine.uses, "", ""
 
 
 _OWN = Path(noisette.__file__).parent
@@ -239,17 +239,14 @@ def _line_of(error: BaseException, handled: BaseException | None) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
 
 
-class _Watching:
-    """An engine that also keeps which operation used which parameter."""
+class _Watching(BookKeeping):
+    """Keeps which operation used which parameter."""
 
-    def __init__(self) -> None:
-        self._engine = BookKeeping()
-        self.uses: list[UseLine] = []
+    uses: tuple[UseLine, ...] = ()
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """The clipped sum of :class:`BookKeeping`."""
-        self.uses = list(_use_lines(forward.recording, parameters))
-        return self._engine.clipped_sum(forward, parameters, clipping)
+        self.uses = tuple(_use_lines(forward.recording, parameters))
+        return super().clipped_sum(forward, parameters, clipping)
 
 
 def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterator[UseLine]:
@@ -310,11 +307,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 def _private_steps(
     bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
 ) -> tuple[float, int, str]:
-    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph.
-
-    Raises:
-        PrivacyError: the step is refused.
-    """
+    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph."""
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
     run = privatize(

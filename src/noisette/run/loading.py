@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from noisette import errors as checks
 from noisette.core.batches import Batch, Records
 from noisette.core.state import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
@@ -55,18 +56,15 @@ class OwnRecords:
     """
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
-        for name, value in (("first", first), ("of", of)):
-            if type(value) is not int:
-                raise TypeError(f"expected {name} to be a whole number, got a {type(value).__name__}")
+        checks.whole(first=first, of=of)
         self._dataset = dataset
-        self._records = records_of(dataset)
-        if first < 0 or first + self._records.size > of:
-            raise ValueError(
-                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the "
-                "place of the first record that this process holds, and of, the number of records of all processes"
-            )
         self._of = of
-        self._own = range(first, first + self._records.size)
+        self._own = range(first, first + records_of(dataset).size)
+        if self._own.stop > of:
+            raise ValueError(
+                f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
+                "first record that this process holds, and of, the number of records of all processes"
+            )
 
     def __repr__(self) -> str:
         return f"OwnRecords(first={self._own.start})"
@@ -148,11 +146,7 @@ def _are_tensors(values: Sequence[Any]) -> bool:
 
 
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
-    """The columns of a data set that has its records in columns.
-
-    Raises:
-        TypeError: a dictionary holds something else.
-    """
+    """The columns of a data set that has its records in columns."""
     if isinstance(dataset, Tensor | np.ndarray):
         return [dataset]
     if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
@@ -169,13 +163,7 @@ def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
 
 
 def _check_records(dataset: Any) -> None:
-    """Check that a data set without columns is indexed by record.
-
-    Raises:
-        TypeError: it has no length or index by record.
-        ValueError: it is a list of tensors that differ in type or shape and are fewer than their common length, which
-            look like columns: records of one data set have positions of one type and shape.
-    """
+    """Check that a data set without columns is indexed by record."""
     if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
         raise TypeError(
             "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
@@ -404,11 +392,7 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     Raises:
         TypeError, ValueError: a number is not a whole number of at least 0, or processes have nothing to load ahead.
     """
-    for name, number in (("workers", workers), ("ahead", ahead)):
-        if type(number) is not int:
-            raise TypeError(f"expected {name} to be a whole number, got a {type(number).__name__}")
-        if number < 0:
-            raise ValueError(f"expected {name} to be at least 0, got {number}")
+    checks.whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
     if not workers:
         # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.

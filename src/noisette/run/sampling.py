@@ -268,12 +268,7 @@ class UserSampler:
 
 
 def _listed(ids: Any) -> list[Any]:
-    """The ids as a list of Python values, where they have such values.
-
-    Raises:
-        TypeError: they are not one id for each record.
-        ValueError: some are masked.
-    """
+    """The ids as a list of Python values, where they have such values."""
     if isinstance(ids, Tensor):
         ids = ids.detach().cpu().numpy()
     elif hasattr(ids, "to_numpy"):  # a column of a table
@@ -290,11 +285,7 @@ def _listed(ids: Any) -> list[Any]:
 
 
 def _by_value(index: int, value: Any) -> Any:
-    """The id of a record as a value that is equal for equal users.
-
-    Raises:
-        TypeError: it has no such value.
-    """
+    """The id of a record as a value that is equal for equal users."""
     if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, tuple):
