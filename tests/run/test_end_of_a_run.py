@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import noisette
 from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, privatize
@@ -53,98 +50,6 @@ def take(run: PrivateRun, steps: int = STEPS) -> Any:
         run.optimizer.step()
         run.optimizer.zero_grad()
     return batch
-
-
-def hooks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return len(own[0]), len(own[1]), len(_global_optimizer_pre_hooks), len(vars(optimizer))
-
-
-def by_the_last_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-    run = start(model, optimizer)
-    take(run)
-    return run  # still alive, and not closed
-
-
-def by_close(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-    run = start(model, optimizer)
-    batch = take(run, 1)
-    run.close()
-    run.close()
-    return run, batch
-
-
-def by_an_error_within_a_batch(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-    run = start(model, optimizer)
-    with suppress(ZeroDivisionError), run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(5):
-                run.accumulate(loss, x, y)
-                raise ZeroDivisionError
-    return run
-
-
-def by_the_collector(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-    run = start(model, optimizer)
-    batch = take(run, 1)
-    del run
-    gc.collect()
-    return batch  # which keeps no run alive
-
-
-def by_name(of_model: bool) -> Callable[[nn.Module, torch.optim.Optimizer], object]:
-    def end(model: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-        lost = start(model, optimizer)
-        take(lost, 1)
-        noisette.close_run(model if of_model else optimizer)
-        return lost
-
-    return end
-
-
-ENDS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
-    "last step": by_the_last_step,
-    "close": by_close,
-    "error in a with block": by_an_error_within_a_batch,
-    "collector": by_the_collector,
-    "close_run(model)": by_name(True),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_model_and_optimizer_are_plain_again(end: Callable[[nn.Module, torch.optim.Optimizer], object]) -> None:
-    model, optimizer = parts()
-    before = hooks(optimizer)
-    kept = end(model, optimizer)
-    assert hooks(optimizer) == before
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-
-    twin, plain = copy.deepcopy((model, optimizer))  # plain fine-tuning is that of a copy
-    for each, of_each in ((model, optimizer), (twin, plain)):
-        torch.manual_seed(0)
-        of_each.zero_grad()
-        loss(each, X, Y).backward()
-        of_each.step()
-        of_each.step(lambda each=each: loss(each, X, Y))
-    torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()), rtol=0, atol=0)
-
-    optimizer.zero_grad()
-    again = start(model, optimizer)
-    take(again)
-    assert again.steps_taken == STEPS
-    del kept
-
-
-def test_an_unfinished_run_is_named_by_privatize_with_its_steps() -> None:
-    model, optimizer = parts()
-    run = start(model, optimizer)
-    take(run, 2)
-    for second in (optimizer, torch.optim.Adam(model.parameters())):
-        with pytest.raises(PrivacyError, match=r"taken 2 of its 3 steps.*noisette\.close_run\(model\)"):
-            start(model, second)
-    noisette.close_run(model)  # as the message says
-    take(start(model, torch.optim.Adam(model.parameters())))
-    assert run.steps_taken == 2
 
 
 def test_close_run_gives_reserved_steps_back_and_frees_the_ledger(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_parts_make_the_whole_batch(rate: float) -> None:
 
 @pytest.mark.parametrize(("first", "of"), [(-1, 10), (8, 10), (0, 2)])
 def test_parts_outside_are_refused(first: int, of: int) -> None:
-    with pytest.raises(ValueError, match="first >= 0|are not a part of"):
+    with pytest.raises(ValueError, match=r"first >= 0|are not a part of"):
         OwnRecords(X[:3], first=first, of=of)
     with pytest.raises(TypeError, match="whole number"):
         OwnRecords(X[:3], first=0.0, of=10)  # pyright: ignore[reportArgumentType]
