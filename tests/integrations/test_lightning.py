@@ -298,13 +298,12 @@ class Manual(Classifier):
         self.log_dict({"largest": self(x).max()})
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little_noise(monkeypatch)
     found = []
     for made in (Classifier(rate=0.0), Manual()):
         watching = Watching()
-        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching], precision=precision)
+        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching])
         training.fit(private(made), loader(batch_size=SIZE), held_out())
         found.append(watching.gradients)
         assert training.global_step == released(tmp_path / f"{len(found) - 1}") == 3
