@@ -425,7 +425,8 @@ class PrivateEstimator(BaseEstimator):
     def __sklearn_clone__(self) -> Self:
         """An estimator with the same ledger, because a copied ledger would miss the cost of the other's fits."""
         parameters = self.get_params(deep=False)
-        return type(self)(**{k: v if k == "ledger" else clone(v, safe=False) for k, v in parameters.items()})
+        copied: dict[str, Any] = {k: v if k == "ledger" else clone(v, safe=False) for k, v in parameters.items()}
+        return type(self)(**copied)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -55,7 +55,7 @@ def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]
       epsilon: 3.0 in the checkpoint, 1 now
     Declare the same again, or begin another run, without the checkpoint but with the same ledger for the same records
     """
-    said = {None: "not declared"}
+    said: dict[object, str] = {None: "not declared"}
     differences = [
         f"{name}: {said.get(value, value)} in the checkpoint, {said.get(now[name], now[name])} now"
         for name, value in before.items()
