@@ -68,7 +68,7 @@ def take_steps(run: PrivateRun, steps: int, size: Any = 4) -> list[np.ndarray]:
     return batches
 
 
-@pytest.mark.parametrize(("kind", "size"), zip(KINDS, [4, "auto"] * 3, strict=False))
+@pytest.mark.parametrize(("kind", "size"), list(zip(KINDS, [4, "auto"] * 3, strict=False)))
 def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
     given, event = KINDS[kind]
     with start(**given) as run:
