@@ -140,22 +140,3 @@ def test_a_compiled_step_without_a_batch_is_refused() -> None:
             step()
         take_steps(run, step)
         step()  # the run has ended, and left the optimizer as it was
-
-
-def test_a_compiled_step_refuses_gradients_that_are_not_private() -> None:
-    model = net()
-    optimizer = sgd(model)
-    with start(model, optimizer) as run:
-        step = compiled(optimizer.step)
-        take = run.batches()
-        for _ in range(2):
-            batch = next(take)
-            for x, y in batch.microbatches(25):
-                run.accumulate(loss, x, y)
-            if run.steps_taken:
-                F.cross_entropy(model(X), Y).backward()
-                with pytest.raises(PrivacyError, match="not private"):
-                    step()
-            else:
-                step()
-                optimizer.zero_grad()

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, Laplace, Normal, kl_divergence
+from torch.distributions import Distribution, Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
 import noisette
 from noisette import OneByOneWarning
-from noisette.core import loss as internals
 
 C = 1.0
 X, Y = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -93,31 +92,6 @@ def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
     sums = released(loss, copy.deepcopy(model), X, Y)
     assert Distribution._validate_args == before
     torch.testing.assert_close(sums, clipped_sum(loss, model, X, Y), rtol=1e-4, atol=1e-4)
-
-
-RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
-    "written into an empty tensor": lambda h: torch.empty(1, 3).uniform_(1, 2),
-    "written into zeros": lambda h: torch.zeros(1, 3).normal_(),
-    "a distribution": lambda h: Laplace(h * 0, 1.0).rsample(),
-    "slopes": lambda h: F.rrelu(h * 0 - 1.0, training=True),
-}
-
-
-@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
-def test_each_example_draws_numbers_of_its_own(draw: Callable[[Tensor], Tensor]) -> None:
-    drawn = list[Tensor]()
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        h = model(x)
-        numbers = draw(h) + h * 0
-        with internals.outside(), torch._C.DisableTorchFunction():
-            drawn.append(internals.physical(numbers).detach())
-        return (h * numbers).sum()
-
-    released(loss, small(), X, steps=3)
-    numbers = drawn[0].reshape(-1)
-    assert numbers.numel() == 4 * 3
-    assert len(numbers.unique()) == numbers.numel()
 
 
 def test_packed_sequences_and_gradients_by_autograd_train_one_by_one() -> None:

@@ -13,26 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from noisette import PaddedBuckets
 from noisette.run.loading import records_of
 
 AT = np.array([2, 5, 9])
-
-
-def test_a_function_collates_each_record_alone() -> None:
-    x, seen = torch.arange(24.0).view(12, 2), list[int]()
-
-    def doubled(records: list[Any]) -> torch.Tensor:
-        seen.append(len(records))
-        return 2 * torch.stack([record[0] if isinstance(record, tuple) else record for record in records])
-
-    for dataset in (list(x), TensorDataset(x), PaddedBuckets(list(x), edges=(2,))):
-        assert torch.equal(records_of(dataset, doubled).gather(AT), 2 * x[AT])
-    assert seen == [1] * 9
-    for columns in (x, x.numpy(), (x, x), {"x": x}):
-        records_of(columns, default_collate)  # which is what collates without a function
-        with pytest.raises(TypeError, match="these are columns"):
-            records_of(columns, doubled)
 
 
 class Scaled(TensorDataset):

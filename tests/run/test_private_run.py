@@ -402,22 +402,6 @@ def test_stray_backward() -> None:
         run.optimizer.step()
 
 
-def test_stray_backward_onto_a_released_gradient_is_never_used() -> None:
-    """Without zero_grad the stray gradient is added in place; the release overwrites it."""
-    model = Small()
-    with start(model) as run:
-        for step, batch in enumerate(run.batches()):
-            truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
-            for x, y in batch.microbatches(100):
-                run.accumulate(loss, x, y)
-                if step:
-                    (1000 * loss(model, x, y)).backward()
-                    model.zero_grad(set_to_none=False)
-            run.optimizer.step()
-            expected = truth.sums["out.weight"].float() / 30 + expected_noise(model, step)["out.weight"]
-            torch.testing.assert_close(model.out.weight.grad, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_parameters_that_join_or_thaw_during_the_run() -> None:
     model, other = Small(), nn.Linear(2, 2)
     with start(model) as run:
@@ -437,23 +421,6 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
 
 
 # What it leaves alone
-
-
-def test_scheduler_momentum_and_adam_work() -> None:
-    for optimizer in (partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), torch.optim.AdamW):
-        model = Small()
-        run = start(model, optimizer(model.parameters()))
-        scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
-        rates = []
-        for batch in run.batches():
-            for x, y in batch.microbatches(100):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-            rates.append(run.optimizer.param_groups[0]["lr"])
-            scheduler.step()
-        assert rates[2] == rates[0] / 4
-        run.close()
 
 
 def test_an_interrupt_within_the_loss_leaves_nothing_behind() -> None:

@@ -243,7 +243,7 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
         warnings.warn(
             f"with noise multiplier {run.noise_multiplier:.4g}, batches of {batch_size} and {weights} weights the "
             f"noise hides what there is to learn; use more rows, a larger epsilon{spent} or fewer features: {SEE_PLAN}",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

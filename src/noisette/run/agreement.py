@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -194,14 +194,6 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
             )
 
 
-@runtime_checkable
-class DerivedDataset(Protocol):
-    """A data set that was computed from the records ``known_by``, and is recognised by them."""
-
-    @property
-    def known_by(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Fingerprint:
     """The keyed digest of a data set.
@@ -272,8 +264,7 @@ def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> by
 
 
 def _digest_of_dataset(key: bytes, dataset: Any) -> bytes:
-    if isinstance(dataset, DerivedDataset):
-        dataset = dataset.known_by
+    dataset = getattr(dataset, "known_by", dataset)  # of a data set that was computed from records, these
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors
     if isinstance(dataset, Tensor | np.ndarray | Mapping) or (
