@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from noisette import Users
 from noisette.accounting import UserLevel
 from noisette.audit import certified_epsilon
-from noisette.run.users import UserRecords
+from noisette.run.sampling import UserRecords
 from row_attack import row_steps
 
 USERS, STEPS, DELTA = 60_000, 30, 0.1

@@ -12,8 +12,7 @@ from scipy import stats
 from noisette.core import batches as gaps
 from noisette.core.batches import DENSEST, PoissonSampler, records_at_gaps
 from noisette.core.noise import SecretKey
-from noisette.run.sampling import TruncatedPoissonSampler
-from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.sampling import KeptRecordsSampler, TruncatedPoissonSampler, UserRecords, UserSampler
 
 BELOW = math.nextafter(DENSEST, 0)
 

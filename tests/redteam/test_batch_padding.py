@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PaddedBuckets, PerExampleClip, privatize
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.loading import MeasuredSize, UnmeasuredMemory
 
 C, EDGES = 0.5, (4, 8, 16, 32)
 MOST = 1 + 2.0**-13  # of the bound, for rounding
