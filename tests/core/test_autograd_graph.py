@@ -12,8 +12,8 @@ from torch.autograd.graph import Node
 from torch.utils.checkpoint import checkpoint
 
 from forward_pass import recorded
-from noisette.core.backward import search, visit_output_gradients
-from noisette.core.trace import Recording, Use
+from noisette.core.backward import Recording, search, visit_output_gradients
+from noisette.core.forms import Use
 
 F = nn.functional
 WIDTH, TIME = 4, 3

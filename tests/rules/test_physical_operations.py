@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forward_pass import recorded_losses
-from noisette.core.backward import ForwardPass, per_example_gradients, search
+from noisette.core.backward import per_example_gradients
 from noisette.core.forms import PHYSICAL, Operation
 from noisette.errors import PrivacyError
 from noisette.rules import rule_check
@@ -110,7 +110,7 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
     grads = torch.autograd.grad(
         found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    forward = ForwardPass(found.losses, found.recording, search(found.losses, found.recording.uses, parameters))
+    forward = found
     explicit = per_example_gradients(forward, parameters, lambda name, form: form.explicit())
     of_weights = {name: explicit[name].view(B, *parameters[name].shape) for name in parameters}
     split = len(cotangents)

@@ -18,7 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import loss as internals
-from noisette.core.backward import ForwardPass, per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import (
+    ForwardPass,
+    LossCall,
+    Recording,
+    per_example_gradients,
+    search,
+    user_hooks_disabled,
+)
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import (
     ClippedSum,
@@ -29,26 +36,18 @@ from noisette.core.clip import (
     group_norms,
     may_wait,
 )
-from noisette.core.forms import DerivedWeight, ExampleGradients, Operation
-from noisette.core.loss import (
-    Loss,
-    Microbatch,
-    NotVectorizedError,
-    OutsideTensors,
-    as_if_compiled,
-    explained,
-    one_value,
-)
+from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
+from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
 from noisette.core.state import ModelBuffers
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
-    LossCall,
-    Recording,
-    Use,
+    Recorder,
     WrittenIntoError,
+    as_if_compiled,
     kept_from_another_call,
-    new_recorder,
+    one_example,
+    one_value,
     outputs_of,
     tensors_among,
 )
@@ -196,15 +195,11 @@ def record_rows(
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
-    own_for_each = set[int]()
-    while not one_by_one:
+    if not one_by_one:
         try:
-            return _at_once(model, batch, parameters, buffers, outside, own_for_each)
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
+            return _at_once(model, batch, parameters, buffers, outside)
         except NotVectorizedError as error:
             warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
-            one_by_one = True
     return _one_after_the_other(model, batch, buffers)
 
 
@@ -214,34 +209,23 @@ def _at_once(
     parameters: Mapping[str, Tensor],
     buffers: ModelBuffers,
     outside: OutsideTensors,
-    own_for_each: set[int],
 ) -> Returned:
     """All rows by one call inside of ``vmap``, recorded."""
+
+    own_for_each = set[int]()
     outside.begin(())
-    recorder = new_recorder(model, parameters, buffers, batch.count, outside, own_for_each)
-    try:
-        with (
-            internals.as_if_compiled(),
-            warnings.catch_warnings(),
-            recorder,
-            internals.vmap_level(batch.count) as level,
-        ):
-            warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-            rows = [internals.batched(tensor.unsqueeze(1), level) for tensor in batch.tensors]
-            recorder.begin(level, rows)
-            one = batch.with_tensors(rows)
-            with buffers.lent(recorder.buffer):
-                output = model(*one.args, **one.kwargs)
-            columns = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-            raise
-        raise said from error
+    while True:
+        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+        try:
+            with one_example(model, batch, recorder) as one:
+                with recorder, buffers.lent(recorder.buffer):
+                    output = model(*one.args, **one.kwargs)
+                rows = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
+            break
+        except WrittenIntoError as written:
+            own_for_each.add(written.number)
     outside.end()
-    uses, derived = recorder.finish()
-    return _returned(batch.count, output, columns, (uses, derived))
+    return _returned(batch.count, output, rows, recorder.finish())
 
 
 def _has_rows(leaf: object) -> bool:

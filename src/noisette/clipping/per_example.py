@@ -28,7 +28,7 @@ from noisette.clipping.engines import (
     says_one_by_one,
 )
 from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
-from noisette.core.backward import ForwardPass, UncoveredError, search
+from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -44,7 +44,6 @@ from noisette.core.clip import (
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers, refresh_public_statistics
-from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import Unwrapped, canonical_parameters
@@ -346,20 +345,12 @@ class PerExampleClip:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
-        record = partial(self._recorded, loss, microbatch, public, None if once else Blocks)
+        arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
+        record = partial(record_losses, *arguments)
         with _is_first(loss, self._known_losses):
             forward = repeatable(record, microbatch.tensors) if repeats else record()
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
-
-    def _recorded(
-        self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...], blocks: type[Blocks] | None
-    ) -> ForwardPass:
-        """A forward pass of a microbatch."""
-        trained = self._trained()
-        found = record_losses(loss, self.model, microbatch, trained, self.buffers, self._outside, public, blocks)
-        graph = search(found.losses, found.recording.uses, trained)
-        return ForwardPass(found.losses, found.recording, graph)
 
     def _check_open(self) -> None:
         if self._closed:

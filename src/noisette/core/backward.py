@@ -1,9 +1,10 @@
-"""From the losses of a batch to the per-example gradients of every parameter.
+"""From the loss of one example to the per-example gradients of every parameter.
 
-The way of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the
-use's operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a
-parameter, and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed
-while they are there (:func:`per_example_gradients`).
+The loss is computed for all examples at once and recorded (:func:`record_losses`); one backward pass follows. The way
+of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
+operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a parameter,
+and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed while they
+are there (:func:`per_example_gradients`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.core.forms import (
@@ -27,12 +28,16 @@ from noisette.core.forms import (
     Examples,
     Match,
     OperandMatch,
+    Use,
     add,
     match,
     operation_name,
+    overwritten,
     to_parameters,
 )
-from noisette.core.trace import Recording, Use, overwritten
+from noisette.core.loss import Loss, Microbatch, OutsideTensors
+from noisette.core.state import ModelBuffers
+from noisette.core.trace import Recorder, WrittenIntoError, vectorized_losses
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -66,6 +71,26 @@ class LossGraph:
 
 
 @dataclass(frozen=True)
+class LossCall:
+    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
+
+    loss: Loss
+    model: nn.Module
+    batch: Microbatch
+    buffers: ModelBuffers
+    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded of a loss."""
+
+    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
+    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
+    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
+
+
+@dataclass(frozen=True)
 class ForwardPass:
     """The losses of b examples, each computed from its own example alone, and what the tape recorded of them."""
 
@@ -73,6 +98,55 @@ class ForwardPass:
     recording: Recording
     graph: LossGraph
     repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
+
+
+def record_losses(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None,
+) -> ForwardPass:
+    """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
+
+    Where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or a buffer, the loss is
+    called once more with a constant for each example.
+
+    Args:
+        loss: the loss of one example.
+        model: given to the loss.
+        batch: its arguments for b examples.
+        parameters: the trainable parameters of the model, by name.
+        buffers: those of the model.
+        outside: the tensors from outside that the loss used before.
+        public: tensors from outside that are declared public.
+        blocks: makes what recomputes checkpointed parts of the model; they keep their activations unless it is given.
+
+    Raises:
+        PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
+            that is not constant.
+    """
+    own_for_each = set[int]()
+    outside.begin(public)
+    while True:
+        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+        recorder.make_blocks = blocks
+        try:
+            losses = vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
+            break
+        except WrittenIntoError as written:
+            own_for_each.add(written.number)
+    outside.end()
+    if not losses.requires_grad:
+        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
+    uses, derived = recorder.finish()
+    device = losses.device.type
+    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
+    recording = Recording(uses, derived, LossCall(loss, model, batch, buffers, autocast))
+    return ForwardPass(losses, recording, search(losses, uses, parameters))
 
 
 def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:

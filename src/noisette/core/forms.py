@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
 
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
@@ -374,6 +375,38 @@ class DerivedWeight:
     operation: Operation
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operation on weights and data."""
+
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    weights: tuple[Tensor, ...]  # each once
+    outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
+    edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
+    several: bool  # the operation returned more than one value
+    shape: tuple[int, ...]  # of its first output
+    dtype: torch.dtype  # of its first output
+    upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
+    versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
+
+    # Its arguments are computed again in the backward pass, for one pass alone.
+    is_recomputed: ClassVar[bool] = False
+
+    def whole(self) -> Use:
+        """The use with its arguments, also where they were not kept."""
+        return self
+
+
+def overwritten(use: Use, tensor: Tensor) -> RuntimeError:
+    """What is said where an input of a use no longer holds the values of the call."""
+    return RuntimeError(
+        f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after its use, so "
+        "its gradient is lost; use the out-of-place form of the operation that follows"
+    )
 
 
 Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list

@@ -19,8 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from noisette.core import loss as internals
 from noisette.core.backward import ForwardPass
+from noisette.core.forms import Use
 from noisette.core.state import version_of
-from noisette.core.trace import Recorder, Use
+from noisette.core.trace import Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
 
