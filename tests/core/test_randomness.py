@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import OneByOneWarning, PerExampleClip, PrivateRun, privatize
-from noisette.core.state import RandomStates, seed_secretly, seed_torch
+from noisette.core.steps import RandomStates, seed_secretly, seed_torch
 
 X = torch.ones(4, 3, dtype=torch.float64)
 

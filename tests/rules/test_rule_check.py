@@ -31,7 +31,7 @@ def product(input: Tensor, weight: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
-    monkeypatch.setattr(registry, "_OPERANDS", dict(registry._OPERANDS))
+    monkeypatch.setattr(registry, "OPERANDS", dict(registry.OPERANDS))
     monkeypatch.setattr(rule_check, "_AGREED", set())
     for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
         monkeypatch.delitem(table, product, raising=False)

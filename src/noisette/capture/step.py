@@ -96,9 +96,8 @@ class CapturedSteps:
         microbatch: Microbatch,
         groups: Sequence[Group],
         public: tuple[Tensor, ...],
-        *,
         buffers: Mapping[str, Tensor],
-        steps_left_ratio: float,
+        left: float,
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by the quickest way that is ready.
 
@@ -110,15 +109,15 @@ class CapturedSteps:
             groups: parameters that are clipped together, with their bounds, which may change from call to call.
             public: tensors from outside that are declared public.
             buffers: of the model, by name, whose copies the step computes with.
-            steps_left_ratio: how many times the steps so far are still to come; decides whether a graph is worth while.
+            left: how many times the steps so far are still to come; decides whether a graph is worth while.
         """
         kind = self._kind_of(loss, microbatch, groups, public)
         if kind is None:
             return self._step(loss, microbatch, clipping_of(groups), public, traced=False)
         rows, start = padded_size(microbatch.count), time.perf_counter()
-        by = kind.captured.rows_for(rows, steps_left_ratio)
+        by = kind.captured.rows_for(rows, left)
         if by is not None:
-            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, steps_left_ratio)
+            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, left)
             if found is not None:
                 kind.captured.add_time(rows, time.perf_counter() - start, by)
                 return found

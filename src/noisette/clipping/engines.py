@@ -42,6 +42,7 @@ from noisette.core.state import ModelBuffers
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
+    Draft,
     Recorder,
     WrittenIntoError,
     as_if_compiled,
@@ -225,7 +226,8 @@ def _at_once(
         except WrittenIntoError as written:
             own_for_each.add(written.number)
     outside.end()
-    return _returned(batch.count, output, rows, recorder.finish())
+    draft, recorder.draft = recorder.draft, Draft()
+    return _returned(batch.count, output, rows, (draft.uses, draft.derived))
 
 
 def _has_rows(leaf: object) -> bool:
@@ -352,7 +354,10 @@ class ReweightGP:
         if is_repeated and forward.repeat is None:
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         squared = per_example_gradients(
-            forward, parameters, lambda name, form: form.squared_norms(), retain_graph=not is_repeated
+            forward,
+            parameters,
+            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
+            retain_graph=not is_repeated,
         )
         norms = group_norms(squared, clipping.groups, forward.losses)
         with torch.no_grad():
@@ -365,7 +370,9 @@ class ReweightGP:
             return weights.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
 
         second = forward if not is_repeated or forward.repeat is None else forward.repeat()
-        found = per_example_gradients(second, parameters, sum_and_norms)
+        found = per_example_gradients(
+            second, parameters, lambda forms: {name: sum_and_norms(name, form) for name, form in forms.items()}
+        )
         if not clipping.are_finite:  # a graph of fixed operations repeats itself
             again = {name: now for name, (_, now) in found.items()}
             _check_finite(norms, group_norms(again, clipping.groups, forward.losses))

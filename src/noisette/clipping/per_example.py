@@ -210,21 +210,14 @@ class PerExampleClip:
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            sums = self._shards.land(clipped.sums, self._trained())
-        elif self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
+            self._add(self._shards.land(clipped.sums, self._trained()), clipped.norms)
+            return
+        if self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            sums = clipped.sums
         else:
-            clipped = self._captured.clipped_sum(
-                loss,
-                microbatch,
-                groups,
-                public,
-                buffers=self.buffers.values(),
-                steps_left_ratio=self._still_to_come,
-            )
-            sums = clipped.sums
-        self._add(sums, clipped.norms)
+            buffers, left = self.buffers.values(), self._still_to_come
+            clipped = self._captured.clipped_sum(loss, microbatch, groups, public, buffers, left)
+        self._add(clipped.sums, clipped.norms)
 
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
         """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""

@@ -37,7 +37,7 @@ from noisette.core.forms import (
 )
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import Recorder, WrittenIntoError, vectorized_losses
+from noisette.core.trace import Draft, Recorder, WrittenIntoError, vectorized_losses
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -142,11 +142,11 @@ def record_losses(
     outside.end()
     if not losses.requires_grad:
         raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
-    uses, derived = recorder.finish()
+    draft, recorder.draft = recorder.draft, Draft()
     device = losses.device.type
     autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
-    recording = Recording(uses, derived, LossCall(loss, model, batch, buffers, autocast))
-    return ForwardPass(losses, recording, search(losses, uses, parameters))
+    recording = Recording(draft.uses, draft.derived, LossCall(loss, model, batch, buffers, autocast))
+    return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
 
 
 def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -202,22 +202,22 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
 def per_example_gradients(
     forward: ForwardPass,
     parameters: Mapping[str, Tensor],
-    value_of: Callable[[str, ExampleGradients], Value],
+    values_of: Callable[[dict[str, ExampleGradients]], dict[str, Value]],
     *,
     retain_graph: bool = False,
 ) -> dict[str, Value]:
-    """What ``value_of`` computes from the name and the per-example gradients of each parameter, by name.
+    """What ``values_of`` computes from the per-example gradients of each parameter, by name.
 
     One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
-    ``value_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
-    ``value_of`` returns them.
+    ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
+    ``values_of`` returns them.
 
     Args:
         forward: the forward pass. Unless the graph is retained, its activations are freed as the pass goes: the uses
             are taken out of its recording.
         parameters: the trainable parameters by name.
-        value_of: gets the name of a parameter that the losses depend on, and the gradients of the b examples.
+        values_of: gets the gradients of the b examples of parameters that are complete, by name.
         retain_graph: whether another backward pass will follow.
 
     Raises:
@@ -239,15 +239,15 @@ def per_example_gradients(
     @torch.no_grad()
     def visit(k: int, dy: Any) -> None:
         use = uses.pop(k)
-        for name, form in forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy):
-            values[name] = value_of(name, form)
+        completed = forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy)
+        if completed:
+            values.update(values_of(completed))
 
     if uses:
         with user_hooks_disabled(parameters.values()):
             visit_output_gradients(forward.losses, uses, forward.graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                for name, form in forms.completed_last():
-                    values[name] = value_of(name, form)
+                values.update(values_of(forms.completed_last()))
     return values
 
 
@@ -339,7 +339,7 @@ class _Forms:
         self._late = {id(p) for weight in derived.values() for p in weight.parents}
         self._problems: list[str] = []
 
-    def completed_by(self, use: Use, examples: Examples, dy: Any) -> list[tuple[str, ExampleGradients]]:
+    def completed_by(self, use: Use, examples: Examples, dy: Any) -> dict[str, ExampleGradients]:
         """Apply the rules of a use to the gradient at its output; gives the parameters that waited for this use alone.
 
         A parameter with two uses, such as a tied embedding, is complete when the second one has arrived: its gradient
@@ -362,17 +362,16 @@ class _Forms:
             for item, of_item in zip(operand.value, form, strict=True) if several else ((operand.value, form),):
                 if id(item) in self._awaited:
                     self._arrived.setdefault(id(item), []).append((item, of_item))
-        completed: list[tuple[str, ExampleGradients]] = []
+        completed: dict[str, ExampleGradients] = {}
         for weight in use.weights:
             key = id(weight)
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 arrived = self._arrived.pop(key)
-                form = arrived[0][1] if len(arrived) == 1 else add([form for _, form in arrived])
-                completed.append((self._names[key], form))
+                completed[self._names[key]] = arrived[0][1] if len(arrived) == 1 else add([form for _, form in arrived])
         return completed
 
-    def completed_last(self) -> list[tuple[str, ExampleGradients]]:
+    def completed_last(self) -> dict[str, ExampleGradients]:
         """What is left: parameters that other weights are derived from, or with uses that no loss reached.
 
         Raises:
@@ -386,9 +385,9 @@ class _Forms:
                 "or use an engine that needs none: noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
             )
         if not self._arrived:
-            return []
+            return {}
         left = [pair for arrived in self._arrived.values() for pair in arrived]
-        return [(self._names[id(parameter)], form) for parameter, form in to_parameters(left, self._derived)]
+        return {self._names[id(parameter)]: form for parameter, form in to_parameters(left, self._derived)}
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""

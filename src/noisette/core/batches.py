@@ -336,11 +336,6 @@ class Batch:
         chosen = sizes.in_bucket(int(bucket))
         return chosen, min(start + chosen.now, int(np.searchsorted(self._buckets, bucket, side="right")))
 
-    def bounded_current(self) -> None:
-        """The gradients of the current microbatch were added."""
-        self.bounded += 0 if self.is_blank else self.current or 0
-        self.current = None
-
     def retry_smaller(self) -> bool:
         """After memory ran out in a microbatch: yield the same examples again, fewer at once.
 

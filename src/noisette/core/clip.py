@@ -205,9 +205,7 @@ def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipp
     sums: Sums = {}
     norms: list[Tensor] = []
     for losses, gradients in parts:
-        part = clip_and_sum(
-            {name: with_norms(name, Dense(gradient)) for name, gradient in gradients.items()}, losses, clipping
-        )
+        part = clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
         norms.append(part.norms)
         for name, total in part.sums.items():
             sums[name] = sums[name].add_(total) if name in sums else total.double()

@@ -180,10 +180,13 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
-def with_norms(name: str, form: ExampleGradients) -> tuple[ExampleGradients, Tensor]:
-    """The gradients of a parameter with this name by :func:`compact`, and their squared norms, (b,)."""
-    kept = compact(form)
-    return kept, kept.squared_norms()
+def with_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, tuple[ExampleGradients, Tensor]]:
+    """The gradients of parameters by :func:`compact`, and their squared norms, (b,)."""
+    found: dict[str, tuple[ExampleGradients, Tensor]] = {}
+    for name, form in forms.items():
+        kept = compact(form)
+        found[name] = kept, kept.squared_norms()
+    return found
 
 
 @compact.register
@@ -413,7 +416,7 @@ Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an opera
 Rewrite = Callable[..., Any]
 
 _RULES: dict[tuple[Operation, str], Rule] = {}
-_OPERANDS: dict[Operation, tuple[str, ...]] = {}
+OPERANDS: dict[Operation, tuple[str, ...]] = {}  # the names of the arguments of operations that have rules
 REWRITES: dict[Operation, Rewrite] = {}
 # Rules that take what the pass computed in half precision as it is, and for which ``dy`` and arguments.
 AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
@@ -469,8 +472,10 @@ def derivation(*operations: Operation) -> Callable[[Derivation], Derivation]:
     return register
 
 
-def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Rule]:
-    """Register the rule of one operand of these operations.
+def rule(
+    *operations: Operation, operand: str | Sequence[str] = "weight", names: tuple[str, ...] = ()
+) -> Callable[[Rule], Rule]:
+    """Register the rule of one operand of these operations, or one function for several operands.
 
     A rule is called as ``rule(examples, dy, ...)``: how many examples there are, the gradient that arrives at the
     operation's output, and then the operation's own arguments under its own names. ``dy`` and all data among the
@@ -478,67 +483,41 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
     the same order where the operand is a list of tensors. Where the operation returns several tensors, ``dy`` is a
     tuple with ``None`` for those no loss depends on.
 
-    Raises:
-        ValueError: the operand has a rule already, or the rule does not take it.
-    """
-
-    def register(function: Rule) -> Rule:
-        _register(operations, operand, function, tuple(inspect.signature(function).parameters)[2:])
-        return function
-
-    return register
-
-
-def rule_per_operand(
-    *operations: Operation, operands: Sequence[str], names: Sequence[str] | None = None
-) -> Callable[[Rule], Rule]:
-    """Register one function as the rule of each of these operands, where they share arguments and most of the work.
-
-    The function is called as ``function(operand, examples, dy, ...)``, with the name of the operand whose gradients are
-    wanted first, and is a rule as of :func:`noisette.rule` otherwise. The rule of an operand is named
-    ``FUNCTION_OPERAND``, such as ``layer_norm_bias``.
+    Of several operands the function gets the name of the one whose gradients are wanted first.
 
     Args:
-        operations: those that the function is for.
-        operands: those that get a rule.
-        names: of all arguments of the operations, if the function takes them as one mapping of those that were given.
+        operations: those that the rule is for.
+        operand: the name of the argument, or of several.
+        names: of all arguments of the operations; those of the function unless given.
 
     Raises:
-        ValueError: an operand has a rule already, or the function does not take it.
+        ValueError: an operand has a rule already, or the rule does not take it.
     """
 
     def register(function: Rule) -> Rule:
-        takes = function if names is None else _with_mapping(function, names)
-        taken = tuple(inspect.signature(function).parameters)[3:] if names is None else tuple(names)
-        for operand in operands:
-            bound = partial(takes, operand)
-            name = f"{function.__name__}_{operand}"
-            vars(bound).update(__name__=name, __module__=function.__module__, __doc__=function.__doc__)
-            _register(operations, operand, bound, taken)
+        parameters = tuple(inspect.signature(function).parameters)
+        if isinstance(operand, str):
+            _register(operations, operand, function, names or parameters[2:], function.__name__)
+            return function
+        for each in operand:
+            of_operand = partial(function, each)
+            vars(of_operand)["__name__"] = f"{function.__name__}_{each}"
+            _register(operations, each, of_operand, names or parameters[3:], function.__name__)
         return function
 
     return register
 
 
-def _with_mapping(function: Rule, names: Sequence[str]) -> Rule:
-    """The function, which takes the arguments with these names as one mapping, with separate arguments."""
-
-    def called(operand: str, examples: Examples, dy: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(operand, examples, dy, dict(zip(names, args, strict=False)) | kwargs)
-
-    return called
-
-
-def _register(operations: Sequence[Operation], operand: str, function: Rule, names: tuple[str, ...]) -> None:
+def _register(operations: Sequence[Operation], operand: str, rule: Rule, names: tuple[str, ...], name: str) -> None:
     """Enter the rule of one operand of operations whose arguments have these names."""
     if operand not in names:
-        raise ValueError(f"rule {function.__name__} takes {', '.join(names)}; it has no operand {operand!r}")
+        raise ValueError(f"rule {name} takes {', '.join(names)}; it has no operand {operand!r}")
     for operation in operations:
         if (operation, operand) in _RULES:
             raise ValueError(f"{operation_name(operation)} has a rule for its operand {operand!r} already")
-        if _OPERANDS.setdefault(operation, names) != names:
+        if OPERANDS.setdefault(operation, names) != names:
             raise ValueError(f"rules of {operation_name(operation)} disagree about its operands")
-        _RULES[operation, operand] = function
+        _RULES[operation, operand] = rule
 
 
 def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
@@ -587,7 +566,7 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     the rule ``linear_weight`` and bias with the rule ``linear_bias``.
     """
     arguments = named_arguments(operation, args, kwargs)
-    names = _OPERANDS.get(operation, ())
+    names = OPERANDS.get(operation, ())
     found = []
     for name, value in arguments.items():
         parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
@@ -605,7 +584,7 @@ def find_rule(operation: Operation, operand: str) -> Rule | None:
 
 def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The call's arguments by the operand names of its rules, or numbered where the operation has none."""
-    names = _OPERANDS.get(operation, ())
+    names = OPERANDS.get(operation, ())
     if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
     named = dict(zip(names, args, strict=False))

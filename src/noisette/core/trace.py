@@ -266,7 +266,9 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         frozen = [p for p in model.parameters() if not p.requires_grad]
-        self._draft = Draft()
+        self.draft = (
+            Draft()
+        )  # what is recorded; whoever has called takes it, as what recomputes a part needs no other part
         self._rewrites = REWRITES
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
@@ -301,11 +303,6 @@ class Recorder(TorchFunctionMode):
         assert self._blocks is not None
         return self._blocks(*arguments, **keywords)
 
-    def finish(self) -> tuple[list[Use], dict[int, DerivedWeight]]:
-        """The uses and derived weights. What recomputes a part of the loss needs no other part, so they are let go."""
-        draft, self._draft = self._draft, Draft()
-        return draft.uses, draft.derived
-
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor]]:
         """The constants made inside and the copies of weights at this point, to go on from it once more."""
         return dict(self._made), dict(self._copies)
@@ -313,16 +310,16 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def again(self, made: tuple[dict[int | None, int], dict[int, Tensor]]) -> Iterator[list[Use]]:
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
-        draft, self._draft = self._draft, Draft()
+        draft, self.draft = self.draft, Draft()
         now = self.made_so_far()
         self._made, self._copies = dict(made[0]), dict(made[1])
         try:
             with as_if_compiled(), vmap_level(self._count) as level, self:
                 if level != self._level:
                     raise PrivacyError("the backward pass runs inside of another transformation of torch.func")
-                yield self._draft.uses
+                yield self.draft.uses
         finally:
-            self._draft = draft
+            self.draft = draft
             self._made, self._copies = now
 
     def __torch_function__(
@@ -611,7 +608,7 @@ class Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
             elif not self._is_weight(tensor):
                 self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self._draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+                self.draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
     def _record_use(
         self,
@@ -635,7 +632,7 @@ class Recorder(TorchFunctionMode):
             first, several = tensors[0], not isinstance(output, Tensor)
             known = tuple(filter(None, edges))
             of_output = (tuple(edges), known, several, tuple(first.shape), first.dtype)
-            self._draft.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
+            self.draft.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 
 def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

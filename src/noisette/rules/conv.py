@@ -23,9 +23,11 @@ from noisette.core.forms import (
     examples_at_once,
     gram_product,
     rewrite,
-    rule_per_operand,
+    rule,
     scale_rows,
 )
+
+F = torch.nn.functional
 
 _WINNERS: dict[Hashable, str] = {}
 _FEW_OPERATIONS = ContextVar("few_operations", default=False)
@@ -101,9 +103,6 @@ def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> fl
     end.record(stream)
     end.synchronize()
     return start.elapsed_time(end) / 1000
-
-
-F = torch.nn.functional
 
 
 @dataclass(frozen=True)
@@ -478,7 +477,6 @@ def _in_few_parts(norms: Norms, size: int) -> Norms:
     return over_parts
 
 
-F = torch.nn.functional
 PerAxis = int | Sequence[int]
 
 
@@ -517,7 +515,7 @@ def _bias_gradients(examples: Examples, dy: Tensor) -> Dense:
     return Dense(examples.first(dy).flatten(3).sum((1, 3)))
 
 
-@rule_per_operand(torch.conv1d, torch.conv2d, torch.conv3d, operands=("weight", "bias"))
+@rule(torch.conv1d, torch.conv2d, torch.conv3d, operand=("weight", "bias"))
 def conv(
     operand: str,
     examples: Examples,
@@ -545,7 +543,7 @@ def conv(
     return _kernel_gradients(examples, input, dy, weight, _per_axis(stride, axes), ends, steps, groups)
 
 
-@rule_per_operand(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, operands=("weight", "bias"))
+@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, operand=("weight", "bias"))
 def conv_transpose(
     operand: str,
     examples: Examples,

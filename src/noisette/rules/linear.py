@@ -28,7 +28,6 @@ from noisette.core.forms import (
     gram_product,
     rewrite,
     rule,
-    rule_per_operand,
     scale_rows,
     sums_of_squares,
     writing_out_pays,
@@ -326,9 +325,11 @@ def einsum_of_list(equation: str, *operands: Any) -> Any:
 _FACTORS = ("first", "second", "third", "fourth")
 
 
-@rule_per_operand(torch.einsum, operands=_FACTORS, names=("equation", *_FACTORS))
-def einsum(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+@rule(torch.einsum, operand=_FACTORS, names=("equation", *_FACTORS))
+def einsum(
+    operand: str, examples: Examples, dy: Tensor, equation: str, *given: Tensor, **named: Tensor
+) -> ExampleGradients:
     """G = dy times the other operands, summed over every letter that the operand does not have."""
-    factors = {name: arguments[name] for name in _FACTORS if name in arguments}
+    factors = {**dict(zip(_FACTORS, given, strict=False)), **named}
     tensors = [factor if name == operand else factor.conj() for name, factor in factors.items()]
-    return factor_gradients(examples, dy, arguments["equation"], tensors, list(factors).index(operand))
+    return factor_gradients(examples, dy, equation, tensors, list(factors).index(operand))

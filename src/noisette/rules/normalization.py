@@ -27,7 +27,6 @@ from noisette.core.forms import (
     derivation,
     inner_product,
     rule,
-    rule_per_operand,
     sums_of_squares,
 )
 from noisette.rules.conv import KernelGradients, operations_are_few
@@ -179,7 +178,10 @@ def _register(
         check: refuses arguments with which examples are not independent.
     """
 
-    def affine(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+    names = tuple(inspect.signature(operation).parameters)
+
+    def affine(operand: str, examples: Examples, dy: Tensor, *given: Any, **named: Any) -> ExampleGradients:
+        arguments = {**dict(zip(names, given, strict=False)), **named}
         if check is not None:
             check(arguments)
         if operand == "bias":
@@ -188,8 +190,7 @@ def _register(
         input, weight = arguments["input"], arguments["weight"]
         return scale_gradients(examples, dy, input, weight, lambda x: normalize(**settings | {"input": x}), reduce)
 
-    affine.__name__ = operation.__name__
-    rule_per_operand(operation, operands=operands, names=tuple(inspect.signature(operation).parameters))(affine)
+    rule(operation, operand=tuple(operands), names=names)(affine)
 
 
 def _check_instance_norm(arguments: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ class Blocks:
         if self._inside:
             yield
             return
-        args, draft = options[5:], self._recorder._draft
+        args, draft = options[5:], self._recorder.draft
         block = _Block(_Call(self._recorder, function, args, keywords))
         uses, derived = len(draft.uses), len(draft.derived)
         self._inside = True

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from noisette.core.batches import Batch, Records
-from noisette.core.state import generator_apart, seed_worker_secretly
+from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks
