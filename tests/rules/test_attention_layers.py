@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_check import check_thoroughly
-from model_cases import Case, Forward, Inputs, floats, parameter, squares
-from noisette.clipping.per_example import PerExampleClip
+from model_cases import Case, Forward, Inputs, floats, parameter
 
 
 def attending(layer: nn.Module, need_weights: bool = False) -> nn.Module:
@@ -199,35 +198,3 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_attention_is_clipped_as_the_oracle_does(case: Case) -> None:
     check_thoroughly(case)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_dropout_draws_what_the_plain_layer_draws(need_weights: bool) -> None:
-    model, x = attending(mha(dropout=0.5), need_weights).double(), torch.randn(1, 4, 6, dtype=torch.float64)
-    torch.manual_seed(7)
-    expected = torch.autograd.grad(squares(model, x).sum(), list(model.parameters()))
-    clip = PerExampleClip(model, 1e9, capture="eager")
-    torch.manual_seed(7)
-    clip.accumulate(squares, x)
-    [total] = clip.pop_sums()
-    for found, truth in zip(total.grads, expected, strict=True):
-        torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_with_dropout_one_example_stays_within_the_bound(need_weights: bool) -> None:
-    model = attending(mha(dropout=0.5), need_weights)
-    clip = PerExampleClip(model, 0.01)
-    clip.accumulate(squares, 10 * torch.randn(1, 4, 6))
-    [total] = clip.pop_sums()
-    assert 0.0099 < torch.cat([g.flatten() for g in total.grads]).norm() <= 0.01
-
-
-def test_dropout_on_attention_with_learned_queries() -> None:
-    """Each example draws positions of its own to drop; the bound holds for each draw."""
-    model = queries_of_a_layer(mha(dropout=0.5))
-    clip = PerExampleClip(model, 0.01)
-    for _ in range(5):
-        clip.accumulate(squares, 10 * torch.randn(1, 4, 6))
-        [total] = clip.pop_sums()
-        assert 0.0099 < torch.cat([g.flatten() for g in total.grads]).norm() <= 0.01

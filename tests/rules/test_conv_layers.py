@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine_check import check, check_thoroughly
+from engine_check import check_thoroughly
 from model_cases import Case, Forward, floats, parameter
-from noisette.clipping.engines import BookKeeping, ReweightGP
 
 
 def chain(*layers: nn.Module) -> nn.Module:
@@ -130,10 +129,3 @@ MODELS = [
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name.replace(" ", "-"))
 def test_models(case: Case) -> None:
     check_thoroughly(case)
-
-
-@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d], ids=lambda m: m.__name__)
-def test_images_without_a_batch_axis(layer: type[nn.Module]) -> None:
-    model = lambda: Forward(lambda m, x: m.layer(x[0])[None], layer=layer(2, 2, 3))  # noqa: E731
-    for b in (3, 1):
-        check(Case("one image", model, floats(2, 5)), BookKeeping(), ReweightGP(), b=b, dtype=torch.float64)

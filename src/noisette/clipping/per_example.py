@@ -103,6 +103,7 @@ class PerExampleClip:
         self.model = model = self._unwrapped.module
         _check_initialized(model)
         self.clipping: ClippingRule = clipping
+        self._adaptive = clipping if isinstance(clipping, AdaptiveRule) else None
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._shards = Shards(model)
@@ -188,14 +189,6 @@ class PerExampleClip:
             PrivacyError: the loss is not one value, reads entries of several examples that are no tensor, writes into
                 a parameter, or uses a tensor from outside that changes.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
-
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> clip = PerExampleClip(model, max_grad_norm=1.0)
-        >>> clip.accumulate(lambda model, x: model(x).sum(), torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
-        >>> [sum] = clip.pop_sums()
-        >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
-        [0.6, 1.3]
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 
@@ -271,7 +264,7 @@ class PerExampleClip:
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self._twice_counted, self._counts = {}, []
-        if isinstance(self.clipping, AdaptiveRule):
+        if self._adaptive is not None:
             self._groups = None
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
@@ -285,8 +278,8 @@ class PerExampleClip:
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
         for count in self._counts:
-            if isinstance(self.clipping, AdaptiveRule) and count.released.grad is not None:
-                self.clipping.adapt(count.released.grad)
+            if self._adaptive is not None and count.released.grad is not None:
+                self._adaptive.adapt(count.released.grad)
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""

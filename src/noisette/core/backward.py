@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,20 +45,6 @@ Value = TypeVar("Value")
 
 class UncoveredError(PrivacyError):
     """Parameters reach the losses otherwise than by operations that were recorded."""
-
-
-class Covering(Protocol):
-    """A place of the graph that accounts for the parameters at it, such as a :class:`.recording.Use`."""
-
-    @property
-    def edges(self) -> Sequence[GradientEdge]:
-        """Its outputs at which a gradient can arrive."""
-        ...
-
-    @property
-    def upstream(self) -> Sequence[Node]:
-        """Where the graph continues below it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -149,16 +135,15 @@ def record_losses(
     return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
 
 
-def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
+def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
     """Walk the autograd graph from the losses to its leaves, each node once.
 
     Which uses lie above others is a question about gradients, so it follows the edges of the graph. Whether a parameter
     is covered is a question about the tape: at the output of a use the search for uncovered parameters continues at
     the use's data arguments, so that it meets a parameter only where the losses depend on it otherwise.
 
-    For the losses of ``y = relu(x @ A) @ B`` with uses ``@ A`` and ``@ B`` the walk meets the output node of ``@ B``,
-    relu, the output node of ``@ A``, and the leaves A and B. Both uses are reached, ``@ B`` is above ``@ A``, and no
-    parameter is uncovered: A and B lie behind uses. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
+    For the losses of ``y = relu(x @ A) @ B`` both uses ``@ A`` and ``@ B`` are reached, ``@ B`` is above ``@ A``, and
+    no parameter is uncovered. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
     """
     upstream: dict[Node, list[Node]] = {}
     for use in uses:

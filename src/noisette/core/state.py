@@ -44,7 +44,7 @@ class ModelBuffers:
                 module._buffers[own] = kept[name][2]
             else:
                 del module._buffers[own]
-        if not written:
+        if kept and not written:  # without a buffer nothing iterates
             advance_spectral_norms(self._model)
         return written
 

@@ -118,6 +118,7 @@ class DpSgd:
         self.steps_lost = steps_lost
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
+        self._takes_deviations = optimizer.take_deviations if isinstance(optimizer, TakesDeviations) else None
         self._names = {id(p): name for name, p in bound.parameters.items()}
         frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
         self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
@@ -377,8 +378,8 @@ class DpSgd:
         except BaseException:
             self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
             raise
-        if isinstance(self.optimizer, TakesDeviations):
-            self.optimizer.take_deviations(self._release.deviations)
+        if self._takes_deviations is not None:
+            self._takes_deviations(self._release.deviations)
 
     def _check_held(self, optimizer: Optimizer) -> None:
         """Check that the optimizer still has the parameters of the bound, and no other trainable ones."""

@@ -1,10 +1,4 @@
-"""Outer products of factors in bfloat16, held as they are: half the memory, and matrix units multiply them exactly.
-
-The product of two numbers in bfloat16 is exact in single precision, in which the products are added up. A weight times
-a factor has more digits; it is split into three terms in bfloat16, which together hold all 24 of them, so that a sum is
-as exact as in single precision. Two terms would be wrong by 2^-17 of a factor, and where the positions of an example
-cancel, no share of its norm bounds that.
-"""
+"""Linear layers and products of tensors: outer products at each position, also of factors in bfloat16."""
 
 from __future__ import annotations
 
@@ -33,6 +27,14 @@ from noisette.core.forms import (
     writing_out_pays,
 )
 
+F = torch.nn.functional
+
+# Outer products of factors in bfloat16, held as they are: half the memory, and matrix units multiply them exactly.
+#
+# The product of two numbers in bfloat16 is exact in single precision, in which the products are added up. A weight
+# times a factor has more digits; it is split into three terms in bfloat16, which together hold all 24 of them, so that
+# a sum is as exact as in single precision. Two terms would be wrong by 2^-17 of a factor, and where the positions of an
+# example cancel, no share of its norm bounds that.
 _TERMS = 3
 
 
@@ -87,6 +89,9 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
+
+
+# Operands that are broadcast, and factors of sums of products
 
 
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
@@ -259,7 +264,7 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
     return product.reshape(-1 if has_examples else 1, *shape).expand(sizes[example], -1, -1, -1)
 
 
-F = torch.nn.functional
+# The rules
 
 
 @rule(F.linear, operand="weight")

@@ -1,8 +1,4 @@
-"""Gradients that are one tensor shared by all examples, times a factor for each example and channel.
-
-They arise where statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the
-weight is the same for every example, and the factor is the example's gradient of that statistic.
-"""
+"""Normalization: scale and shift of layer, group, instance and batch norms, and statistics of public data."""
 
 from __future__ import annotations
 
@@ -31,6 +27,16 @@ from noisette.core.forms import (
 )
 from noisette.rules.conv import KernelGradients, operations_are_few
 from noisette.rules.linear import unbroadcast, unbroadcast_channels
+
+F = torch.nn.functional
+Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
+
+# Elements of a normalized input that are summed before they leave the processor's cache.
+_CACHED = 2**19
+
+# Gradients that are one tensor shared by all examples, times a factor for each example and channel. They arise where
+# statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the weight is the
+# same for every example, and the factor is the example's gradient of that statistic.
 
 
 @dataclass(frozen=True)
@@ -129,11 +135,7 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
     return ((scaled.sum(1, keepdim=True) if one else scaled) * images.flatten(2)).sum((1, 2))
 
 
-F = torch.nn.functional
-Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
-
-# Elements of a normalized input that are summed before they leave the processor's cache.
-_CACHED = 2**19
+# Scale and shift
 
 
 def scale_gradients(
@@ -212,6 +214,9 @@ _register(F.rms_norm, unbroadcast, F.rms_norm, operands=("weight",))
 _register(F.group_norm, unbroadcast_channels, torch.group_norm)
 _register(F.instance_norm, unbroadcast_channels, F.instance_norm, check=_check_instance_norm)
 _register(F.batch_norm, unbroadcast_channels, F.batch_norm, check=_check_batch_norm)
+
+
+# Statistics of a public batch that depend on the weights
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Gradients of recurrent layers at their two matrix products, by one backward pass through time in closed form.
+"""Recurrent layers and cells: gradients at their two matrix products, by one backward pass through time in closed form.
 
 A layer is z_t = W_ih x_t + b_ih, a_t = W_hh h_{t-1} + b_hh, and a step that computes h_t from the two. The states are
 already known when a function of this file is called. It returns them as outputs of an autograd function of z, a and the
@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from noisette.core.forms import Operation, rewrite
 
+F = torch.nn.functional
 # gradient * y (1 - y) and gradient * (1 - y * y), in one kernel each
 _SIGMOID_BACKWARD = torch.ops.aten.sigmoid_backward.grad_input
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
@@ -89,7 +90,7 @@ def lstm(known: KnownStates) -> tuple[Tensor, ...]:
     values = [known.output, cells[1:].transpose(0, 1)]
     if known.w_hr is None:
         return _connect(known, steps, values)
-    projected = torch.nn.functional.linear((o * squashed).transpose(0, 1), known.w_hr)
+    projected = F.linear((o * squashed).transpose(0, 1), known.w_hr)
     return _connect(known, steps, values, projected)
 
 
@@ -244,7 +245,6 @@ def _batch_first(gradients: Tensor) -> Tensor:
     return gradients.flatten(2).transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
-F = torch.nn.functional
 # Of the products, z and a or their sum alone, and the states; gives the new states, h before its projection.
 Step = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
