@@ -1,4 +1,4 @@
-"""Waiting for a GPU, which computes on its own while Python goes on."""
+"""One step as graphs: when it is traced and compiled, its cache key in Python, and its comparison with the step."""
 
 from __future__ import annotations
 

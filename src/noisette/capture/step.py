@@ -202,6 +202,7 @@ class CapturedSteps:
         return kind
 
 
+@dataclass(eq=False)
 class _TracedStep:
     """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
 
@@ -212,27 +213,24 @@ class _TracedStep:
         names: of the parameters that have a sum, after a call.
     """
 
-    def __init__(
-        self, step: Step, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: tuple[Tensor, ...]
-    ) -> None:
-        self._step = step
-        self._loss = loss
-        self._microbatch = microbatch
-        self._groups = groups
-        self._public = public
-        self.names: tuple[str, ...] | None = None
+    step: Step
+    loss: Loss
+    microbatch: Microbatch
+    groups: Sequence[Group]
+    public: tuple[Tensor, ...]
+    names: tuple[str, ...] | None = None
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
         waits = may_wait(real.device)
         finite: list[Tensor] = []
 
         def factors(norms: Tensor) -> Tensor:
-            found = factors_within(bounds, self._groups, norms)
+            found = factors_within(bounds, self.groups, norms)
             finite.append(found.isfinite())
             return torch.where(finite[0] & real if waits else real, found, 0)
 
-        clipping = Clipping([group.names for group in self._groups], factors, are_finite=waits)
-        clipped = self._step(self._loss, self._microbatch.with_tensors(rows), clipping, self._public, traced=True)
+        clipping = Clipping([group.names for group in self.groups], factors, are_finite=waits)
+        clipped = self.step(self.loss, self.microbatch.with_tensors(rows), clipping, self.public, traced=True)
         self.names = tuple(clipped.sums)
         return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]
 

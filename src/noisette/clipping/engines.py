@@ -1,7 +1,4 @@
-"""The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise.
-
-Each example is in a call of the loss alone, so code may branch on its values.
-"""
+"""Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
@@ -54,6 +52,9 @@ from noisette.core.trace import (
 )
 from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
+
+# The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: each example is in
+# a call of the loss alone, so code may branch on its values
 
 
 class OneByOneWarning(UserWarning):
@@ -133,6 +134,8 @@ class _OneExample(TorchFunctionMode):
                 setattr(tensor, CALL, self._call)
         return output
 
+
+# Calls of the model in a loop that computes losses itself
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
 Recorded = tuple[list[Use], Mapping[int, DerivedWeight]]  # the uses of weights, and the weights derived from others
@@ -325,6 +328,9 @@ def _of_row(
     return outputs[0].new_zeros(1), gradients
 
 
+# Engines
+
+
 class ReweightGP:
     """Two passes that keep no gradient: norms in the first, each parameter's clipped sum in the second.
 
@@ -444,31 +450,18 @@ class Vmap:
         return clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
 
 
-class _Loss(nn.Module):
-    """The loss of one example as a module, for ``torch.func.functional_call``."""
-
-    def __init__(self, call: LossCall) -> None:
-        super().__init__()
-        self.model = call.model
-        self._call = call
-
-    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        one = self._call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-        with as_if_compiled():
-            return one_value(self._call.loss(self.model, *one.args, **one.kwargs))
-
-
 def _of_chunks(
     call: LossCall, parameters: Mapping[str, Tensor], size: int
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """The losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    module = _Loss(call)
-    buffers = {f"model.{name}": buffer.detach() for name, buffer in call.buffers.values().items()}
-    trained = {f"model.{name}": p.detach() for name, p in parameters.items()}
+    buffers = {name: buffer.detach() for name, buffer in call.buffers.values().items()}
+    trained = {name: p.detach() for name, p in parameters.items()}
 
     def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
-        loss = torch.func.functional_call(module, trained | copies, (tensors,))
+        one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
+        with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
+            loss = one_value(call.loss(call.model, *one.args, **one.kwargs))
         return loss, loss
 
     of_one = torch.func.grad(loss_of, has_aux=True)
@@ -485,7 +478,7 @@ def _of_chunks(
                     f"torch.func cannot differentiate the loss: {error}\n"
                     "Use engine=noisette.engines.PerExampleLoop(), which needs no torch.func."
                 ) from error
-        yield losses, {name.removeprefix("model."): g for name, g in gradients.items()}
+        yield losses, gradients
 
 
 def _call_of(forward: ForwardPass) -> LossCall:
