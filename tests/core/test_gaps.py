@@ -60,7 +60,7 @@ def test_the_gap_is_that_of_the_formula(rate: float) -> None:
     """Of extreme and of random words; further bits begin with a one, so the number is at the middle of the word's."""
     rng = np.random.default_rng(0)
     random = [int(word) for word in rng.integers(0, 2**64, size=200, dtype=np.uint64)]
-    for word in [*EXTREME, *random]:
+    for word in [*EXTREME, *random[: 200 if rate > 1e-10 else 10]]:  # at small rates each word needs further bits
         assert first_gap(word, rate)[0] == gap_of(2 * word + 1, 65, rate), word
 
 

@@ -1,7 +1,7 @@
 """The kernel gives the keystream and the noise of the processor, to the bit.
 
 Triton's interpreter runs it, so that no GPU is needed. It computes with NumPy: that proves the formulas and the places
-in memory; what a GPU's arithmetic does is tested on a GPU, in ``test_noise_on_a_gpu.py``.
+in memory; what a GPU's arithmetic does is tested on a GPU, in ``tests/gpu``.
 """
 
 from __future__ import annotations
