@@ -29,16 +29,7 @@ class Step(Protocol):
     def __call__(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, traced: bool
     ) -> ClippedSum:
-        """The clipped sum.
-
-        Args:
-            loss: of one example.
-            microbatch: its arguments for all examples.
-            clipping: groups of parameters, and factors.
-            public: tensors from outside that are declared public.
-            traced: only by operations that can be recorded, and as few of them as the plans allow; what cannot be
-                vectorised raises an error.
-        """
+        """The clipped sum; ``traced``: only by operations that can be recorded, or with an error."""
         ...
 
 
@@ -102,14 +93,6 @@ class CapturedSteps:
         """The clipped sum of a microbatch, by the quickest way that is ready.
 
         A loss that writes into its arguments writes into the microbatch once, as in a call without a graph.
-
-        Args:
-            loss: of one example.
-            microbatch: at least one example.
-            groups: parameters that are clipped together, with their bounds, which may change from call to call.
-            public: tensors from outside that are declared public.
-            buffers: of the model, by name, whose copies the step computes with.
-            left: how many times the steps so far are still to come; decides whether a graph is worth while.
         """
         kind = self._kind_of(loss, microbatch, groups, public)
         if kind is None:

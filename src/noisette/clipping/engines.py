@@ -79,14 +79,6 @@ def clipped_sum_one_by_one(
 ) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example.
 
-    Args:
-        loss: the loss of one example.
-        model: given to the loss, with copies of its buffers that are dropped after each example.
-        batch: the arguments of b examples.
-        parameters: those that are trained, by name.
-        buffers: of the model.
-        clipping: how gradients are clipped.
-
     Raises:
         PrivacyError: the loss is not one value, or uses a tensor that was computed from another example.
     """
@@ -174,14 +166,6 @@ def record_rows(
     one_by_one: bool,
 ) -> Returned:
     """Call the model with each row of its arguments as a batch of one.
-
-    Args:
-        model: the model.
-        batch: its arguments.
-        parameters: those that are trained, by name.
-        buffers: of the model, which computes with copies of them.
-        outside: the tensors from outside that the model used before.
-        one_by_one: whether it is known that the model cannot be vectorised.
 
     Raises:
         PrivacyError: an argument or an output has no rows, an argument has a gradient, or the model refuses ``vmap``

@@ -99,17 +99,8 @@ def record_losses(
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
     Where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or a buffer, the loss is
-    called once more with a constant for each example.
-
-    Args:
-        loss: the loss of one example.
-        model: given to the loss.
-        batch: its arguments for b examples.
-        parameters: the trainable parameters of the model, by name.
-        buffers: those of the model.
-        outside: the tensors from outside that the loss used before.
-        public: tensors from outside that are declared public.
-        blocks: makes what recomputes checkpointed parts of the model; they keep their activations unless it is given.
+    called once more with a constant for each example. ``blocks`` makes what recomputes checkpointed parts of the model,
+    which keep their activations unless it is given.
 
     Raises:
         PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
@@ -260,14 +251,6 @@ def visit_output_gradients(
     The pass ends at the lowest uses, those with no other use below them, and returns their gradients. It goes through
     all others on its way, where a hook on their output node calls ``visit``: of autograd, that is the only way to see a
     gradient before the pass has ended.
-
-    Args:
-        losses: one value per example, shape (b,).
-        uses: every recorded use, by number; ``visit`` may remove the one that it is called for.
-        graph: what the losses depend on.
-        visit: called with the number of a use and the gradient of the sum of the losses at its output, a tuple where it
-            has several outputs.
-        retain_graph: whether another backward pass will follow.
     """
     targets: list[tuple[int, int | None, GradientEdge]] = []  # number of the use, output if it has several, edge
     joint: dict[int, list[Tensor | None]] = {}

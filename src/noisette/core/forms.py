@@ -336,24 +336,12 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
 
 def weighted_sums(forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None) -> Sums:
-    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed.
-
-    Args:
-        forms: the gradients of b examples.
-        weights: of the kept examples, by name of the parameter.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
+    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed."""
     return {name: weighted_sum_in_blocks(forms.pop(name), weights[name], kept) for name in list(forms)}
 
 
 def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
-    """The weighted sum over blocks of examples; the blocks are added up in double precision.
-
-    Args:
-        form: the gradients of b examples.
-        weights: of the kept examples.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
+    """The weighted sum of the kept examples (indices; all for ``None``), in blocks added up in double precision."""
     if len(weights) <= EXAMPLES_IN_A_BLOCK:
         return (form if kept is None else form.select(kept)).weighted_sum(weights)
     blocks = [slice(start, start + EXAMPLES_IN_A_BLOCK) for start in range(0, len(weights), EXAMPLES_IN_A_BLOCK)]

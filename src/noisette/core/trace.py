@@ -147,12 +147,6 @@ def one_example(
 ) -> Iterator[Microbatch]:
     """Within it code computes for all examples of a batch at once; gives the arguments of one example.
 
-    Args:
-        model: in which an error is located.
-        batch: the arguments of b examples.
-        watch: is told that the code begins; the caller has it see the torch calls.
-        checkpoint: what a checkpoint without reentrant autograd does; it keeps its activations if this is not given.
-
     Guarantee: no operation of torch sees two examples.
 
     Raises:
