@@ -204,13 +204,6 @@ def linear_forms() -> list[Form]:
             "addmm, bias of data", torch.addmm, lambda p, x, v: torch.addmm(v, x, *p), ((6, 4),), ((2, 6), (4,)), False
         ),
         Form("einsum", torch.einsum, lambda p, x: torch.einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),
-        Form(
-            "einsum, letter a is taken",
-            torch.einsum,
-            lambda p, x, y: torch.einsum("ab,cb,ad->cd", x, p[0], y),
-            (w,),
-            ((2, 6), (2, 3)),
-        ),
         Form("einsum, diagonal", torch.einsum, lambda p, x: torch.einsum("ii,i->i", x, p[0]), ((4,),), ((4, 4),)),
         Form("einsum, no arrow", torch.einsum, lambda p, x: torch.einsum("ni,oi", x, p[0]), (w,), ((2, 6),), False),
     ]
@@ -223,20 +216,9 @@ def norm_forms() -> list[Form]:
         Form(
             "layer norm, two axes", F.layer_norm, lambda p, x: F.layer_norm(x, (5, 4), *p), ((5, 4),) * 2, ((1, 5, 4),)
         ),
-        Form(
-            "layer norm, weight of data",
-            F.layer_norm,
-            lambda p, x, v: F.layer_norm(x, (4,), v, p[0]),
-            (c,),
-            ((2, 4), c),
-            False,
-        ),
         Form("rms norm", F.rms_norm, lambda p, x: F.rms_norm(x, (4,), *p), (c,), ((2, 5, 4),)),
         Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((1, 4, 3, 2),)),
         Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((2, 4, 3),)),
-        Form(
-            "group norm, no positions", F.group_norm, lambda p, x: F.group_norm(x, num_groups=2, eps=0.1), (), ((2, 4),)
-        ),
         Form(
             "instance norm",
             F.instance_norm,
@@ -284,14 +266,6 @@ def norm_forms() -> list[Form]:
             (ids(1, 6),),
             False,
         ),
-        Form(
-            "embedding, table of data",
-            F.embedding,
-            lambda p, x, v: F.embedding(x, v * p[0]),
-            ((3,),),
-            (ids(2), (5, 3)),
-            False,
-        ),
     ]
 
 
@@ -317,9 +291,6 @@ def convolution_forms() -> list[Form]:
             lambda p, x: F.conv2d(x, p[0], padding="same", dilation=(1, 2)),
             ((3, 4, 2, 3),),
             ((1, 4, 6, 5),),
-        ),
-        Form(
-            "conv, kernel of data", F.conv1d, lambda p, x, k: F.conv1d(x, k, *p), ((3,),), ((1, 4, 6), (3, 4, 2)), False
         ),
         Form("conv, image is a weight", F.conv1d, lambda p, k: F.conv1d(p[0], k), ((1, 4, 6),), ((3, 4, 2),), False),
     ]
@@ -354,7 +325,6 @@ def attention_forms() -> list[Form]:
             "attention, mask of rows", attend, lambda p, q, k, v: attend(q, k, v, _constant["mask of rows"]), (), inputs
         ),
         Form("attention, causal", attend, lambda p, q, k, v: attend(q, k, v, is_causal=True), (), (q, q, q)),
-        Form("attention, constant keys", attend, lambda p, q, v: attend(q, _constant["k"], v), (), (q, kv)),
         Form(
             "attention, groups",
             attend,
@@ -363,7 +333,6 @@ def attention_forms() -> list[Form]:
             ((2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)),
         ),
         Form("attention, learned query", attend, lambda p, k, v: attend(p[0], k, v), (q,), (kv, kv)),
-        Form("attention, learned key and value", attend, lambda p, q: attend(q, *p), (kv, kv), (q,)),
         Form("attention, learned mask", attend, lambda p, q, k, v: attend(q, k, v, p[0]), ((3, 5, 6),), inputs),
         Form(
             "attention, values of another width", attend, lambda p, q, k, v: attend(q, k, v), (), (q, kv, (2, 3, 6, 7))
@@ -458,22 +427,6 @@ def loss_forms() -> list[Form]:
             lambda p, x, y: F.cross_entropy(x, y, size_average=False),
             (),
             ((3, 4), ids(3, below=4)),
-            False,
-        ),
-        Form(
-            "cross entropy, pixels",
-            F.cross_entropy,
-            lambda p, x, y: F.cross_entropy(x, y),
-            (),
-            ((2, 4, 3), ids(2, 3, below=4)),
-            False,
-        ),
-        Form(
-            "cross entropy, no batch axis",
-            F.cross_entropy,
-            lambda p, x, y: F.cross_entropy(x, y),
-            (),
-            ((4,), ids(below=4)),
             False,
         ),
         Form(
