@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import noisette
-from noisette.core.state import seed_secretly
+from noisette.core.steps import seed_secretly
 from published_runs import (
     CLASSES,
     FEATURES,

@@ -23,8 +23,7 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
-from noisette.core.state import RandomStates, seed_torch
-from noisette.core.steps import DpSgd, Parts, check_free, held_by
+from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, held_by, seed_torch
 from noisette.errors import PrivacyError
 from noisette.noise.banded import BandedNoise, correlation_of
 from noisette.noise.device import CompiledNoise
