@@ -10,7 +10,7 @@ import torch
 
 from noisette import PerExampleClip, PrivateRun, privatize
 from noisette.audit import Rows
-from noisette.audit.step_audit import CanaryAxes
+from noisette.audit.step_audit import canary_scores
 
 
 def row_steps(axes: int, records: int, *, noise: float, **declared: Any) -> Iterator[tuple[PrivateRun, np.ndarray]]:
@@ -30,8 +30,8 @@ def row_steps(axes: int, records: int, *, noise: float, **declared: Any) -> Iter
         for batch in run.batches():
             sums = bound.pop_sums()
             for part in batch.microbatches(20_000):
-                run.accumulate(lambda model, record: canaries.losses(model(record)), part)
+                run.accumulate(canaries.loss, part)
             optimizer.step()
-            moved = CanaryAxes.of(sums, bound.parameters).scores(axes, declared["expected_batch_size"])
+            moved, _ = canary_scores(sums, bound.parameters, axes, declared["expected_batch_size"])
             yield run, moved / noise
             optimizer.zero_grad()

@@ -20,18 +20,20 @@ from noisette import errors as checks
 from noisette.accounting import Accountant, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.audit.certificate import certified_epsilon
-from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
 from noisette.audit.step_audit import (
     Axes,
     BehindPublicNorm,
     BoundFactory,
-    CanaryAxes,
     CanaryModel,
     LipschitzAxes,
+    NeighbourAudit,
+    Records,
     Rows,
     StepAudit,
     Verdict,
     audit_bound,
+    audit_neighbours,
+    canary_scores,
     released_steps,
 )
 from noisette.clipping.per_example import PerExampleClip
@@ -48,8 +50,7 @@ from noisette.training.build import TrainingSetup, principal_components_of, sha2
 from noisette.training.cost import start_run
 from noisette.training.recipe import Recipe
 
-_MICROBATCH = 4096
-_RUN_CANARIES = 20_000
+_CANARIES, _LIPSCHITZ_CANARIES = 20_000, 4_096  # of a whole run
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
@@ -114,7 +115,7 @@ def audit_run(
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    canary_model: Callable[[], CanaryModel] = lambda: Rows(_RUN_CANARIES),
+    canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
     score: Callable[[np.ndarray, float, float], np.ndarray] = likelihood_ratio,
     join: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
     runs: int = 1,
@@ -164,19 +165,18 @@ def audit_run(
         total = None
         trained = released_steps(
             bound,
-            records,
-            lambda run, batch, made=made: run.accumulate(lambda model, record: made.losses(model(record)), batch),
+            (records,),
+            made.loss,
             noise_multiplier=noise_multiplier,
             sampling_rate=sampling_rate,
             steps=steps,
             expected_batch_size=expected,
-            microbatch_size=_MICROBATCH,
+            microbatch_size=4096,
             accountant=accountant,
         )
         for step, (run, _, sums) in enumerate(trained, 1):
-            axes = CanaryAxes.of(sums, bound.parameters)
-            scores = axes.scores(made.canaries, expected) / noise_multiplier
-            of_step = score(scores, axes.shift / noise_multiplier, sampling_rate)
+            scores, shift = canary_scores(sums, bound.parameters, made.canaries, expected)
+            of_step = score(scores / noise_multiplier, shift / noise_multiplier, sampling_rate)
             total = of_step if total is None else join(total, of_step)
             on_step(k * steps + step, runs * steps)
             if k == 0 and step == steps:
@@ -194,7 +194,6 @@ def audit_run(
 
 RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
-_CANARIES, _LIPSCHITZ_CANARIES = 20_000, 4_096  # of a whole run
 
 
 @dataclass(frozen=True)
