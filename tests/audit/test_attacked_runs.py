@@ -77,7 +77,7 @@ def banded(rate: float, records: int = 40_000) -> tuple[np.ndarray, np.ndarray, 
     ):
         steps.append(moved)
         groups[: records // 2] = run._sampler._groups  # pyright: ignore
-        guaranteed = run.epsilon(delta=DELTA)
+        guaranteed = run.epsilon(delta=DELTA) if len(steps) == STEPS else 0.0
     coefficients = banded_coefficients(BANDS, STEPS)
     c = np.sum([np.diag(np.full(STEPS - k, value), -k) for k, value in enumerate(coefficients)], axis=0)
     turns = np.arange(ROUNDS)[:, None] * BANDS + groups
@@ -138,7 +138,7 @@ def of_a_pass(records: int, noise: float = 0.7, delta: float = 0.03) -> tuple[fl
         steps=BINS,
     ):
         steps.append(moved / noise - noise**-2 / 2)
-        guaranteed = run.epsilon(delta=delta)
+        guaranteed = run.epsilon(delta=delta) if len(steps) == BINS else 0.0
     return certified(logsumexp(np.array(steps), axis=0) - np.log(BINS), delta), guaranteed
 
 
