@@ -21,7 +21,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         *_ROOT.glob("papers/*/**/*.svg"),
         *_ROOT.glob("benchmarks/results/*.svg"),
     ]
-    outside += [_ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md"]
+    outside += [_ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md", _ROOT / "experiments" / "README.md"]
     for path in sorted(outside):
         place = path.relative_to(_ROOT).as_posix()
         files.append(File.generated(config, place, abs_src_path=str(path)))

@@ -56,13 +56,13 @@ def navigation(pages: list[str]) -> list[object]:
 
 
 def api() -> str:
-    """Every public name, by the room that defines it."""
-    rooms: dict[str, list[str]] = {}
+    """Every public name, by the folder that defines it."""
+    folders: dict[str, list[str]] = {}
     for module, names in noisette._PUBLIC.items():
-        rooms.setdefault(module.partition(".")[0], []).extend(names)
+        folders.setdefault(module.partition(".")[0], []).extend(names)
     lines = ["# API", "", "Every public name of `noisette`, by the folder of the source that defines it."]
-    for room, names in sorted(rooms.items()):
-        lines += ["", f"## {room}", ""]
+    for folder, names in sorted(folders.items()):
+        lines += ["", f"## {folder}", ""]
         for name in sorted(names):
             lines += [f"::: noisette.{name}", ""]
     return "\n".join(lines)
@@ -121,7 +121,7 @@ def refusals() -> str:
     """Every message of a ``PrivacyError`` in the source; what stands in braces is filled in."""
     lines = [
         *("# Refusals", ""),
-        "Each message states what is wrong and the way out. Collected from the source: `…` stands for a value.",
+        "Each message states what is wrong and the remedy. Collected from the source: `…` stands for a value.",
     ]
     for path in sorted((_ROOT / "src/noisette").rglob("*.py")):
         messages = refusal_messages(path.read_text())

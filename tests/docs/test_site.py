@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for package in ("material", "mkdocstrings", "jupytext"):
+    for package in ("material", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
