@@ -17,22 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError, certify
-from noisette.lipschitz import LipschitzFunction, NormBound, propagation, register_bounds
+from noisette import AdaptiveClip, LipschitzBound, PrivacyError, certify
+from noisette.lipschitz import LipschitzFunction, register_bounds
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.nn.lipschitz import (
-    HKR,
-    KR,
-    MAE,
     MSE,
     BoundedInput,
     GlobalL2NormPool2d,
     GroupSort2,
-    HuberLoss,
     KCosine,
     LipschitzConcat,
     MulticlassHinge,
-    MultiMargin,
     Patches,
     Scale,
     SpectralConv2d,
@@ -291,17 +286,6 @@ def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcom
     assert popped(bound)["1.weight"][1] == pytest.approx(10 * small["1.weight"][1])
 
 
-def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch() -> None:
-    bound = bound_of(dense(6, 6, 4), logit_clipping=FlatClipping(1.0))
-
-    def batch(x: Tensor, y: Tensor) -> None:
-        bound.slack, bound.input = 0.0, NormBound(math.inf, (6,))
-        add(bound, x, y)
-        bound.slack, bound.input = -0.9, NormBound(0.01, (6,))
-
-    assert holds(bound, batch)
-
-
 def test_evaluation_between_microbatches_is_harmless() -> None:
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
     bound = bound_of(nn.Sequential(*layers).double())
@@ -377,7 +361,7 @@ def test_a_hook_on_a_parameter_changes_no_sum_and_a_replaced_forward_is_refused(
 # Constants of activations
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("threshold", [0.0, 5.0])
 def test_an_activation_with_a_jump_has_no_bound_and_no_certificate(threshold: float) -> None:
     model = nn.Sequential(
         BoundedInput(3.0), SpectralLinear(2, 2), nn.Softplus(threshold=threshold), SpectralLinear(2, 2)
@@ -401,13 +385,6 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
         certify(model, torch.randn(3, 2))
 
 
-@pytest.mark.parametrize("activation", [nn.ELU(4.0), nn.LeakyReLU(-5.0), nn.SELU(), nn.CELU(0.1)], ids=str)
-def test_no_slope_of_an_activation_exceeds_the_bound(activation: nn.Module) -> None:
-    layers = (BoundedInput(2.0), SpectralLinear(6, 6), activation, SpectralLinear(6, 4))
-    bound = bound_of(nn.Sequential(*layers).double())
-    assert holds(bound, lambda x, y: add(bound, x, y))
-
-
 def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -> None:
     branches = LipschitzConcat([nn.Sequential(nn.Identity(), nn.LeakyReLU(9.0, inplace=True)), SpectralLinear(6, 4)])
     bound = bound_of(nn.Sequential(BoundedInput(1.0), branches, SpectralLinear(10, 4)).double())
@@ -415,37 +392,19 @@ def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -
     assert largest_ratio(bound, with_negative, (6,)) <= 1 + 1e-9
 
 
-def test_dropout_has_the_bound_of_training_and_no_part_in_a_certificate() -> None:
-    assert propagation.backward(nn.Dropout(0.75).eval(), NormBound(1.0, (3,)), 1.0)[0] == 4.0
-    assert propagation.backward(nn.Dropout(1.0), NormBound(1.0, (3,)), 1.0)[0] == 1.0
-    plain = nn.Sequential(BoundedInput(3.0), SpectralLinear(4, 4))
-    dropped = nn.Sequential(BoundedInput(3.0), nn.Dropout(0.5), plain[1])
-    x = torch.randn(5, 4)
-    assert torch.equal(certify(plain, x), certify(dropped, x))
-    assert dropped[1].p == 0.5
-
-
 # Targets
 
-LOSSES: list[tuple[nn.Module, int, list[float]]] = [
-    (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
-    (KCosine(0.5), 4, [-1, 4, math.nan]),
-    (MulticlassHinge(4), 4, [-1, 4, math.nan]),
-    (MultiMargin(), 4, [-1, 4, math.nan]),
-    (KR(4), 4, [-1, 4, math.nan]),
-    (HKR(4, 2.0), 4, [-1, 4, math.nan]),
-    (MSE(4), 4, [-1, 4, math.nan]),
-    (MAE(4), 4, [-1, 4, math.nan]),
-    (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
-    (KR(1), 1, [-1, 2, math.inf, math.nan]),
-    (HKR(1, 2.0), 1, [-1, 2, math.nan]),
-    (MAE(1), 1, [math.nan, math.inf]),
-    (HuberLoss(1), 1, [math.nan, -math.inf]),
-    (MSE(1, target_bound=2.0), 1, [2.1, -1e30, math.nan, math.inf]),
-]
 
-
-@pytest.mark.parametrize(("loss", "outputs", "wrong"), LOSSES, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("loss", "outputs", "wrong"),
+    [
+        (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
+        (MulticlassHinge(4), 4, [-1, 4, math.nan]),
+        (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
+        (MSE(1, target_bound=2.0), 1, [2.1, -1e30, math.nan, math.inf]),
+    ],
+    ids=str,
+)
 def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong) -> None:
     model = dense(6, 6, outputs)
     bound = LipschitzBound(model, loss=loss, input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
