@@ -41,7 +41,7 @@ from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone

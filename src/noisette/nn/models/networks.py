@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from noisette.data.numbering import frequent_words, number_of
+from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import Scattering2d, WordCounts, WordVectors
 from noisette.nn.features import Standardise, Whitening
@@ -557,7 +557,7 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
         ranked: whether common English words have less weight, by their rank in a public list. It needs words that are
             numbered by noisette's hash.
 
-    Guarantee: the list is a public constant, see :func:`noisette.data.numbering.frequent_words`.
+    Guarantee: the list is a public constant, see :func:`noisette.data.words.frequent_words`.
 
     Raises:
         ValueError: examples are not sequences of words, or there are too few numbers of them.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisette.data.leaves import drawn, drawn_shaded
+from noisette.data.built_in_images import dead_leaves, shaded_leaves
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import AppendOne, DctCut, MirrorAverage, PatchFeatures, Scattering2d
@@ -46,7 +46,7 @@ def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, st
     Source: :class:`noisette.nn.PatchFeatures`.
     """
     need_images("patches", shape)
-    leaves, _ = drawn(_IMAGES, 0, side=_SIDE, channels=shape[0])
+    leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
     resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
     normalised = nn.Sequential(resemblances, nn.GroupNorm(1, 2 * filters, affine=False), nn.Flatten())
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
@@ -110,7 +110,7 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
     """The features of each scale, flat."""
-    leaves = torch.as_tensor(drawn_shaded(_SHADED_IMAGES, 0, side=_SHADED_SIDE, channels=channels))
+    leaves = torch.as_tensor(shaded_leaves(_SHADED_IMAGES, 0, side=_SHADED_SIDE, channels=channels))
     return [_of_scale(scale, leaves) for scale in scales]
 
 
