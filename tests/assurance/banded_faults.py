@@ -23,7 +23,7 @@ _NOISE = "noise/test_banded_noise.py"
 _BATCHES = "run/test_cyclic.py"
 _PRICE = "accounting/test_banded_price.py"
 _RUN = "run/test_banded_run.py"
-_AUDIT = "audit/test_banded_runs.py"
+_AUDIT = "audit/test_attacked_runs.py"
 
 
 def replaced(owner: Any, name: str, value: Any) -> Patch:

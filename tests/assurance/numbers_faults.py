@@ -15,7 +15,7 @@ from noisette.run import private as held_noise
 from planted import Mutant
 from ranks_faults import on_each_rank
 
-_GENERATORS = "redteam/test_generator_state.py"
+_GENERATORS = "redteam/test_published_state.py"
 _FETCHING = "run/test_fetching.py"
 
 
