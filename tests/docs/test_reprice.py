@@ -33,7 +33,7 @@ from noisette.accounting.events import _EVENTS, Event
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
-QUANTILE = PoissonGaussian.quantile_query(0.02, count_deviation=3.0)
+QUANTILE = PoissonGaussian(0.02, 6.0, (("count", 1.0),))
 RUN = PoissonGaussian(256 / 60_000, 1.1)
 
 
