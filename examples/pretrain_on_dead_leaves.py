@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.data.dead_leaves import CLASSES, dead_leaves
+from noisette.data.built_in_images import CLASSES, dead_leaves
 from noisette.nn import MirrorAndShift, models
 from noisette.nn.batch_norm import in_evaluation
 

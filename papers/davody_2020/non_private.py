@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import BoundedSum
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import schedule
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease

@@ -143,8 +143,8 @@ def begun_rounds_are_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of_rounds(patch: pytest.MonkeyPatch) -> None:
-    for module in ("ledger", "lines"):
-        patch.setattr(f"noisette.accounting.ledger.{module}.check_whole_rounds", lambda event, steps: None)
+    for module in ("ledger", "ledger_file"):
+        patch.setattr(f"noisette.accounting.{module}.check_whole_rounds", lambda event, steps: None)
 
 
 def leases_of_steps(patch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,9 @@ from scipy.special import ndtr
 from torch import nn
 
 from noisette.accounting import Ledger, RepeatAndSelect
-from noisette.accounting.gdp import GdpCurve
+from noisette.accounting.closed_forms import GdpCurve
 from noisette.accounting.ledger import RecordedRun
-from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.plan import SearchPlan
+from noisette.accounting.repeated_runs import NumberOfRuns, SearchPlan
 from noisette.core.noise import SecretKey
 from noisette.data import Split
 from noisette.nn.batch_norm import in_evaluation

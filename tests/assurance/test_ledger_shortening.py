@@ -261,9 +261,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.accounting.ledger import compaction
+from noisette.accounting import ledger_file
 
-compaction.MOST_LINES = 8
+ledger_file.MOST_LINES = 8
 os.fsync = lambda descriptor: None
 EVENT = PoissonGaussian(0.01, 1.1)
 
@@ -289,7 +289,7 @@ def die_at(number):
         return trace
     sys.settrace(trace)
 
-for number in range(0, 10**6, 3):
+for number in range(0, 10**6, 7):
     folder = Path(sys.argv[1], str(number))
     folder.mkdir()
     child = os.fork()

@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 from noisette import data
-from noisette.data import registry as data_registry
+from noisette.data.files import BuiltIn
+from noisette.data.load import REGISTRY
 from noisette.nn import models
 from noisette.training.loop import train
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
@@ -24,7 +25,7 @@ def toy_data(data_dir: Path | None) -> data.DataSet:
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(data_registry.REGISTRY, "toy", data_registry.BuiltIn(toy_data, "four random numbers"))
+    monkeypatch.setitem(REGISTRY, "toy", BuiltIn(toy_data, "four random numbers"))
     toy_model = models.BuiltIn(lambda shape, classes: nn.Linear(*shape, classes), "one linear layer")
     monkeypatch.setitem(models.REGISTRY, "toy-model", toy_model)
 
@@ -48,7 +49,7 @@ def test_errors_list_the_registered_names() -> None:
 
 
 def test_every_entry_has_a_description_of_one_line() -> None:
-    for entry in (*models.REGISTRY.values(), *data_registry.REGISTRY.values()):
+    for entry in (*models.REGISTRY.values(), *REGISTRY.values()):
         assert 10 < len(entry.description) < 80
         assert "\n" not in entry.description
 

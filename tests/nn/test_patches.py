@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.data.dead_leaves import dead_leaves
+from noisette.data.built_in_images import dead_leaves
 from noisette.nn import PatchFeatures, models
 
 IMAGES = torch.rand(40, 3, 14, 14, generator=torch.Generator().manual_seed(1)).double()

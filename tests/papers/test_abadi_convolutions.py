@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.data.shaded_leaves import shaded_leaves
+from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import models
 from papers.abadi_2016 import public_convolutions
 from papers.abadi_2016.public_convolutions import contrast, learnt

@@ -25,7 +25,7 @@ from noisette import (
     privatize,
 )
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
-from noisette.accounting.calibrate import RunParameters
+from noisette.accounting.budget import RunParameters
 from noisette.core.noise import SecretKey
 from noisette.ranks import Alone
 

@@ -40,7 +40,7 @@ from noisette.clipping.rules import FlatClipping
 from noisette.core.clip import ClippingRule
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.calibrate import PrivacyBudget, RunParameters
+from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text
 from noisette.capture.captured import schedule_of

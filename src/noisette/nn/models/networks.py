@@ -12,23 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from noisette.data.numbering import frequent_words, number_of
+from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
-__all__ += ["layer_norm"]
-__all__ += [
-    "linear",
-    "mlp",
-    "ranked_word_counts",
-    "resnet",
-    "scattering",
-    "scattering_cnn",
-    "standardised",
-    "transformer",
-]
-__all__ += ["whitened", "word_counts", "word_counts_and_vectors"]
+__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
+__all__ += ["standardised", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 
@@ -455,7 +445,7 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
     Texts, (tokens,), are numbers of words below ``words``, with 0 for padding. If ``ranked``, common English words have
     less weight, by their rank in a public list; the words must be numbered by noisette's hash.
 
-    Guarantee: the list is a public constant, see :func:`noisette.data.numbering.frequent_words`.
+    Guarantee: the list is a public constant, see :func:`noisette.data.words.frequent_words`.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisette.data.leaves import drawn, drawn_shaded
+from noisette.data.built_in_images import dead_leaves, shaded_leaves
 from noisette.lipschitz.blocks import LipschitzConcat, MixerBlock, Scale, SphereInput
 from noisette.lipschitz.layers import GroupSort2, L2NormPool2d, LayerCentering, PatchConv2d, Patches, SpectralLinear
 from noisette.lipschitz.projections import FrobeniusBall
@@ -20,8 +20,8 @@ from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_im
 from noisette.nn.views import MirrorAverage
 
 __all__ = ["PatchScale", "dct_lipschitz_dense", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer"]
-__all__ += ["lipschitz_patch"]
-__all__ += ["lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering", "scattering_lipschitz_linear"]
+__all__ += ["lipschitz_patch", "lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering"]
+__all__ += ["scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
 
@@ -35,7 +35,7 @@ def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, st
     Source: :class:`noisette.nn.PatchFeatures`.
     """
     need_images("patches", shape)
-    leaves, _ = drawn(_IMAGES, 0, side=_SIDE, channels=shape[0])
+    leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
     resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
     return _linear(_normalised(resemblances, 2 * filters), shape, classes)
 
@@ -85,7 +85,7 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
     """The features of each scale, flat."""
-    leaves = torch.as_tensor(drawn_shaded(_IMAGES, 0, side=_SIDE, channels=channels))
+    leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=channels))
     return [_of_scale(scale, leaves) for scale in scales]
 
 
