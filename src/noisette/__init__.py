@@ -36,8 +36,7 @@ _PUBLIC = {
     "run.loading": ("OwnRecords",),
     "run.private": ("PrivateRun",),
     "run.privatize": ("privatize",),
-    "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
-    "run.users": ("Users",),
+    "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"),
     "training.optimizers": ("AdamBC",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

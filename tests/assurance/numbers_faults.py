@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from noisette.clipping import per_example
-from noisette.core import state
+from noisette.core import steps
 from noisette.core.steps import DpSgd
 from noisette.run import loading as fetching
 from noisette.run import private as held_noise
 from planted import Mutant
 from ranks_faults import on_each_rank
 
-_GENERATORS = "redteam/test_generator_state.py"
+_GENERATORS = "redteam/test_published_state.py"
 _FETCHING = "run/test_fetching.py"
 
 
@@ -24,7 +24,7 @@ def known_seeds(patch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(torch.randint(2**31, ()).item())
         return torch.initial_seed()
 
-    patch.setattr(state, "seed_secretly", seed)
+    patch.setattr(steps, "seed_secretly", seed)
 
 
 def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant(
         "secret seeds have 31 bits",
         "all of them can be tried",
-        lambda patch: patch.setattr(state, "_SECRET_BITS", 31),
+        lambda patch: patch.setattr(steps, "_SECRET_BITS", 31),
         (f"{_GENERATORS}::test_secret_seeds_are_too_many_to_be_tried",),
     ),
     Mutant(
