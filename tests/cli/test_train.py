@@ -219,7 +219,10 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("[privacy]\nepsilom = 3\n[training]\nepoch = 1\n", ["privacy: unknown key epsilom: did you mean 'epsilon'?", "'epochs'"]),
+        (
+            "[privacy]\nepsilom = 3\n[training]\nepoch = 1\n",
+            ["privacy: unknown key epsilom: did you mean 'epsilon'?", "'epochs'"],
+        ),
         ('[privacy]\nepsilon = "three"\n', ["privacy: epsilon = 'three'"]),
         ("[privacy\n", ["is not a TOML file"]),
     ],
