@@ -23,7 +23,7 @@ _NOISE = "noise/test_banded_noise.py"
 _BATCHES = "run/test_cyclic.py"
 _PRICE = "accounting/test_banded_price.py"
 _RUN = "run/test_banded_run.py"
-_AUDIT = "audit/test_banded_runs.py"
+_AUDIT = "audit/test_attacked_runs.py"
 
 
 def replaced(owner: Any, name: str, value: Any) -> Patch:
@@ -143,8 +143,8 @@ def begun_rounds_are_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of_rounds(patch: pytest.MonkeyPatch) -> None:
-    for module in ("ledger", "lines"):
-        patch.setattr(f"noisette.accounting.ledger.{module}.check_whole_rounds", lambda event, steps: None)
+    for module in ("ledger", "ledger_file"):
+        patch.setattr(f"noisette.accounting.{module}.check_whole_rounds", lambda event, steps: None)
 
 
 def leases_of_steps(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ _USERS = "run/test_users.py"
 _TRUNCATED = "run/test_truncated.py"
 _BINS = "run/test_balls_in_bins.py"
 _RUNS = "run/test_kinds_of_batches.py"
-_AUDIT = "audit/test_user_runs.py::test_the_guarantee_holds_for_users_and_is_nearly_reached"
+_AUDIT = "audit/test_attacked_runs.py::test_the_guarantee_holds_for_users_and_is_nearly_reached"
 
 
 def replaced(owner: Any, name: str, value: Any) -> Patch:
@@ -130,7 +130,7 @@ MUTANTS = [
         replaced(UserSampler, "indices", every_record_of_a_user),
         (
             f"{_USERS}::test_a_user_enters_with_one_record_whatever_it_has",
-            "audit/test_user_runs.py::test_the_guarantee_holds_where_users_are_sampled",
+            "audit/test_attacked_runs.py::test_the_guarantee_holds_where_users_are_sampled",
         ),
     ),
     Mutant(

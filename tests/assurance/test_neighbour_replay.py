@@ -79,7 +79,7 @@ def check(whole: Course, less: Course) -> list[float]:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(recipe, id=name, marks=pytest.mark.slow if name == "plain" else [])
+        pytest.param(recipe, id=name, marks=pytest.mark.slow if name in ("plain", "projection") else [])
         for name, recipe in RECIPES.items()
     ],
 )

@@ -224,6 +224,7 @@ for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
 """
 
 
+@pytest.mark.slow
 def test_no_import_asks_the_network() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", OFFLINE + IMPORT_ALL], check=True)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, RepeatAndSelect
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.errors import PrivacyError
 from noisette.run.repeat_and_select import repeat_and_select
 

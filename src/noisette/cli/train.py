@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -26,11 +26,6 @@ from noisette.training.recipe import (
     default_recipe,
     read_schema,
 )
-
-if TYPE_CHECKING:
-    from noisette.training.recipe import ModelSection, PrivacySection, PublicSection, TrainingSection
-
-Section = TypeVar("Section", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
 
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
@@ -54,7 +49,10 @@ def train(
     data: Annotated[
         str | None,
         option(
-            "NAME", f"{', '.join(data_sets.names())}; or a folder of images, a .csv or an .npz of your own.", "digits"
+            "NAME",
+            f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz "
+            "of your own.",
+            "digits",
         ),
     ] = None,
     model: Annotated[
@@ -225,7 +223,7 @@ def train(
 
     `noisette train --data mnist --epsilon 3`
 
-    `noisette train --data photos --classes cat,dog --size 20000 --model bn-lenet-5 --batch-norm group`
+    `noisette train --data photos --classes cat,dog --size 20000 --model resnet-18 --batch-norm group`
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C ends the
     run after the current step and keeps the model so far. SIGTERM saves a checkpoint and exits; --resume continues it.
@@ -258,36 +256,30 @@ def train(
         }
     )
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
-    settings = replace(
-        base,
-        model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
-        public=_with(base.public, {"data": public, "examples": public_examples}),
-        privacy=_with(
-            base.privacy,
-            {
-                "epsilon": epsilon,
-                "delta": delta,
-                "max_grad_norm": max_grad_norm,
-                "clipping": clipping,
-                "engine": engine,
-                "allow_large_delta": allow_large_delta or None,
-            },
-        ),
-        training=_with(
-            base.training,
-            {
-                "epochs": epochs,
-                "batch_size": batch_size,
-                "batches": batches,
-                "largest_batch": largest_batch,
-                "bands": bands,
-                "compile": compile,
-                "optimizer": optimizer,
-                "lr": lr,
-                "seed": seed,
-            },
-        ),
-    )
+    changes = {
+        "model": {"name": model, "batch_norm": batch_norm},
+        "public": {"data": public, "examples": public_examples},
+        "privacy": {
+            "epsilon": epsilon,
+            "delta": delta,
+            "max_grad_norm": max_grad_norm,
+            "clipping": clipping,
+            "engine": engine,
+            "allow_large_delta": allow_large_delta or None,
+        },
+        "training": {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "batches": batches,
+            "largest_batch": largest_batch,
+            "bands": bands,
+            "compile": compile,
+            "optimizer": optimizer,
+            "lr": lr,
+            "seed": seed,
+        },
+    }
+    settings = base.changed({table: _given(values) for table, values in changes.items()}, "the settings")
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
@@ -300,11 +292,6 @@ def _refuse_other_options(context: typer.Context) -> None:
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if others := [option for option in given if option not in ("--resume", "--json")]:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
-
-
-def _with(section: Section, given: Mapping[str, object]) -> Section:
-    """The section of a recipe with the values that the command line gave."""
-    return replace(section, **_given(given))
 
 
 def _given(values: Mapping[str, object]) -> dict[str, Any]:

@@ -25,9 +25,8 @@ from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
-from noisette.data.column_kinds import Ignored, Number
-from noisette.data.columns import Columns
-from noisette.data.errors import refuse
+from noisette.data.columns import Columns, Ignored, Number
+from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from noisette import errors as checks
 from noisette.accounting import Ledger, atomic_files
-from noisette.accounting.calibrate import RunParameters
+from noisette.accounting.budget import RunParameters
 from noisette.accounting.events import in_whole_rounds
 from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from noisette import errors as checks
 from noisette.core.batches import Batch, Records
-from noisette.core.state import generator_apart, seed_worker_secretly
+from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.calibrate import PrivacyBudget, RunParameters
+from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text
 from noisette.capture.captured import schedule_of
@@ -23,8 +23,7 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
-from noisette.core.state import RandomStates, seed_torch
-from noisette.core.steps import DpSgd, Parts, check_free, held_by
+from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, held_by, seed_torch
 from noisette.errors import PrivacyError
 from noisette.noise.banded import BandedNoise, correlation_of
 from noisette.noise.device import CompiledNoise
@@ -113,31 +112,23 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
 
 @runtime_checkable
 class HoldsNoise(Protocol):
-    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it.
-
-    It draws noise at ``hold``, which all forward passes have until ``let_go``.
-    """
+    """A hook before a module's forward pass that draws numbers for it: at ``hold``, for all passes until ``let_go``."""
 
     def hold(self, module: nn.Module) -> None: ...
     def let_go(self) -> None: ...
 
 
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
-    """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
+    """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
     Records of one forward pass share a draw. With another draw for each microbatch, or on each rank, which records
     share one would depend on the others: one record more would move all those behind it to other draws.
 
     Returns:
-        A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
-        ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
+        A function of what gives the seed of all ranks; it draws, and returns what ends the batch.
     """
-    found = [
-        (part, each)
-        for part in model.modules()
-        for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
-        if isinstance(each, HoldsNoise)
-    ]
+    hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
+    found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
     if not found:
         return None
 

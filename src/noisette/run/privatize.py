@@ -11,9 +11,9 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.calibrate import RunParameters, cheapest, least_noisy, with_releases
+from noisette.accounting.budget import RunParameters, check_delta, check_numbers
+from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import StepRelease, check_events
-from noisette.accounting.plan import check_delta, check_numbers, schedule
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain

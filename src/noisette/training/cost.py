@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
-from noisette.accounting.calibrate import SEE_PLAN
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import SEE_PLAN, schedule
 from noisette.ranks import AnyRanks
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
 from random import Random
@@ -398,7 +398,4 @@ def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
         by_section[name.partition(".")[0]][_field(name)] = value
-    sections: dict[str, Any] = {
-        section: replace(getattr(recipe, section), **given) for section, given in by_section.items()
-    }
-    return replace(recipe, **sections)
+    return recipe.changed(by_section, "the recipe")

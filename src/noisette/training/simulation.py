@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from noisette import errors as checks
 from noisette.accounting import epsilon_for, noise_multiplier_for
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import schedule
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from noisette.accounting import Ledger
 from noisette.accounting.events import event_of
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.accounting.trade_off import TradeOff
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
 from noisette.data.columns import Columns
