@@ -17,7 +17,7 @@ from noisette.core.trace import Recorder
 from noisette.rules import physical_operations
 from planted import Mutant
 
-_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
+_MEET = "redteam/test_separate_by_construction.py::test_no_value_reaches_another_example"
 _SEPARATE = "rules/test_physical_operations.py::test_equal_to_single_examples_and_separate"
 _ACCUMULATE = "clipping/test_accumulate.py"
 _SEPARATE_LOSSES = "redteam/test_separate_by_construction.py"

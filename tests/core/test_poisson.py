@@ -15,8 +15,7 @@ from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
 from noisette.core.noise import SecretKey
-from noisette.run.loading import Fetch, Thread, records_of
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
 
 Z = 6.1
 

@@ -69,7 +69,7 @@ class Parts(NamedTuple):
     account: StepAccount
     ranks: Processes
     key: SecretKey
-    # Draws noise on weights for a whole batch, from the seed that it is given; what it returns ends that.
+    # Lets hooks of the model draw for a whole batch, from the seed that it is given; what it returns ends that.
     hold_noise: Callable[[Callable[[], int]], Callable[[], None]] | None
 
 
@@ -283,7 +283,9 @@ class DpSgd:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
 
         Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
-        come again in halves.
+        come again in halves. ``.grad`` is written by ``optimizer.step()`` alone, so ``clip_grad_norm_`` before it
+        changes nothing: examples are clipped already, and what else is to happen to the released gradient belongs in
+        ``optimizer.register_step_pre_hook``, after :func:`noisette.privatize`.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
