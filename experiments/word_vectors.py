@@ -21,8 +21,7 @@ from torch import Tensor
 
 from noisette.accounting import atomic_files
 from noisette.data.built_in_texts import glove
-from noisette.data.words import number_of
-from noisette.data.words import Vocabulary
+from noisette.data.words import Vocabulary, number_of
 from noisette.nn import models
 
 DIMS = 50

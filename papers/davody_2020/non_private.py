@@ -22,6 +22,7 @@ from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm, models
 from noisette.training.build import public_examples
 from noisette.training.loop import evaluate
+from papers import networks as networks  # which settings name
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 if TYPE_CHECKING:

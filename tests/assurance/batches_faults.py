@@ -9,9 +9,14 @@ import pytest
 
 from noisette.core.batches import PoissonSampler
 from noisette.run import sampling as schemes
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.sampling import BallsInBinsSampler, TruncatedPoissonSampler
-from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.agreement import Fingerprint
+from noisette.run.sampling import (
+    BallsInBinsSampler,
+    KeptRecordsSampler,
+    TruncatedPoissonSampler,
+    UserRecords,
+    UserSampler,
+)
 from planted import Mutant, Patch
 
 _USERS = "run/test_users.py"
@@ -54,7 +59,7 @@ def together(self: KeptRecordsSampler, *, step: int) -> np.ndarray:
 
 
 def by_identity(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.users._by_value", lambda index, value: value)
+    patch.setattr("noisette.run.sampling._by_value", lambda index, value: value)
 
 
 def cut(self: TruncatedPoissonSampler, *, step: int) -> np.ndarray:
@@ -94,7 +99,7 @@ def users_not_recognised(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_is_a_user(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.users._is_missing", lambda value: False)
+    patch.setattr("noisette.run.sampling._is_missing", lambda value: False)
 
 
 def another_cap(patch: pytest.MonkeyPatch) -> None:

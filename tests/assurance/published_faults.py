@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from noisette.core.state import ModelBuffers, RandomStates
-from noisette.core.steps import DpSgd
+from noisette.core.state import ModelBuffers
+from noisette.core.steps import DpSgd, RandomStates
 from planted import Mutant
 
 _STATE = "redteam/test_published_state.py"

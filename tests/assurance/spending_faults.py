@@ -15,8 +15,8 @@ from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger import Tally
 from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, sealed_entries
 from noisette.core.steps import DpSgd
+from noisette.run.agreement import Fingerprint
 from noisette.run.checkpoint import SavedRun
-from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.private import LedgerAccount, PrivateRun
 from planted import Mutant
 

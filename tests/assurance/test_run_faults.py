@@ -96,7 +96,7 @@ def test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_o
             assert len(calls) <= paid(folder) <= STEPS
         else:
             assert calls == []
-        if (folder / "saved" / "checkpoint.json").exists():
+        if (folder / "saved" / "checkpoint.safetensors").exists():
             run = go_on(folder)
             take_steps(run, 3)
             abandon(run)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from noisette.clipping.engines import OneByOneWarning
+from noisette.core import backward, trace
 from noisette.core import loss as losses
-from noisette.core import trace
 from noisette.core.forms import PHYSICAL, Dense
 from noisette.core.loss import OutsideTensors
 from noisette.core.trace import Recorder
@@ -65,7 +65,7 @@ def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
         losses = loss(model, *batch.args, **batch.kwargs)
         return losses.reshape(-1).mean().expand(batch.count)
 
-    patch.setattr(trace, "vectorized_losses", together)
+    patch.setattr(backward, "vectorized_losses", together)
 
 
 def mixes_sequences(patch: pytest.MonkeyPatch) -> None:

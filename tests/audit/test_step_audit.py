@@ -40,8 +40,7 @@ from noisette.audit import (
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
 from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
-from noisette.lipschitz.bound import LipschitzBound
-from noisette.lipschitz.propagation import ScoreClipping
+from noisette.lipschitz.bound import LipschitzBound, ScoreClipping
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
 ENGINES = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap()]

@@ -176,7 +176,7 @@ def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Pat
         ledger.reserve(FIRST, 16)
     if checkpoint:
         (place / "checkpoint").mkdir()
-        (place / "checkpoint" / "checkpoint.json").write_text("{}")
+        (place / "checkpoint" / "checkpoint.safetensors").write_text("{}")
     return place
 
 

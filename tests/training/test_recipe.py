@@ -153,7 +153,7 @@ PUBLIC = PublicSection("kmnist")
 
 
 def of(batch_norm: str | None, **changes: Any) -> Recipe:
-    return Recipe(**{"data": DataSection("mnist"), "model": ModelSection("lenet-5", batch_norm=batch_norm)} | changes)
+    return Recipe(**{"data": DataSection("mnist"), "model": ModelSection("resnet-18", batch_norm=batch_norm)} | changes)
 
 
 def test_norms_and_public_examples_fit_in_a_file(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_norms_without_their_public_examples_and_such_examples_without_a_norm_ar
 
 
 def test_statistics_may_come_with_the_weights() -> None:
-    of("frozen", model=ModelSection("lenet-5", weights="a.safetensors", batch_norm="frozen"))
+    of("frozen", model=ModelSection("resnet-18", weights="a.safetensors", batch_norm="frozen"))
 
 
 @pytest.mark.parametrize("name", CLIPPING_RULES)

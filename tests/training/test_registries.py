@@ -21,7 +21,7 @@ from noisette.clipping.engines import BookKeeping
 from noisette.data import DataSet, Split
 from noisette.data.files import BuiltIn
 from noisette.data.load import REGISTRY
-from noisette.nn.models import registry as models
+from noisette.nn import models
 
 SPLIT = Split(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2)
 RECIPE = {

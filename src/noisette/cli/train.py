@@ -223,7 +223,7 @@ def train(
 
     `noisette train --data mnist --epsilon 3`
 
-    `noisette train --data photos --classes cat,dog --size 20000 --model bn-lenet-5 --batch-norm group`
+    `noisette train --data photos --classes cat,dog --size 20000 --model resnet-18 --batch-norm group`
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C ends the
     run after the current step and keeps the model so far. SIGTERM saves a checkpoint and exits; --resume continues it.

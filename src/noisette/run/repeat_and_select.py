@@ -88,11 +88,7 @@ def repeat_and_select(
 
 
 def _check_paid(released: Events, search: RepeatAndSelect) -> None:
-    """Check that a run released no more than the search has paid for.
-
-    Raises:
-        PrivacyError: it did.
-    """
+    """Check that a run released no more than the search has paid for."""
     paid: dict[Event, int] = dict(search.run)
     excess = [f"{times} × {event!r}" for event, times in released.items() if times > paid.get(event, 0)]
     if excess:

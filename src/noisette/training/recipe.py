@@ -69,9 +69,9 @@ OPTIMIZERS: Mapping[str, Entry] = {
 }
 
 ALLOCATIONS: Mapping[str, Entry] = {
-    "global": Entry(_at("noisette.lipschitz.noise_allocation:GlobalAllocation"), "the same noise on every parameter"),
-    "per-layer": Entry(_at("noisette.lipschitz.noise_allocation:PerLayerAllocation"), "an equal share for each layer"),
-    "optimal": Entry(_at("noisette.lipschitz.noise_allocation:OptimalAllocation"), "the least noise in total"),
+    "global": Entry(_at("noisette.lipschitz.bound:GlobalAllocation"), "the same noise on every parameter"),
+    "per-layer": Entry(_at("noisette.lipschitz.bound:PerLayerAllocation"), "an equal share for each layer"),
+    "optimal": Entry(_at("noisette.lipschitz.bound:OptimalAllocation"), "the least noise in total"),
 }
 
 
@@ -540,8 +540,7 @@ _BUILT_IN = {
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
     "adult": "mlp",
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
-    **dict.fromkeys(("ag-news", "sst2-glove"), "bilstm-dl"),
-    "imdb-glove": "encoder",
+    **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
 

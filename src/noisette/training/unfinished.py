@@ -10,7 +10,7 @@ from noisette.accounting.ledger import LEDGER_FILE
 
 CHECKPOINT = "checkpoint"
 NAME = re.compile(r"(.+)\.unfinished-\d+")
-_SAVED = "checkpoint.json"  # written by noisette.run.checkpoint_file, whose import brings torch
+_SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
 
 
 def can_continue(folder: Path) -> bool:

@@ -1,28 +1,61 @@
-"""The LeNets, with a choice of norm and activation."""
+"""Networks of the papers, under names that a recipe can give once this module is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from noisette.nn.models import REGISTRY, BuiltIn, Norm, Shape, batch_norm, layer_norm, resnet
 from noisette.nn.models.networks import (
-    Activation,
-    Norm,
     Part,
-    Shape,
-    batch_norm,
-    linears,
     need_axes,
     need_images,
     normalised,
     numbers_of,
-    plan_of,
     sequence,
-    truncated_normal,
 )
+
+Activation = Callable[[], nn.Module]
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def linears(
+    layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
+) -> nn.Sequential:
+    """Linear layers with activations between them; each is followed by a norm, the last if ``normalised_logits``."""
+    parts: list[Part] = []
+    for k, layer in enumerate(layers[:-1], 1):
+        parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
+    return sequence([*parts, *normalised("scores", layers[-1], norm if normalised_logits else None)])
+
+
+def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
+    """The layer, with its weights drawn from a normal distribution truncated at 2 std, and constant biases."""
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
+    """One hidden layer of ReLU units, without biases: on 60 principal components, the MNIST network of the paper.
+
+    Initial weights are normal with variance 1 / inputs, truncated at two standard deviations.
+    Source: Abadi et al. 2016, section 5.2, and their published code.
+    """
+    numbers = numbers_of(shape)
+    return nn.Sequential(
+        nn.Flatten(),
+        truncated_normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
+        nn.ReLU(),
+        truncated_normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
+    )
 
 
 def lenet_300_100(
@@ -60,11 +93,6 @@ def lenet_5(
 
     Raises:
         ValueError: examples are not images of 12 x 12 pixels or more.
-
-    >>> from noisette import models
-    >>> network = models.lenet_5((1, 28, 28), 10, norm=models.layer_norm, activation=nn.Tanh)
-    >>> [name for name, _ in network.features.named_children()]
-    ['conv1', 'conv1_norm', 'act1', 'pool1', 'conv2', 'conv2_norm', 'act2', 'pool2', 'flat']
     """
     need_images("lenet-5", shape, pixels=12)
     features = [
@@ -175,6 +203,21 @@ class CentreCrop(nn.Module):
         return x[..., top : top + self.side, left : left + self.side]
 
 
+def resnet_of_table_3(
+    shape: Shape, classes: int, *, width: int = 64, last_norm: bool = True, normalised_logits: bool = False
+) -> nn.Module:
+    """ResNet-18 without the norm behind its very last convolution ("mod"), or with one on the scores.
+
+    Source: Davody et al. 2020, table 1.
+    """
+    model = resnet(shape, classes, width=width)
+    if not last_norm:
+        model.get_submodule("features.blocks.7.body").add_module("conv2_norm", nn.Identity())
+    if normalised_logits:
+        model.get_submodule("head").add_module("scores_norm", batch_norm(classes, 0))
+    return model
+
+
 def vgg(
     shape: Shape,
     classes: int,
@@ -199,7 +242,7 @@ def vgg(
     Source: Simonyan & Zisserman 2015; Davody et al. 2020, table 3.
 
     Raises:
-        ValueError: examples are not images of 32 x 32 pixels or more, or ``depth`` is not listed above.
+        ValueError: examples are not images of 32 x 32 pixels or more.
     """
     need_images("vgg", shape, pixels=32)
     features = vgg_features(depth, norm, channels=shape[0], width=width)
@@ -232,7 +275,7 @@ def light_vgg(
 def vgg_features(depth: int, norm: Norm, *, channels: int = 3, width: int = 64) -> nn.Sequential:
     """The convolutions with pooling: 8 ``width`` channels, each side 1 / 32 of the image's."""
     widths = (width, 2 * width, 4 * width, 8 * width, 8 * width)
-    return sequence(_convolutions(channels, list(zip(plan_of(depth, _VGGS), widths, strict=True)), norm))
+    return sequence(_convolutions(channels, list(zip(_VGGS[depth], widths, strict=True)), norm))
 
 
 _VGGS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -343,3 +386,29 @@ class LayerNormLSTM(nn.Module):
 def _word_size(name: str, shape: Shape) -> int:
     need_axes(name, shape, 2, "texts as word vectors (tokens, dimensions)")
     return shape[1]
+
+
+_VARIANTS = (("", "", None), ("bn-", " with batch norm", batch_norm), ("ln-", " with layer norm", layer_norm))
+_WITH_NORMS = {
+    "lenet-300-100": (lenet_300_100, "two hidden layers of 300 and 100 units"),
+    "lenet-5": (lenet_5, "two convolutions and three linear layers"),
+    "cifar-tutorial": (cifar_tutorial, "the CIFAR-10 network of Abadi et al. 2016"),
+    "tf-tutorial": (tf_tutorial, "the CIFAR-10 network of the TensorFlow tutorial"),
+    "light-vgg": (light_vgg, "eight convolutions and two linear layers"),
+}
+REGISTRY.update(
+    {
+        f"{prefix}{name}": BuiltIn(partial(factory, norm=norm), f"{about}{added}")
+        for name, (factory, about) in _WITH_NORMS.items()
+        for prefix, added, norm in _VARIANTS
+    }
+)
+for _name, _network in (("resnet-18", resnet_of_table_3), ("vgg-16", vgg)):
+    REGISTRY[f"{_name}-mod"] = BuiltIn(partial(_network, last_norm=False), f"{_name} without its last batch norm")
+    REGISTRY[f"bn-{_name}"] = BuiltIn(
+        partial(_network, normalised_logits=True), f"{_name} with batch norm on the scores"
+    )
+REGISTRY["mlp1000"] = BuiltIn(mlp1000, "one hidden layer of 1,000 ReLU units (Abadi et al. 2016)")
+REGISTRY["vgg-16"] = BuiltIn(vgg, "VGG-16 for 32 x 32 pixels, with batch norm")
+REGISTRY["bilstm-dl"] = BuiltIn(bilstm_dl, "bidirectional LSTM for texts")
+REGISTRY["ln-bilstm-dl"] = BuiltIn(ln_bilstm_dl, "bidirectional LSTM with layer norm")

@@ -1,4 +1,4 @@
-"""Counts of words against a loop over texts."""
+"""Counts of words and sums of word vectors, against loops over texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from noisette.nn import WordCounts
+from noisette.nn import WordCounts, WordVectors
 
 TEXTS = torch.tensor([[5, 3, 5, 5, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])
 
@@ -31,3 +31,20 @@ def test_every_text_has_length_one_but_an_empty_one() -> None:
 def test_the_order_of_words_and_bytes_of_padding_do_not_matter() -> None:
     counts = WordCounts(torch.ones(7))
     torch.testing.assert_close(counts(TEXTS.flip(1).int()), counts(TEXTS))
+
+
+def test_sums_are_those_of_a_loop_over_words() -> None:
+    vectors = torch.randn(7, 4, dtype=torch.float64)
+    for row, text in zip(WordVectors(vectors)(TEXTS), TEXTS.tolist(), strict=True):
+        total = torch.zeros(4, dtype=torch.float64)
+        for word in text:
+            total = total + vectors[word] * (word != 0)
+        torch.testing.assert_close(row, total / (total.norm() or 1))
+
+
+@pytest.mark.parametrize("unlisted", [1, 6])
+def test_a_word_whose_vector_is_zero_changes_nothing(unlisted: int) -> None:
+    vectors = torch.randn(7, 4)
+    vectors[unlisted] = 0
+    module = WordVectors(vectors)
+    torch.testing.assert_close(module(torch.tensor([[2, unlisted, 3]])), module(torch.tensor([[2, 0, 3]])))
