@@ -219,8 +219,11 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("[privacy]\nepsilom = 3\n[training]\nepoch = 1\n", ["privacy.epsilom: did you mean 'epsilon'?", "'epochs'"]),
-        ('[privacy]\nepsilon = "three"\n', ["privacy.epsilon = 'three'"]),
+        (
+            "[privacy]\nepsilom = 3\n[training]\nepoch = 1\n",
+            ["privacy: unknown key epsilom: did you mean 'epsilon'?", "'epochs'"],
+        ),
+        ('[privacy]\nepsilon = "three"\n', ["privacy: epsilon = 'three'"]),
         ("[privacy\n", ["is not a TOML file"]),
     ],
 )

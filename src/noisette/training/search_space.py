@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 from random import Random
 from types import UnionType
-from typing import Any, Protocol, TypeAlias, get_args, get_type_hints
+from typing import Any, Protocol, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from noisette.training.recipe import Recipe
 
@@ -382,7 +382,7 @@ def _types(full: str) -> list[type]:
         ValueError: it takes lists or tables.
     """
     hint = _settings()[full]
-    members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     accepted = [kind for kind in members if kind in (bool, int, float, str, type(None))]
     if not set(accepted) - {type(None)}:
         raise ValueError(f"{full} is no single value, so it cannot be drawn; set it in the recipe")
