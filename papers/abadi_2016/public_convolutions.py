@@ -20,7 +20,7 @@ from torch.nn.functional import affine_grid, cross_entropy, grid_sample, normali
 
 from noisette.data.shaded_leaves import shaded_leaves
 from noisette.nn import models
-from noisette.training.allocator import keep_freed_memory
+from noisette.training import keep_freed_memory
 
 IMAGES, STEPS = 10_000, 150
 _PAIRS, _OUTPUTS = 128, 64

@@ -7,7 +7,6 @@ import signal
 import weakref
 
 import pytest
-
 from noisette.cli.stopping import Stopping
 
 

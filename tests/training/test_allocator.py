@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import noisette
-from noisette.training import allocator
+from noisette import training as allocator
 
 MEASURED = """
 import torch
 from pathlib import Path
-from noisette.training.allocator import keep_freed_memory
+from noisette.training import keep_freed_memory
 assert not {kept} or keep_freed_memory()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -26,8 +26,7 @@ from noisette.training.recipe import (
     TrainingSection,
 )
 from noisette.training.report.facts import facts_of
-from noisette.training.report.page import page
-from noisette.training.report.run_folder import documents
+from noisette.training.report.page import documents, page
 from noisette.training.report.statement import as_text, statement
 from noisette.training.saved_model import SavedModel
 

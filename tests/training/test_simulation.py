@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from noisette import LipschitzBound
 from noisette.cli import app
 from noisette.data import load
-from noisette.training.loop import train
+from noisette.training.loop import scaled_down, train
 from noisette.training.recipe import (
     DataSection,
     LipschitzSection,
@@ -27,7 +27,6 @@ from noisette.training.recipe import (
 )
 from noisette.training.report.facts import facts_of
 from noisette.training.report.statement import as_text, statement
-from noisette.training.simulation import scaled_down
 
 RECIPE = Recipe(
     DataSection("digits"),

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.cli.options import INTERRUPTED, DataDir, option, plain_errors
-from noisette.training.allocator import keep_freed_memory
-from noisette.training.unfinished import in_words, unfinished_runs
+from noisette.training import keep_freed_memory
+from noisette.training.run_folder import in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ class AuditResults:
     def __post_init__(self) -> None:
         from noisette.audit.audited_run import AuditedRun
         from noisette.training.recipe import Recipe
-        from noisette.training.saved_model import load_data
+        from noisette.training.records import load_data
 
         if self.path.is_dir():
             self.run: AuditedRun = AuditedRun.of_run(self.path)
@@ -94,7 +94,7 @@ class AuditResults:
         from noisette.audit import audit_one_run, membership_of
         from noisette.cli.watch import Watch
         from noisette.training.loop import train
-        from noisette.training.saved_model import load_data, load_public
+        from noisette.training.records import load_data, load_public
 
         run, recipe = self.run, self.run.known_recipe
         data, public = load_data(recipe, self.data_dir), load_public(recipe, self.data_dir)

@@ -56,6 +56,22 @@ def option(metavar: str, text: str, default: str | None = None, *, panel: str | 
     return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
+def flag(name: str, text: str, *, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
+
+
+def out_option(default: str) -> Any:
+    """The option for the folder of a run."""
+    return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
+
+
+def holdout_option(text: str, default: str | bool = False, *, panel: str | None = None) -> Any:
+    """The option for the share of records that are held out."""
+    names = ("--holdout", "--hold-out")
+    return typer.Option(*names, metavar="F", help=text, show_default=default, rich_help_panel=panel)
+
+
 def registered(name: str) -> str:
     """The name of an accountant that is in the registry.
 
@@ -155,6 +171,9 @@ NOISE = typer.Option(
 STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
+FactsAsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
 PlotFile = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""The learning rate of a recipe that gives none."""
+"""Training by a recipe: the length and the cost of its run, the loop, and a small run that stands for a large one."""
 
 from __future__ import annotations
 
@@ -12,33 +12,74 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import Ledger
+from noisette import errors as checks
+from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
+from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.plan import schedule
+from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
 from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.cost import costs, start_run
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import (
-    ClassFigures,
-    NumberFigures,
-    Outcome,
-    Point,
-    Watch,
-    certified_curve,
-    class_figures,
-    number_figures,
-    outputs,
-)
+from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 from noisette.training.threads import choose_threads
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
+_ROOM = 1.001  # of the budget of a small run above its price, which the run computes again
+
+
+def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks) -> PrivateRun:
+    """The private run of a recipe on data of this declared size, before its first step.
+
+    It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
+    with Poisson batches of records alone: with others a run that exceeds the budget is refused.
+    """
+    privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
+    accountant = ACCOUNTANTS[privacy.accountant]
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    if noise is not None and recipe.data.users is None and training.batches == "poisson":
+        affordable = steps_for(
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sampling_rate=sampling_rate,
+            noise_multiplier=noise,
+            accountant=accountant,
+            prior_events=ledger.events,
+        )
+        if affordable == 0:
+            raise ValueError(
+                f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not allow one step of rate "
+                f"{sampling_rate:.4g} with noise_multiplier={noise:.4g}"
+                + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
+                + f"; raise epsilon or noise_multiplier: {SEE_PLAN}"
+            )
+        steps = min(steps, affordable)
+    return privatize(
+        setup.bound,
+        setup.optimizer,
+        setup.examples,
+        expected_batch_size=training.batch_size,
+        public_size=size,
+        steps=steps,
+        epsilon=privacy.epsilon,
+        noise_multiplier=noise,
+        delta=privacy.delta,
+        accountant=accountant,
+        allow_large_delta=privacy.allow_large_delta,
+        ledger=ledger,
+        sampling=setup.sampling,
+        users=setup.users,
+        ranks=ranks,
+    )
 
 
 def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
@@ -61,6 +102,18 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     )
     rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant
     return replace(recipe, training=replace(training, lr=rate))
+
+
+def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
+    """Epsilon spent after each of these steps; never more than the budget, which holds for the whole run."""
+    epsilons = epsilon_curve(
+        run.event,
+        checkpoints=steps,
+        delta=recipe.privacy.delta,
+        accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
+        prior_events=run.terms.beside(run.ledger),
+    )
+    return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
 
 def train(
@@ -314,3 +367,76 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int 
     with in_evaluation(model):
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     return right / len(targets)
+
+
+def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
+    """The recipe of a run with 1 / ``factor`` of the computation that trains about as the given one does.
+
+    Batch, passes and noise multiplier are divided by the factor, so that the number of steps, and the noise on the mean
+    gradient of a batch, stay the same; only the sampling error of a batch grows. Use it to choose settings such as
+    learning rate, clipping norm or model; then train by the recipe itself.
+
+    Args:
+        recipe: that of the large run.
+        factor: by how much the run becomes smaller, at least 2; a divisor of the batch size.
+        size: the declared number of training records.
+
+    Returns:
+        A recipe whose budget ``epsilon`` is what the small run itself costs, which is **larger** than that of the large
+        one, often by far: each record has less noise to hide in. A run by it charges and reports that epsilon.
+
+    Guarantee: none is inherited. What is chosen by looking at small runs on private records costs the epsilon of each;
+    choose on public records of the same kind where that is too much.
+    Source: Sander, Stock & Sablayrolles 2023, "TAN without a burn: scaling laws of DP-SGD", section 4.
+
+    Raises:
+        ValueError: the factor does not divide the batch size, or the recipe has other batches than Poisson batches of
+            records, a projection, clipping by layer, or is that of a small run already.
+    """
+    checks.count(factor=factor, size=size)
+    training, privacy = recipe.training, recipe.privacy
+    _check_small(recipe, factor)
+    accountant = ACCOUNTANTS[privacy.accountant]
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    noise = privacy.noise_multiplier or noise_multiplier_for(
+        epsilon=privacy.epsilon, delta=privacy.delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
+    )
+    price = epsilon_for(
+        delta=privacy.delta,
+        sampling_rate=sampling_rate / factor,
+        noise_multiplier=noise / factor,
+        steps=steps,
+        accountant=accountant,
+    )
+    return replace(
+        recipe,
+        privacy=replace(privacy, epsilon=price * _ROOM, noise_multiplier=noise / factor),
+        training=replace(
+            training,
+            batch_size=training.batch_size // factor,
+            epochs=training.epochs / factor,
+            lr_epochs=training.lr_epochs / factor,
+            simulates=factor,
+        ),
+    )
+
+
+def _check_small(recipe: Recipe, factor: int) -> None:
+    training, problems = recipe.training, []
+    if factor < 2 or training.batch_size % factor:
+        problems.append(f"the factor must be 2 or more and divide batch_size={training.batch_size}, got {factor}")
+    if training.simulates > 1:
+        problems.append(f"the recipe simulates another one already, {training.simulates} times as large")
+    if training.batches != "poisson" or recipe.data.users is not None:
+        problems.append("only Poisson batches of records are simulated")
+    if recipe.projection.components:
+        problems.append("private principal components are not made smaller; leave the projection out")
+    if not recipe.lipschitz.used and len(_groups(recipe)) > 1:
+        problems.append(f"clipping = {recipe.privacy.clipping!r} has several norms; use one")
+    if problems:
+        raise ValueError("this recipe cannot be simulated at a smaller scale:\n  " + "\n  ".join(problems))
+
+
+def _groups(recipe: Recipe) -> list[object]:
+    """The groups that the clipping rule makes of two layers."""
+    return list(CLIPPING_RULES[recipe.privacy.clipping].resolve()(1.0).groups(["a.weight", "b.weight"]))

@@ -11,8 +11,7 @@ import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint as checkpoint_file
-from noisette.training.report import RunFolder
-from noisette.training.unfinished import in_words, unfinished_runs
+from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 EVENT = PoissonGaussian(sampling_rate=0.1, noise_multiplier=1.0)
 FILES = {"run.json": b"{}", "report.html": b"<p>", "privacy.txt": b"p", "model.safetensors": b"w"}
