@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -158,20 +159,6 @@ OPTIONS = {
     },
     "ledger price": {"place", "--delta", "--accountant", "--group-size", "--json"},
     "ledger repair": {"place"},
-    "bench": {
-        "--experiments",
-        "--models",
-        "--methods",
-        "--batch",
-        "--image",
-        "--rounds",
-        "--seconds",
-        "--threads",
-        "--device",
-        "--dtype",
-        "--fastdp",
-        "--out",
-    },
 }
 
 
@@ -214,7 +201,6 @@ def test_version() -> None:
     [
         "--help",
         "train --help",
-        "bench --help",
         "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5",
         "calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5",
         "plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1",
@@ -227,3 +213,27 @@ def test_commands_without_a_model_do_not_import_torch(arguments: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("train --data nonsense", "there is no data set and no file 'nonsense'"),
+        ("train --model nonsense", "no model 'nonsense'"),
+        ("train --epsilon 0 --lr -1", "epsilon > 0"),
+        ("train --out /dev/null", "is not a run"),
+        ("search recipe.toml --over lr=log(0,1) --score-on public-set", "lr: expected two numbers above 0"),
+        ("search recipe.toml --over lr=log(1,2) --score-on held-out --runs 0", "expected --runs from 1"),
+        ("doctor mlp --data nonsense", "expected --data as one of digits"),
+    ],
+)
+def test_wrong_options_are_refused_before_torch_is_imported(arguments: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    program = (
+        "import sys\nfrom noisette.cli import main\nsys.argv[0] = 'noisette'\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (2, "False"), done.stderr
+    assert said in done.stderr

@@ -23,8 +23,7 @@ from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
-from noisette.training.report import SearchFacts
-from noisette.training.report.facts import score_of
+from noisette.training.report import SearchFacts, rows_of_search
 from noisette.training.search import Search
 from noisette.training.search_space import SearchSpace
 
@@ -197,8 +196,11 @@ def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
 
 def test_a_score_above_the_declared_number_says_so(on_held_out):
     found = SearchFacts(**on_held_out.facts["search"])
-    assert "129.7 % of the declared number held out, which is above 100 %" in score_of(replace(found, score=1.297))
-    assert "above" not in score_of(replace(found, score=0.97))
+    assert (
+        "129.7 % of the declared number held out, which is above 100 %"
+        in dict(rows_of_search(replace(found, score=1.297)))["score"]
+    )
+    assert "above" not in dict(rows_of_search(replace(found, score=0.97)))["score"]
 
 
 def test_both_commands_take_either_spelling_of_holdout():

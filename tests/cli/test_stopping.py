@@ -7,7 +7,8 @@ import signal
 import weakref
 
 import pytest
-from noisette.cli.stopping import Stopping
+
+from noisette.cli.watch import Stopping
 
 
 def send(number):

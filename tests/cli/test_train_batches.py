@@ -20,7 +20,7 @@ from noisette.accounting import (
     UserLevel,
 )
 from noisette.cli import app
-from noisette.training.report.page import upward_percent
+from noisette.training.report.facts import upward_percent
 
 BASE = ("--model", "mlp", "--classes", "2", "--size", "400", "--batch-size", "40", "--epochs", "2", "--delta", "1e-4")
 USERS = ("--users", "name", "--records-per-user", "3")

@@ -119,14 +119,16 @@ def test_public_examples_are_named_in_what_a_run_leaves(public: Finished) -> Non
 
 
 @pytest.mark.parametrize("norm", ["public", "group", "exact"])
-def test_the_report_says_how_to_load_a_model_with_its_norms(norm: str, request: pytest.FixtureRequest) -> None:
+def test_the_report_says_how_to_load_a_model_with_its_norms(
+    norm: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run: Finished = request.getfixturevalue(norm)
     assert run.facts["recipe"]["model"]["batch_norm"] == {"exact": "per-example-exact"}.get(norm, norm)
+    monkeypatch.chdir(run.folder)
     code = html.unescape(re.findall(r"<code>(.*?)</code>", run.texts()["report.html"], re.DOTALL)[0])
-    code = code.replace("classes=..., size=...", "classes=2, size=40").replace('"model.', f'"{run.folder}/model.')
     names: dict = {}
-    exec(code, names)
-    with np.load("mine.npz") as test, torch.no_grad():
+    exec(code.replace('Path("others.npz")', 'Path("../others.npz")'), names)
+    with np.load("../mine.npz") as test, torch.no_grad():
         right = names["model"](torch.as_tensor(test["x_test"])).argmax(1).numpy() == test["y_test"]
     assert right.mean() == pytest.approx(run.facts["test_accuracy"])
 

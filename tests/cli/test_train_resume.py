@@ -34,7 +34,7 @@ import glob, importlib, json, os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
-import noisette.cli.training, noisette.training.loop, noisette.training.report, noisette.data
+import noisette.cli.train, noisette.training.loop, noisette.training.report, noisette.data
 import dp_accounting.rdp, matplotlib.figure, sklearn.datasets, torch._dynamo  # once, not in every child
 from noisette.cli import main
 from noisette.core.release import GaussianRelease
@@ -96,7 +96,7 @@ POINTS = [
     "noisette.accounting.ledger:Ledger.release",
     "noisette.accounting.ledger_file:LedgerFile._sync",
     "noisette.core.batches:PoissonSampler.indices",
-    "noisette.clipping.per_example:PerExampleClip.backward",
+    "noisette.clipping.per_example:PerExampleClip.add",
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -265,8 +266,10 @@ def train(
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
-    check_names(settings)
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
+    if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
+        RunFolder(place)
+        check_names(settings)
     if simulate is not None:
         settings = _scaled(settings, simulate, data_dir)
     report(lambda: _begin(settings, place, data_dir), as_json)
