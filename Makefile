@@ -10,7 +10,7 @@ CHECK := tests/test_architecture.py tests/rules tests/core \
   --ignore=tests/accounting/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5
 
-.PHONY: demo check test test-all lint format docs bench gpu assurance clean
+.PHONY: demo check test test-all lint format docs notebooks bench gpu assurance clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo
@@ -36,6 +36,10 @@ format: .venv/.test
 # The site, in build/site; a broken link or a name without documentation is an error.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The tutorials' notebooks, by running their scripts.
+notebooks: .venv/.docs
+	$(BIN)/python docs/site/notebooks.py
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--device cuda] [--minutes 9] [--smoke] [--out benchmarks/results]
 
 Writes ``gpu-NAME.json`` anew after each part, and the figures of ``python -m benchmarks`` in the folder ``gpu-NAME``.
-A part that is cut off has as its result what it had written by then. ``--smoke`` takes every part with tiny sizes, also on
-a machine without a GPU. The exit code is 0 if every part was run and passed.
+A part that is cut off has as its result what it had written by then. ``--smoke`` takes every part with tiny sizes, also
+on a machine without a GPU. The exit code is 0 if every part was run and passed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Run the tests and audits behind docs/assurance.md, store the results, and write them into the page.
+"""Run the tests and audits behind docs/assurance.md, store the results, and write the page and the lists beside it.
 
-    python -m experiments.assurance [mutants] [audits] [faults] [load] [--check]
+    python -m experiments.assurance [mutants] [audits] [faults] [load] [--write | --check]
 
 Without a name all four parts run, which takes about half an hour on two cores; otherwise the results of the others
-are kept. With --check nothing is run or written, and the exit code is 1 if the page differs from the committed results.
+are kept. With --write nothing is run, and page and lists are written from the stored results. With --check nothing is
+run or written, and the exit code is 1 if page or lists differ from the stored results.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
-RESULTS = ROOT / "docs" / "assurance" / "results.json"
+LISTS = ROOT / "docs" / "assurance"
+RESULTS, ATTACKS = LISTS / "results.json", LISTS / "attacks.json"
 PAGE = ROOT / "docs" / "assurance.md"
 sys.path[:0] = [str(TESTS), str(TESTS / "assurance"), str(TESTS / "support")]
 
-from experiments.assurance_page import with_results  # noqa: E402
+from experiments.assurance_page import faults_around_a_run, listed, planted_faults, with_results  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from mutants import GROUPS  # noqa: E402
 from planted import Mutant  # noqa: E402
@@ -40,22 +42,34 @@ def main() -> None:
     parts: dict[str, Callable[[], Json]] = {"mutants": mutants, "audits": audits, "faults": faults, "load": load}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("parts", nargs="*", help=", ".join(parts))
-    parser.add_argument("--check", action="store_true")
+    without_running = parser.add_mutually_exclusive_group()
+    without_running.add_argument("--write", action="store_true")
+    without_running.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if unknown := sorted(set(options.parts) - parts.keys()):
         parser.error(f"there is no {unknown[0]}; there are {', '.join(parts)}")
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if options.check:
-        text = PAGE.read_text(encoding="utf-8")
-        sys.exit(with_results(text, results, GROUPS, FAULTS) != text)
-    for name in options.parts or parts:
+        sys.exit(any(path.read_text(encoding="utf-8") != text for path, text in documents().items()))
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for name in [] if options.write else options.parts or parts:
         start = time.perf_counter()
         results[name] = parts[name]() | {"seconds": round(time.perf_counter() - start)}
         results["machine"] = machine()
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"{name}: {results[name]['seconds']} s", file=sys.stderr)
-    text = with_results(PAGE.read_text(encoding="utf-8"), results, GROUPS, FAULTS)
-    PAGE.write_text(text, encoding="utf-8")
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def documents() -> dict[Path, str]:
+    """The page and the lists beside it, by the stored results."""
+    results, attacks = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ATTACKS))
+    planted, around = planted_faults(results, GROUPS), faults_around_a_run(results, FAULTS)
+    return {
+        LISTS / "faults.json": listed(planted),
+        LISTS / "run-faults.json": listed(around),
+        PAGE: with_results(PAGE.read_text(encoding="utf-8"), results, planted, around, attacks),
+    }
 
 
 def machine() -> Json:

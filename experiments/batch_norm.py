@@ -3,7 +3,7 @@
     python -m experiments.batch_norm [--check]
 
 With --check nothing is written, and the exit code is 1 if the numbers in the picture are out of date. The library
-computes them from the example on that page.
+computes them from the example that the page describes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m experiments.tables_rates [--data-dir DIR]
 
-Writes benchmarks/results/tables-rates.json: medians over the runs, at epsilon 1. With --page it writes the tables of
+Writes benchmarks/results/tables-rates.json: medians over the runs, at epsilon 1. With --page it writes the table of
 docs/how-to/choose-settings.md from the committed results.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.marked import replaced
 from experiments.tables import RESULTS, table_of
 from noisette import PrivateClassifier
 
@@ -26,6 +26,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "choose-settings.md"
 NAMES = ("adult", "adbench-magic", "adbench-campaign", "digits")
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 EPSILON, SEEDS = 1.0, 2
+BEGIN, END = "<!-- rates: made by `python -m experiments.tables_rates` -->", "<!-- end of rates -->"
 
 
 def rates_table(results: Sequence[dict[str, Any]]) -> str:
@@ -40,35 +41,17 @@ def rates_table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def networks_table(results: Sequence[dict[str, Any]]) -> str:
-    """Accuracy and loss of the networks for each clipping rule and reach, in Markdown."""
-    settings = list(dict.fromkeys((r["clipping"], r["reach"]) for r in results))
-    lines = [
-        "| table | " + " | ".join(f"{rule}, {reach:g}" for rule, reach in settings) + " |",
-        "|---" * (1 + len(settings)) + "|",
-    ]
-    for name in dict.fromkeys(r["table"] for r in results):
-        found = {(r["clipping"], r["reach"]): r for r in results if r["table"] == name}
-        cells = [f"{found[s]['accuracy']:.1%}, {found[s]['loss']:.2f}" for s in settings]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def write_page() -> None:
-    """The tables of the page between their marks."""
-    page = PAGE.read_text(encoding="utf-8")
-    for name, table in (("rates", rates_table), ("networks", networks_table)):
-        results = json.loads(RESULTS.with_name(f"tables-{name}.json").read_text())
-        pattern = re.compile(rf"(<!-- {name}:[^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text = table(results)
-        page = pattern.sub(lambda marks, text=text: f"{marks[1]}{text}\n{marks[2]}", page)
+    """The table of the page between its marks."""
+    results = json.loads(RESULTS.with_name("tables-rates.json").read_text())
+    page = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, rates_table(results))
     PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--page", action="store_true", help="only write the tables of the page")
+    parser.add_argument("--page", action="store_true", help="only write the table of the page")
     given = parser.parse_args()
     if given.page:
         write_page()

@@ -21,7 +21,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         *_ROOT.glob("papers/*/**/*.svg"),
         *_ROOT.glob("benchmarks/results/*.svg"),
     ]
-    outside += [_ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md"]
+    outside += [_ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md", _ROOT / "experiments" / "README.md"]
     for path in sorted(outside):
         place = path.relative_to(_ROOT).as_posix()
         files.append(File.generated(config, place, abs_src_path=str(path)))
@@ -42,7 +42,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return link[0]
         place = os.path.normpath(repository / target)
         site = place.removeprefix("docs/")
-        if (found := files.get_file_from_path(site)) is not None and (found.is_documentation_page() or mark):
+        found = files.get_file_from_path(site)
+        if found is not None and (found.is_documentation_page() or mark or site.endswith(".json")):
             return f"{mark}[{text}]({os.path.relpath(site, here)}{anchor})"
         if (_ROOT / place).exists():
             return text  # a file of the repository that is no page

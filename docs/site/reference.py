@@ -23,8 +23,8 @@ _EXPLANATION = (
     "batch-norm.md",
     "clipless.md",
 )
-_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md", "supported-layers.md")
-_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions")
+_REFERENCE = ("reference", "command-line.md", "models-and-clipping.md", "supported-models.md")
+_EVIDENCE = ("benchmarks.md", "assurance.md", "papers", "decisions.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,6 +32,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"api": api(), "commands": commands(), "recipe-keys": recipe_keys(), "refusals": refusals()}
     for name, content in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=content))
+    models = (_ROOT / "docs/supported-models.json").read_text()  # as a script: a page on disk may not read other files
+    data = File.generated(config, "assets/supported-models-data.js", content=f"const supportedModels = {models};")
+    files.append(data)
     config.nav = navigation(sorted(file.src_uri for file in files.documentation_pages()))
     return files
 
@@ -53,13 +56,13 @@ def navigation(pages: list[str]) -> list[object]:
 
 
 def api() -> str:
-    """Every public name, by the room that defines it."""
-    rooms: dict[str, list[str]] = {}
+    """Every public name, by the folder that defines it."""
+    folders: dict[str, list[str]] = {}
     for module, names in noisette._PUBLIC.items():
-        rooms.setdefault(module.partition(".")[0], []).extend(names)
+        folders.setdefault(module.partition(".")[0], []).extend(names)
     lines = ["# API", "", "Every public name of `noisette`, by the folder of the source that defines it."]
-    for room, names in sorted(rooms.items()):
-        lines += ["", f"## {room}", ""]
+    for folder, names in sorted(folders.items()):
+        lines += ["", f"## {folder}", ""]
         for name in sorted(names):
             lines += [f"::: noisette.{name}", ""]
     return "\n".join(lines)
@@ -118,7 +121,7 @@ def refusals() -> str:
     """Every message of a ``PrivacyError`` in the source; what stands in braces is filled in."""
     lines = [
         *("# Refusals", ""),
-        "Each message states what is wrong and the way out. Collected from the source: `…` stands for a value.",
+        "Each message states what is wrong and the remedy. Collected from the source: `…` stands for a value.",
     ]
     for path in sorted((_ROOT / "src/noisette").rglob("*.py")):
         messages = refusal_messages(path.read_text())

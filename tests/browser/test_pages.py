@@ -26,7 +26,7 @@ SWITCHES = [
 ]
 WINDOWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 PAGES = ["index.html", "reference/api.html", "reference/commands.html", "reference/refusals.html", "assurance.html"]
-PAGES += ["reference/recipe-keys.html", "tutorials/mnist.html", "benchmarks.html"]
+PAGES += ["reference/recipe-keys.html", "tutorials/1_first_network.html", "benchmarks.html"]
 
 pytestmark = [
     pytest.mark.browser,

@@ -1,21 +1,33 @@
-"""The assurance page has the results of the last run of its script, and names tests that exist."""
+"""The assurance page and the lists beside it have the results of the last run, and name tests that exist."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from experiments.assurance_page import with_results
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 PAGE = ROOT / "docs" / "assurance.md"
-RESULTS = json.loads((ROOT / "docs" / "assurance" / "results.json").read_text(encoding="utf-8"))
+LISTS = ROOT / "docs" / "assurance"
+
+
+def read(name: str) -> Any:
+    """The content of a JSON file beside the page."""
+    return json.loads((LISTS / name).read_text(encoding="utf-8"))
+
+
+RESULTS = read("results.json")
 
 
 @pytest.fixture
@@ -28,9 +40,41 @@ def functions_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_page_is_generated_from_the_committed_results() -> None:
+def test_page_and_lists_are_generated_from_the_committed_results() -> None:
     command = [sys.executable, "-m", "experiments.assurance", "--check"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.assurance"
+    run = "run: python -m experiments.assurance --write"
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, run
+
+
+def page_of(**changed: Any) -> str:
+    """The page by the lists beside it, of which some are replaced."""
+    lists = {"planted": read("faults.json"), "around": read("run-faults.json"), "attacks": read("attacks.json")}
+    return with_results(PAGE.read_text(encoding="utf-8"), **({"results": RESULTS} | lists | changed))
+
+
+def test_the_page_agrees_with_the_lists() -> None:
+    assert page_of() == PAGE.read_text(encoding="utf-8")
+    assert "**0 of 2 cases**" in page_of(around=[{"cases": 2, "passed": 0}])
+    missed = [row | {"caught": row["area"] != "Noise"} for row in read("faults.json")]
+    count = sum(row["area"] == "Noise" for row in missed)
+    page = page_of(planted=missed, attacks=[])
+    assert f"| Noise | 0/{count} |" in page
+    assert f"**{len(missed) - count} of {len(missed)} planted faults**" in page
+    assert "**0 causes**" in page
+    lost = copy.deepcopy(RESULTS)
+    lost["audits"]["ways"][0] |= {"verdict": "violation"}
+    assert re.search(r"^\| 0\.5 \| .* \| 7/8 bounds \|$", page_of(results=lost), re.MULTILINE)
+
+
+def test_lists_name_tests_that_exist() -> None:
+    tests = {
+        test
+        for name in ("faults.json", "run-faults.json", "attacks.json")
+        for row in read(name)
+        for test in row["tests"]
+    }
+    assert len(tests) > 100
+    assert sorted(test for test in tests if not (ROOT / test.partition("::")[0]).is_file()) == []
 
 
 @pytest.mark.usefixtures("_tables")
@@ -61,5 +105,6 @@ def test_links_of_the_page_have_targets() -> None:
 
 
 def test_promises_are_numbered_in_order() -> None:
-    numbers = re.findall(r"^\| (\d+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    guarantees = PAGE.read_text(encoding="utf-8").partition("## Guarantees")[2].partition("\n## ")[0]
+    numbers = re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE)
     assert numbers == [str(k) for k in range(1, 11)]

@@ -8,20 +8,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from experiments.batch_norm import moved
+from noisette.nn import PublicBatchNorm
+from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
+
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs" / "batch-norm.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-)
+PAGE = (ROOT / "docs" / "batch-norm.md").read_text(encoding="utf-8")
 
 
-def test_code_of_the_page_gives_the_numbers_that_it_states() -> None:
+def test_code_of_the_page_exports_the_same_function() -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
-    for block in BLOCKS:
-        exec(block, names)
-    assert "(31.0, -32.0)" in BLOCKS[0]
-    assert "(31.0, 30.0)" in BLOCKS[0]
-    assert names["mixture"] == (31.0, -32.0)
-    assert names["public"] == (31.0, 30.0)
+    exec(block, names)
+    assert torch.equal(names["exported"](names["images"][:4]), names["outputs"])
+
+
+def test_numbers_of_the_page_are_those_of_the_library() -> None:
+    text = " ".join(PAGE.split())
+    for norm in (MixtureBatchNorm, PublicBatchNorm):
+        without, joined = moved(norm)
+        assert (without, joined) == pytest.approx((round(without), round(joined)), abs=1e-3)
+        assert f"from {without:.0f} C to {joined:.0f} C" in text
 
 
 def test_the_picture_is_up_to_date() -> None:

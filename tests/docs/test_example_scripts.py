@@ -119,5 +119,5 @@ def test_the_script_of_the_page_prints_the_same_on_one_and_on_two_ranks(
 
 def test_links_of_the_page_lead_somewhere() -> None:
     links = re.findall(r"\]\((\.\./[^)#]+)\)", PAGE.read_text())
-    assert len(links) >= 3
+    assert len(links) >= 2
     assert all((PAGE.parent / link).exists() for link in links)

@@ -21,7 +21,7 @@ def test_figure_of_correlated_runs_is_up_to_date() -> None:
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.correlated_runs"
 
 
-def test_table_of_attacked_runs_is_up_to_date() -> None:
+def test_summary_of_attacked_runs_is_up_to_date() -> None:
     command = [sys.executable, "-m", "experiments.run_checks", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.run_checks"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for package in ("material", "mkdocstrings", "jupytext"):
+    for package in ("material", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
@@ -46,10 +47,20 @@ def test_commands_keys_and_refusals_are_those_of_the_source(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_list_of_supported_models_is_a_script_beside_its_page(site: Path) -> None:
+    data = (site / "assets/supported-models-data.js").read_text()
+    models = json.loads(data.removeprefix("const supportedModels = ").removesuffix(";"))
+    assert models == json.loads((ROOT / "docs/supported-models.json").read_text())
+    scripts = re.findall(r'<script src="(assets/[^"]*)"', (site / "supported-models.html").read_text())
+    assert [name for name in scripts if not (site / name).is_file()] == []
+    assert {"assets/supported-models-data.js", "assets/supported-models.js"} <= set(scripts)
+
+
+@pytest.mark.slow
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loads = re.compile(
         r"""(?:<(?:script|img|iframe)[^>]*\ssrc|<link[^>]*rel="?(?:stylesheet|preconnect|icon)"?[^>]*href)="?https?:"""
     )
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 60
+    assert len(pages) > 30
     assert [page.name for page in pages if loads.search(page.read_text())] == []

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 import noisette
 
 images, labels = load_digits(return_X_y=True)
-images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+images = torch.tensor(images, dtype=torch.float32) / 16
+labels = torch.tensor(labels)
 training, test = slice(0, 1500), slice(1500, None)
 
 # %% [markdown]
@@ -20,7 +21,8 @@ training, test = slice(0, 1500), slice(1500, None)
 
 # %%
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
+hidden, output = torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+model = torch.nn.Sequential(hidden, torch.nn.Tanh(), output)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 clip = noisette.PerExampleClip(model, max_grad_norm=1.0)
 
@@ -39,7 +41,7 @@ run = noisette.privatize(
     epsilon=3.0,
     delta=1e-4,
 )
-run
+print(f"noise multiplier {run.noise_multiplier:.2f}")
 
 # %% [markdown]
 # The loss is that of one example. It is vectorised over the batch, so that no example can see another.

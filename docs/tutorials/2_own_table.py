@@ -28,6 +28,7 @@ rows = [
     for age, ward, ill in zip(ages, wards, odds, strict=True)
 ]
 Path("patients.csv").write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+print("\n".join(rows[:3]))
 
 # %% [markdown]
 # Type the commands below into a terminal; here a function runs them.
