@@ -28,142 +28,43 @@ def commands(group, before=""):
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
 OPTIONS = {
-    "search": {
-        *(
-            "recipe",
-            "--over",
-            "--score-on",
-            "--epsilon",
-            "--delta",
-            "--runs",
-            "--shape",
-            "--holdout",
-            "--hold-out",
-            "--score-noise",
-        ),
-        *("--out", "--data-dir", "--json"),
-    },
-    "train": {
-        "recipe",
-        "--data",
-        "--model",
-        "--out",
-        "--resume",
-        "--data-dir",
-        "--epsilon",
-        "--delta",
-        "--max-grad-norm",
-        "--clipping",
-        "--engine",
-        "--allow-large-delta",
-        "--epochs",
-        "--batch-size",
-        "--batches",
-        "--bands",
-        "--largest-batch",
-        "--lr",
-        "--seed",
-        "--batch-norm",
-        "--public",
-        "--public-examples",
-        "--compile",
-        "--classes",
-        "--size",
-        "--label",
-        "--test",
-        "--users",
-        "--records-per-user",
-        "--public-users",
-        "--columns",
-        "--target",
-        "--unit",
-        "--text",
-        "--tokens",
-        *("--holdout", "--hold-out"),
-        *("--decimal", "--skip-unlabelled", "--image-size", "--grey"),
-        "--optimizer",
-        "--views",
-        "--simulate",
-        "--json",
-    },
-    "predict": {"run", "rows", "--out", "--model", "--text"},
-    "schema": {
-        "header_of",
-        "--names",
-        "--label",
-        "--classes",
-        "--target",
-        "--unit",
-        "--size",
-        "--number",
-        "--category",
-        "--missing",
-        "--ignore",
-        *("--decimal", "--skip-unlabelled"),
-        "--ask",
-        "--out",
-    },
-    "doctor": {"target", "--data", "--input-shape", "--examples", "--bf16", "--data-dir"},
-    "audit": {
-        "place",
-        "--steps",
-        "--pairs",
-        "--whole-run",
-        "--one-run",
-        "--confidence",
-        "--membership",
-        "--shadows",
-        "--out",
-        "--data-dir",
-    },
-    "account": {
-        "--sampling-rate",
-        "--expected-batch-size",
-        "--batch-size",
-        "--size",
-        "--noise-multiplier",
-        "--noise",
-        "--steps",
-        "--epochs",
-        "--delta",
-        "--epsilon",
-        "--bands",
-        "--group-size",
-        "--accountant",
-        "--json",
-        "--plot",
-    },
-    "calibrate": {
-        "--epsilon",
-        "--delta",
-        "--sampling-rate",
-        "--noise-multiplier",
-        "--steps",
-        "--accountant",
-        "--json",
-        "--plot",
-    },
-    "plan": {"--size", "--epsilon", "--delta", "--batch-sizes", "--epochs", "--noise", "--like", "--json", "--plot"},
-    "ledger show": {"place", "--json"},
-    "ledger charge": {
-        "--dataset",
-        "--delta",
-        "--discrete-gaussian",
-        "--epsilon",
-        "--gaussian",
-        "--laplace",
-        "--times",
-        "--tool",
-        "--zcdp",
-        "place",
-    },
-    "ledger price": {"place", "--delta", "--accountant", "--group-size", "--json"},
-    "ledger repair": {"place"},
+    "search": (
+        "--data-dir --delta --epsilon --hold-out --holdout --json --out --over --runs --score-noise --score-on "
+        "--shape recipe"
+    ),
+    "train": (
+        "--allow-large-delta --bands --batch-norm --batch-size --batches --classes --clipping --columns --compile "
+        "--data --data-dir --decimal --delta --engine --epochs --epsilon --grey --hold-out --holdout --image-size "
+        "--json --label --largest-batch --lr --max-grad-norm --model --optimizer --out --public --public-examples "
+        "--public-users --records-per-user --resume --seed --simulate --size --skip-unlabelled --target --test "
+        "--text --tokens --unit --users --views recipe"
+    ),
+    "predict": "--model --out --text rows run",
+    "schema": (
+        "--ask --category --classes --decimal --ignore --label --missing --names --number --out --size "
+        "--skip-unlabelled --target --unit header_of"
+    ),
+    "doctor": "--bf16 --data --data-dir --examples --input-shape target",
+    "audit": ("--confidence --data-dir --membership --one-run --out --pairs --shadows --steps --whole-run place"),
+    "account": (
+        "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "
+        "--noise --noise-multiplier --plot --sampling-rate --size --steps"
+    ),
+    "calibrate": ("--accountant --delta --epsilon --json --noise-multiplier --plot --sampling-rate --steps"),
+    "plan": "--batch-sizes --delta --epochs --epsilon --json --like --noise --plot --size",
+    "ledger show": "--json place",
+    "ledger charge": (
+        "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --times --tool --zcdp place"
+    ),
+    "ledger price": "--accountant --delta --group-size --json place",
+    "ledger repair": "place",
 }
 
 
 def test_options_are_those_listed_here() -> None:
-    assert {name: {o for p in command.params for o in p.opts} for name, command in COMMANDS.items()} == OPTIONS
+    assert {name: {o for p in command.params for o in p.opts} for name, command in COMMANDS.items()} == {
+        name: set(options.split()) for name, options in OPTIONS.items()
+    }
 
 
 @pytest.mark.parametrize("command", OPTIONS)
@@ -172,7 +73,7 @@ def test_every_command_and_every_option_is_explained(command: str) -> None:
     assert [parameter.name for parameter in COMMANDS[command].params if not parameter.help] == []
     shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
-    assert all(option in shown.output for option in OPTIONS[command] if option.startswith("--"))
+    assert all(option in shown.output for option in OPTIONS[command].split() if option.startswith("--"))
 
 
 def test_train_shows_two_examples_and_every_name_there_is() -> None:

@@ -203,14 +203,6 @@ def test_a_score_above_the_declared_number_says_so(on_held_out):
     assert "above" not in dict(rows_of_search(replace(found, score=0.97)))["score"]
 
 
-def test_both_commands_take_either_spelling_of_holdout():
-    options = ("own.toml", "--over", OVER, "--score-on", "public-set")
-    for spelling in ("--holdout", "--hold-out"):
-        assert "--holdout can go with --score-on held-out alone" in search(*options, spelling, 0.1).stderr
-        trained = CliRunner().invoke(app, ["train", "own.toml", spelling, "1.5"])
-        assert "expected 0 < holdout < 1, got holdout=1.5" in trained.stderr
-
-
 def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
     kept = []
     for number in (1, 5):
@@ -301,17 +293,6 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     assert "The search found nothing" in shown.output
     (left,) = unfinished("out")
     assert [path.name for path in left.iterdir()] == ["ledger.jsonl"]
-
-
-def test_ctrl_c_before_the_search_spends_nothing(monkeypatch, tmp_path):
-    def pressed(*args, **others):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Search, "__init__", pressed)
-    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "out")
-    assert shown.exit_code == 130
-    assert "Nothing was spent" in shown.output
-    assert {path.name for path in tmp_path.iterdir()} == {"own.npz", "own.toml"}
 
 
 @pytest.mark.parametrize(

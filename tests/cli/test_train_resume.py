@@ -347,26 +347,6 @@ def test_no_other_option_goes_with_it(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "leave out recipe, --epsilon, --allow-large-delta, --lr" in shown.output
 
 
-@pytest.mark.parametrize("place", ["absent", "absent.unfinished-3", "there"])
-def test_where_there_is_nothing_to_go_on_with_is_said(place: str, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    shown = train("--resume", place)
-    assert shown.exit_code == 2
-    assert "Traceback" not in shown.output
-    assert "no" in shown.output
-    assert tree(tmp_path) == {"there"}
-
-
-def test_a_finished_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_off(100, monkeypatch)
-    assert train("--resume", "run").exit_code == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    shown = train("--resume", "run")
-    assert shown.exit_code == 2
-    assert "it is finished" in shown.output
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-
 def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, messages = Watch.on_step, []
 

@@ -81,10 +81,3 @@ def test_contradictions_are_refused() -> None:
         replace(recipe("lipschitz-patch"), lipschitz=LipschitzSection(tau=30.0))
     with pytest.raises(ValueError, match="expected 1 or 1 values as mean"):
         TrainingSetup(replace(plain, data=DataSection("digits", mean=(0.5, 0.5), deviation=(1.0,))), load("digits"))
-
-
-def test_a_recipe_with_constants_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text('[data]\nname = "digits"\nmean = [0.3]\ndeviation = [0.37]\n[model]\nweight_standardised = true\n')
-    read = Recipe.read(path)
-    assert (read.data.mean, read.data.deviation, read.model.weight_standardised) == ((0.3,), (0.37,), True)

@@ -69,7 +69,19 @@ def test_a_lipschitz_network_is_simulated_too() -> None:
 
 def test_the_command_says_whose_epsilon_it_is(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = ["train", "--model", "linear", "--batch-size", "400", "--epochs", "2", "--out", str(out)]
+    (tmp_path / "quick.toml").write_text('[privacy]\naccountant = "rdp"\n')
+    options = [
+        "train",
+        str(tmp_path / "quick.toml"),
+        "--model",
+        "linear",
+        "--batch-size",
+        "400",
+        "--epochs",
+        "2",
+        "--out",
+        str(out),
+    ]
     result = CliRunner().invoke(app, [*options, "--simulate", "4"])
     assert result.exit_code == 0, result.output
     assert "stands for a run 4 times as large; the epsilon above is its own" in result.output

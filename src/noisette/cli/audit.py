@@ -168,16 +168,14 @@ _mechanism, _records = partial(option, panel=_MECHANISM), partial(option, panel=
 @plain_errors()
 def audit(
     place: Annotated[
-        Path,
-        typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file."),
+        Path, typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file.")
     ],
     *,
     steps: Annotated[int, _mechanism("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[
         int,
         _mechanism(
-            "N",
-            "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none.",
+            "N", "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none."
         ),
     ] = 30,
     whole_run: Annotated[
@@ -204,8 +202,7 @@ def audit(
         ),
     ] = False,
     shadows: Annotated[
-        int,
-        _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none."),
+        int, _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none.")
     ] = 0,
     out: Annotated[Path | None, option("DIR", "Folder for figures and results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,

@@ -14,11 +14,11 @@ from noisette.cli.options import (
     CLASSES,
     WRONG_CALL,
     DataDir,
-    given_shape,
     made_by,
     option,
     plain_errors,
     target_of,
+    whole_numbers,
     wrong_inputs,
 )
 from noisette.errors import PrivacyError
@@ -61,7 +61,11 @@ def doctor(
         raise ValueError("--data and --input-shape both give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
-    shape, classes = _of_data(data, data_dir) if data else (given_shape(input_shape), CLASSES)
+    shape, classes = None, CLASSES
+    if data is not None:
+        shape, classes = _of_data(data, data_dir)
+    elif input_shape is not None:
+        shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
     import torch
 

@@ -78,8 +78,7 @@ def search(
         ),
     ] = None,
     holdout: Annotated[
-        float | None,
-        holdout_option("held-out: the share of the records.", "holdout of the recipe, or 0.1"),
+        float | None, holdout_option("held-out: the share of the records.", "holdout of the recipe, or 0.1")
     ] = None,
     score_noise: Annotated[
         float | None,

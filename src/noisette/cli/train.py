@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,6 @@ from noisette.training.records import check_names
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
-    from noisette.data import DataSet
     from noisette.ranks import AnyRanks
     from noisette.training.report import Facts
 
@@ -96,8 +95,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
     resume: Annotated[
-        Path | None,
-        option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run"),
+        Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[float | None, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
@@ -213,8 +211,7 @@ def train(
         ),
     ] = False,
     image_size: Annotated[
-        str | None,
-        _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size"),
+        str | None, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
     ] = None,
     grey: Annotated[
         bool,
@@ -320,15 +317,16 @@ def _begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Pat
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder(out)
-        if ranks.rank:
-            return _follow(ranks, recipe, data_dir)
-        mention_others(out, "This command begins another run, whose ledger does not count it.")
-        settings = {
-            "recipe": asdict(_with_absolute_paths(recipe)),
-            "data_dir": data_dir and str(data_dir.resolve()),
-            "holdout_key": secrets.token_hex(_KEY_BYTES),
-        }
-        return _train(ranks, recipe, data_dir, folder, settings), out
+        settings = None
+        if ranks.rank == 0:
+            mention_others(out, "This command begins another run, whose ledger does not count it.")
+            settings = {
+                "recipe": asdict(_with_absolute_paths(recipe)),
+                "data_dir": data_dir and str(data_dir.resolve()),
+                "holdout_key": secrets.token_hex(_KEY_BYTES),
+            }
+        facts = _train(ranks, recipe, data_dir, folder, settings)
+        return facts and (facts, out)
 
 
 def mention_others(out: Path, ending: str) -> None:
@@ -362,81 +360,48 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-        if ranks.rank:
-            return _follow(ranks, recipe, data_dir)
-        return _train(ranks, recipe, data_dir, folder), folder.out
+        facts = _train(ranks, recipe, data_dir, folder)
+        return facts and (facts, folder.out)
 
 
 def _train(
-    ranks: AnyRanks,
-    recipe: Recipe,
-    data_dir: Path | None,
-    folder: RunFolder,
-    settings: dict[str, Any] | None = None,
-) -> Facts:
-    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder."""
+    ranks: AnyRanks, recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: dict[str, Any] | None = None
+) -> Facts | None:
+    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
+
+    Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
+    """
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume, train
+    from noisette.training.records import load_data, load_public
     from noisette.training.report import facts_of
     from noisette.training.report.page import documents
 
-    key = bytes.fromhex((folder.settings if settings is None else settings)["holdout_key"])
-    data, public = _loaded(ranks, recipe, data_dir, key)
-    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        ranks.from_first("the checkpoint folder", lambda: [str(folder.checkpoint), settings is None])
-        if settings is None:
-            outcome = resume(
-                recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint, ranks=ranks
-            )
+    first = ranks.rank == 0
+    key = ranks.from_first(
+        "the key of the records held out", lambda: (folder.settings if settings is None else settings)["holdout_key"]
+    )
+    with ranks.unanimous("the data"):
+        data = load_data(recipe, data_dir, holdout_key=bytes.fromhex(key))
+        public = load_public(recipe, data_dir)
+    with folder if first else nullcontext(), Watch(f"{data.name}, {recipe.model.name}", shown=first) as watch:
+        place, resumed = ranks.from_first("the checkpoint folder", lambda: [str(folder.checkpoint), settings is None])
+        saved, on_step = Path(place), watch.on_step
+        if resumed:
+            outcome = resume(recipe, data, public=public, on_step=on_step, checkpoint=saved, ranks=ranks)
         else:
-            folder.keep_settings(settings)
+            if settings is not None:
+                folder.keep_settings(settings)
+            ledger = folder.ledger if first else None
             outcome = train(
-                recipe,
-                data,
-                public=public,
-                ledger_path=folder.ledger,
-                on_step=watch.on_step,
-                checkpoint=folder.checkpoint,
-                ranks=ranks,
+                recipe, data, public=public, ledger_path=ledger, on_step=on_step, checkpoint=saved, ranks=ranks
             )
+        if not first:
+            return None
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
     mention_replaced(folder)
     return facts
-
-
-def _follow(ranks: AnyRanks, recipe: Recipe, data_dir: Path | None) -> None:
-    """The part of another rank than 0 in a run: it computes, and shows and writes nothing."""
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train
-
-    data, public = _loaded(ranks, recipe, data_dir)
-    place, resumed = ranks.from_first("the checkpoint folder", lambda: None)
-    checkpoint = Path(place)
-    with Watch("", shown=False) as watch:
-        if resumed:
-            resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=checkpoint, ranks=ranks)
-        else:
-            train(
-                recipe,
-                data,
-                public=public,
-                ledger_path=None,
-                on_step=watch.on_step,
-                checkpoint=checkpoint,
-                ranks=ranks,
-            )
-
-
-def _loaded(
-    ranks: AnyRanks, recipe: Recipe, data_dir: Path | None, holdout_key: bytes = b""
-) -> tuple[DataSet, DataSet | None]:
-    """The records and the public examples, which every rank loads; rank 0 has the key of the records held out."""
-    from noisette.training.records import load_data, load_public
-
-    key = bytes.fromhex(ranks.from_first("the key of the records held out", holdout_key.hex))
-    with ranks.unanimous("the data"):
-        return load_data(recipe, data_dir, holdout_key=key), load_public(recipe, data_dir)
 
 
 @contextmanager

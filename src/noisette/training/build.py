@@ -302,14 +302,7 @@ def replace_batch_norm(
 def _bound(
     model: nn.Module, recipe: Recipe, shape: Sequence[int], data: DataSet
 ) -> tuple[LossOfScores, GradientBound, float | None]:
-    """The loss, the bound, and the noise multiplier of a whole step if the recipe gives one.
-
-    Args:
-        model: what is trained.
-        recipe: the settings.
-        shape: that of one input of the model.
-        data: the records, of which only classes and target are used.
-    """
+    """The loss, the bound, and the noise multiplier of a whole step if it is given, for inputs of this shape."""
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
         if any(is_constrained(part) for part in model.modules()):

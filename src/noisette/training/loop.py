@@ -135,7 +135,7 @@ def train(
 
     Args:
         recipe: the settings.
-        data: what :func:`noisette.data.load` gave for the recipe's data section.
+        data: the records that it names.
         public: the data set that the recipe's public examples come from, if it has any.
         ledger_path: file the ledger is written to; in memory if ``None``.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
@@ -176,15 +176,9 @@ def resume(
     checkpoint: Path,
     ranks: AnyRanks | None = None,
 ) -> Outcome:
-    """Continue a run that :func:`train` saved, for the steps that are left, and save it in the same place.
+    """Continue a run that :func:`train` saved in the folder ``checkpoint``, for the steps that are left.
 
-    Args:
-        recipe: that of the run.
-        data: that of the run.
-        public: that of the run.
-        on_step: as for :func:`train`.
-        checkpoint: the folder where the run was saved.
-        ranks: as for :func:`noisette.privatize`.
+    Recipe, data and public examples are those of the run; the other arguments are as for :func:`train`.
 
     Guarantee: that of :func:`train`, for everything that all processes of the run released together.
 
@@ -229,16 +223,7 @@ def resume(
 
 
 class _Training:
-    """The remaining steps of a run.
-
-    Args:
-        setup: the model, its bound and optimizer, and the examples.
-        outcome: the run and its points so far.
-        checkpoint: folder where the run is saved; ``None`` if it is not.
-        start: when the run began, on the clock of ``time.perf_counter``.
-        places: how many points the whole run has.
-        ranks: the processes of the run.
-    """
+    """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     def __init__(
         self,
@@ -249,9 +234,8 @@ class _Training:
         places: int,
         ranks: AnyRanks,
     ) -> None:
-        self._setup, self._outcome, self._checkpoint, self._start = setup, outcome, checkpoint, start
-        self._places = places
-        self._ranks = ranks
+        self._setup, self._outcome, self._checkpoint = setup, outcome, checkpoint
+        self._start, self._places, self._ranks = start, places, ranks
         self._taken_before = outcome.run.steps_taken
         self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
 
@@ -394,8 +378,20 @@ def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
             records, a projection, clipping by layer, or is that of a small run already.
     """
     checks.count(factor=factor, size=size)
-    training, privacy = recipe.training, recipe.privacy
-    _check_small(recipe, factor)
+    training, privacy, problems = recipe.training, recipe.privacy, []
+    if factor < 2 or training.batch_size % factor:
+        problems.append(f"the factor must be 2 or more and divide batch_size={training.batch_size}, got {factor}")
+    if training.simulates > 1:
+        problems.append(f"the recipe simulates another one already, {training.simulates} times as large")
+    if training.batches != "poisson" or recipe.data.users is not None:
+        problems.append("only Poisson batches of records are simulated")
+    if recipe.projection.components:
+        problems.append("private principal components are not made smaller; leave the projection out")
+    rule = CLIPPING_RULES[privacy.clipping].resolve()(1.0)
+    if not recipe.lipschitz.used and len(list(rule.groups(["a.weight", "b.weight"]))) > 1:
+        problems.append(f"clipping = {privacy.clipping!r} has several norms; use one")
+    if problems:
+        raise ValueError("this recipe cannot be simulated at a smaller scale:\n  " + "\n  ".join(problems))
     accountant = ACCOUNTANTS[privacy.accountant]
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     noise = privacy.noise_multiplier or noise_multiplier_for(
@@ -419,24 +415,3 @@ def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
             simulates=factor,
         ),
     )
-
-
-def _check_small(recipe: Recipe, factor: int) -> None:
-    training, problems = recipe.training, []
-    if factor < 2 or training.batch_size % factor:
-        problems.append(f"the factor must be 2 or more and divide batch_size={training.batch_size}, got {factor}")
-    if training.simulates > 1:
-        problems.append(f"the recipe simulates another one already, {training.simulates} times as large")
-    if training.batches != "poisson" or recipe.data.users is not None:
-        problems.append("only Poisson batches of records are simulated")
-    if recipe.projection.components:
-        problems.append("private principal components are not made smaller; leave the projection out")
-    if not recipe.lipschitz.used and len(_groups(recipe)) > 1:
-        problems.append(f"clipping = {recipe.privacy.clipping!r} has several norms; use one")
-    if problems:
-        raise ValueError("this recipe cannot be simulated at a smaller scale:\n  " + "\n  ".join(problems))
-
-
-def _groups(recipe: Recipe) -> list[object]:
-    """The groups that the clipping rule makes of two layers."""
-    return list(CLIPPING_RULES[recipe.privacy.clipping].resolve()(1.0).groups(["a.weight", "b.weight"]))

@@ -357,11 +357,7 @@ class Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the rehearsal has shown them; repeated, they would count the runs
             return repeat_and_select(
-                ledger,
-                self.event,
-                train_once,
-                score=lambda found: found.score if found else math.nan,
-                fallback=None,
+                ledger, self.event, train_once, score=lambda found: found.score if found else math.nan, fallback=None
             )
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:

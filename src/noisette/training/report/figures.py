@@ -20,14 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from noisette.accounting import (
-    Accountant,
-    MomentsAccountant,
-    PldAccountant,
-    RdpAccountant,
-    atomic_files,
-    epsilon_curve,
-)
+from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant, atomic_files, epsilon_curve
 from noisette.accounting.events import event_of
 from noisette.errors import UnsupportedEventError
 from noisette.training.report.facts import Facts, percent, power_of_ten, upward

@@ -210,9 +210,7 @@ def _records(facts: Facts) -> Iterator[Stated]:
         size = f"{data.image_size[0]} x {data.image_size[1]}"
         colour = "grey" if data.grey else "colour"
         yield Stated(
-            "images",
-            f"{size}, {colour}",
-            f"Images: each was scaled and cut to {size} pixels in {colour} by itself.",
+            "images", f"{size}, {colour}", f"Images: each was scaled and cut to {size} pixels in {colour} by itself."
         )
     if data.skip_unlabelled:
         yield Stated(
