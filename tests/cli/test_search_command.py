@@ -295,14 +295,8 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     assert [path.name for path in left.iterdir()] == ["ledger.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGKILL, -9),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, code, tmp_path):
     Path("own.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
     program = "import sys; from noisette.cli import main; main()"
