@@ -136,7 +136,7 @@ def bench(
         only = ["--models", model] if model and not place.is_smoke else []
         out = place.folder / "-".join([dtype, *([model] if model else [])])
         result = place.command(
-            *("noisette", "bench", "--device", place.device, "--experiments", experiment, "--dtype", dtype),
+            *("benchmarks", "--device", place.device, "--experiments", experiment, "--dtype", dtype),
             *("--methods", ",".join(there), *only, *size, "--seconds", "1.5", "--out", str(out)),
             seconds=seconds,
         )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.norms [--model bn-lenet-5] [--batch 1024] [--public 128] [--rounds 15] [--out DIR]
 
-The networks are those of noisette.nn.models with batch norm behind every layer, converted. Their steps alternate on one
+The networks are those of papers.networks with batch norm behind every layer, converted. Their steps alternate on one
 thread; medians are compared. Noise and update are part of a step.
 """
 
@@ -22,6 +22,7 @@ from benchmarks.steps.report import hardware
 from noisette.clipping.engines import BookKeeping
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.nn.models import build
+from papers import networks as networks  # which registers those with batch norm behind every layer
 
 _WARM_UP = 3
 

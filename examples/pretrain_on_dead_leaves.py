@@ -4,12 +4,12 @@ Source: Tang, Panda, Sehwag & Mittal 2023, "Differentially private image classif
 processes". They learn from images of an untrained generator by a contrastive loss; here a network learns which kind of
 dead leaves an image shows, which takes minutes on a processor.
 
-    python examples/pretrain_on_dead_leaves.py --model cifar-tutorial --out leaves.safetensors
+    python examples/pretrain_on_dead_leaves.py --model papers.networks:cifar_tutorial --out leaves.safetensors
 
 The layers whose size depends on the number of classes are left out of the file. A recipe then begins with it:
 
     [model]
-    name = "cifar-tutorial"
+    name = "papers.networks:cifar_tutorial"
     weights = "leaves.safetensors"
     frozen = ["features"]
 """
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.data.dead_leaves import CLASSES, dead_leaves
+from noisette.data.built_in_images import CLASSES, dead_leaves
 from noisette.nn import MirrorAndShift, models
 from noisette.nn.batch_norm import in_evaluation
 
@@ -60,7 +60,7 @@ _BATCH = 128
 def main() -> None:
     """Learn, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="cifar-tutorial", help="a built-in model without batch norm")
+    parser.add_argument("--model", default="papers.networks:cifar_tutorial", help="a model without batch norm")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--rate", type=float, default=0.001)

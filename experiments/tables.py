@@ -26,7 +26,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from experiments.tables_picture import picture
 from noisette import PrivateClassifier, PrivateRegressor
 from noisette.data import load
-from noisette.data.adult import ATTRIBUTES
+from noisette.data.built_in_tables import ATTRIBUTES
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tables.json"
 EPSILONS = (0.5, 1.0, 3.0, 8.0)

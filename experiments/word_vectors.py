@@ -20,9 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from noisette.accounting import atomic_files
-from noisette.data.glove import glove
-from noisette.data.numbering import number_of
-from noisette.data.words import Vocabulary
+from noisette.data.built_in_texts import glove
+from noisette.data.words import Vocabulary, number_of
 from noisette.nn import models
 
 DIMS = 50

@@ -30,6 +30,7 @@ def carry_out(
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
     """
+    import papers.networks  # noqa: F401 - recipes name them
     from noisette.training.loop import train
 
     outcome = train(

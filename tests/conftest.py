@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from noisette.accounting.pld import PldCurve
-from noisette.core.state import seed_torch
+from noisette.core.steps import seed_torch
 
 MARKERS = {
     "unit": (

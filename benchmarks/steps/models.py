@@ -25,7 +25,8 @@ from noisette.nn.lipschitz import (
     SpectralLinear,
 )
 from noisette.nn.models.networks import normalised, residual_blocks, sequence
-from noisette.nn.models.of_papers import vgg_features
+from papers.networks import vgg as vgg_for_cifar
+from papers.networks import vgg_features
 
 F = nn.functional
 _GROUPS = 32  # of group norm
@@ -156,7 +157,7 @@ MODELS: dict[str, Model] = {
     "resnet18-cifar": Model(
         "ResNet-18 (CIFAR)", partial(models.resnet, _CIFAR, 10, depth=18, norm=_group_norm), _CIFAR
     ),
-    "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(models.vgg, _CIFAR, 10, depth=16, norm=_group_norm), _CIFAR),
+    "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(vgg_for_cifar, _CIFAR, 10, depth=16, norm=_group_norm), _CIFAR),
     "lipschitz-dense": Model("Lipschitz MLP", lipschitz_dense, (784,)),
     "lipschitz-mixer": Model("Lipschitz mixer", lipschitz_mixer, (1, 28, 28)),
     "lipschitz-conv": Model("Lipschitz CNN", lipschitz_conv, (1, 28, 28)),

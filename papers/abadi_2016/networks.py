@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from noisette.nn.models import mlp1000
+from papers.networks import mlp1000
 
 units_200, units_500, units_2000 = (partial(mlp1000, units=units) for units in (200, 500, 2000))

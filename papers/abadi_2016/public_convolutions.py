@@ -18,9 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample, normalize
 
-from noisette.data.shaded_leaves import shaded_leaves
+from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import models
+<<<<<<< HEAD
 from noisette.training import keep_freed_memory
+=======
+from noisette.training.allocator import keep_freed_memory
+from papers import networks as networks  # which NETWORKS names
+>>>>>>> main
 
 IMAGES, STEPS = 10_000, 150
 _PAIRS, _OUTPUTS = 128, 64

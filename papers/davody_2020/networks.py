@@ -6,7 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from noisette.nn.models import batch_norm, layer_norm, lenet_5, resnet, vgg
+from noisette.nn.models import batch_norm, layer_norm
+from papers.networks import lenet_5, lenet_300_100, resnet_of_table_3, vgg
 
 plain = lenet_5
 plain_tanh = partial(lenet_5, activation=nn.Tanh)
@@ -21,10 +22,12 @@ ln_tanh = partial(ln, activation=nn.Tanh)
 ln_raw_scores = partial(ln, normalised_logits=False)
 ln_tanh_raw_scores = partial(ln_tanh, normalised_logits=False)
 
+bn_300_100 = partial(lenet_300_100, norm=batch_norm)
+
 # An eighth of the channels in every layer.
 vgg_16_eighth = partial(vgg, width=8)
 bn_vgg_16_eighth = partial(vgg_16_eighth, normalised_logits=True)
-resnet_18_eighth = partial(resnet, width=8)
+resnet_18_eighth = partial(resnet_of_table_3, width=8)
 bn_resnet_18_eighth = partial(resnet_18_eighth, normalised_logits=True)
 
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from noisette import BoundedSum
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import schedule
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm, models
 from noisette.training.build import public_examples
 from noisette.training.loop import evaluate
+from papers import networks as networks  # which settings name
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 if TYPE_CHECKING:

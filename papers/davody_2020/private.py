@@ -7,7 +7,7 @@ from functools import cache
 from typing import ClassVar, Self
 
 from noisette.accounting import noise_multiplier_for
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import schedule
 from noisette.training.recipe import (
     AugmentationSection,
     DataSection,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from noisette.nn import WeightNoise, models
+from noisette.nn import models
+from papers import networks as networks  # which settings name
 from papers.davody_2020.distortion import Distortion, distortion_for
-from papers.davody_2020.setting import NoisyWeights
+from papers.davody_2020.setting import NoisyWeights as Setting
 
 if TYPE_CHECKING:
     from noisette.data import DataSet, Split
@@ -25,9 +27,33 @@ _BARELY_BETTER = 1.5  # times the accuracy of chance: below that a network has l
 _AT_ONCE = 1000  # test images that share batch statistics
 _DRAWS = 5  # of the noise, on each test image
 _SPLIT_SEED = 20  # which training images are held out
+_NOISED = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 
 
-def train(setting: NoisyWeights, seed: int, data: DataSet, tell: Tell) -> dict[str, Any]:
+class NoisyWeights(nn.Module):
+    """Adds fresh Gaussian noise to the weights and biases of a model's layers in each forward pass.
+
+    The parameters are the means mu; a pass uses mu + sigma * eps, eps ~ N(0, I), in training and in evaluation mode.
+    All examples of a batch share one draw. Norms and embeddings have no noise.
+
+    Source: Davody et al. 2020, section 2.
+    """
+
+    def __init__(self, model: nn.Module, sigma: float) -> None:
+        super().__init__()
+        self.model, self.sigma = model, sigma
+        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _NOISED)]
+        self._noised = [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.sigma:
+            return self.model(x)
+        means = {name: self.model.get_parameter(name) for name in self._noised}
+        noisy = {name: mean + torch.empty_like(mean).normal_(0.0, self.sigma) for name, mean in means.items()}
+        return functional_call(self.model, noisy, x)
+
+
+def train(setting: Setting, seed: int, data: DataSet, tell: Tell) -> dict[str, Any]:
     """Train under noise: accuracy on held-out records after each epoch, and at the end on the test examples.
 
     The seed determines weights, batches and noise. Every sixth training record is held out.
@@ -35,8 +61,7 @@ def train(setting: NoisyWeights, seed: int, data: DataSet, tell: Tell) -> dict[s
     torch.manual_seed(seed)
     start = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = with_fresh_statistics(built(setting.model, data)).to(device)
-    WeightNoise(model, setting.sigma)
+    model = NoisyWeights(with_fresh_statistics(built(setting.model, data)).to(device), setting.sigma)
     training, held_out = (part.to(device) for part in Examples.of(data.train).divided())
     validation: list[float] = []
     for accuracy in _epochs(model, setting, training, held_out, distortion_for(setting.data)):
@@ -104,7 +129,7 @@ class Examples:
 
 
 def _epochs(
-    model: nn.Module, setting: NoisyWeights, training: Examples, held_out: Examples, distort: Distortion
+    model: nn.Module, setting: Setting, training: Examples, held_out: Examples, distort: Distortion
 ) -> Iterator[float]:
     """Validation accuracy after each epoch."""
     optimizer, peaks = _optimizer(model, setting)
@@ -122,7 +147,7 @@ def _epochs(
         yield accuracy_under_noise(model, held_out, draws=1)
 
 
-def _optimizer(model: nn.Module, setting: NoisyWeights) -> tuple[torch.optim.Adam, list[float]]:
+def _optimizer(model: nn.Module, setting: Setting) -> tuple[torch.optim.Adam, list[float]]:
     """Adam with a rate for the weights and one for the norms, and these rates."""
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
     of_norms = [p for module in model.modules() if isinstance(module, norms) for p in module.parameters()]

@@ -26,9 +26,8 @@ _PUBLIC = {
     "core.steps": ("close_run",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
-    "lipschitz.bound": ("LipschitzBound",),
+    "lipschitz.bound": ("GlobalAllocation", "LipschitzBound", "OptimalAllocation", "PerLayerAllocation"),
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
-    "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),
     "noise.pca": ("PrivatePCA", "private_pca"),
     "ranks": ("Alone", "Ranks"),
     "rules.rule_check": ("rule",),
@@ -37,8 +36,7 @@ _PUBLIC = {
     "run.loading": ("OwnRecords",),
     "run.private": ("PrivateRun",),
     "run.privatize": ("privatize",),
-    "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
-    "run.users": ("Users",),
+    "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"),
     "training.optimizers": ("AdamBC",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -47,12 +47,12 @@ from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
 from noisette.integrations.scikit_learn import PrivateClassifier as PrivateClassifier
 from noisette.integrations.scikit_learn import PrivateRegressor as PrivateRegressor
+from noisette.lipschitz.bound import GlobalAllocation as GlobalAllocation
 from noisette.lipschitz.bound import LipschitzBound as LipschitzBound
+from noisette.lipschitz.bound import OptimalAllocation as OptimalAllocation
+from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
-from noisette.lipschitz.noise_allocation import GlobalAllocation as GlobalAllocation
-from noisette.lipschitz.noise_allocation import OptimalAllocation as OptimalAllocation
-from noisette.lipschitz.noise_allocation import PerLayerAllocation as PerLayerAllocation
 from noisette.noise.pca import PrivatePCA as PrivatePCA
 from noisette.noise.pca import private_pca as private_pca
 from noisette.ranks import Alone as Alone
@@ -67,5 +67,5 @@ from noisette.run.sampling import BallsInBins as BallsInBins
 from noisette.run.sampling import CyclicPoisson as CyclicPoisson
 from noisette.run.sampling import Poisson as Poisson
 from noisette.run.sampling import TruncatedPoisson as TruncatedPoisson
-from noisette.run.users import Users as Users
+from noisette.run.sampling import Users as Users
 from noisette.training.optimizers import AdamBC as AdamBC

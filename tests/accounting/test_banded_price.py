@@ -14,7 +14,6 @@ from noisette import BandedGaussian, Ledger, PoissonGaussian
 from noisette.accounting import PldAccountant
 from noisette.accounting.ledger import RecordedRun
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.cli.account import in_words
 from noisette.run.sampling import CyclicPoisson
 
 STEP = BandedGaussian(sampling_rate=0.02, noise_multiplier=1.2, bands=4)
@@ -90,14 +89,10 @@ def test_a_ledger_takes_whole_rounds_alone(tmp_path: Path, call: str, steps: int
 def test_a_line_with_a_part_of_a_round_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
     with monkeypatch.context() as patch:
-        for module in ("ledger", "lines"):
-            patch.setattr(f"noisette.accounting.ledger.{module}.check_whole_rounds", lambda event, steps: None)
+        for module in ("ledger", "ledger_file"):
+            patch.setattr(f"noisette.accounting.{module}.check_whole_rounds", lambda event, steps: None)
         with Ledger(path) as ledger:
             ledger.reserve(STEP, 3)
     assert json.loads(path.read_text())["bands"] == 4
     with pytest.raises(ValueError, match="line 1"):
         Ledger.read(path)
-
-
-def test_words() -> None:
-    assert in_words(STEP) == "banded Gaussian, rate 0.02, rounds of 4 steps, noise 1.2"

@@ -17,86 +17,18 @@ from noisette.accounting import (
     steps_for,
 )
 
-# examples in a batch, in the data set, steps: {epsilon: (noise by moments at the orders of an older library, by RDP, by
-# PLD)}, at delta 1e-5.
-TABLE = {
-    (32, 60_000, 18_750): {
-        7: (0.4801, 0.4624, 0.4400),
-        3: (0.6432, 0.5823, 0.5370),
-        1: (0.9783, 0.8479, 0.6719),
-        0.5: (1.3541, 1.1373, 0.8229),
-        0.1: (4.1225, 2.7202, 2.3628),
-        0.05: (7.1046, 4.7967, 4.2901),
-    },
-    (256, 60_000, 7031): {
-        7: (0.6673, 0.6412, 0.6163),
-        3: (0.9199, 0.8570, 0.8176),
-        1: (1.9124, 1.6257, 1.5193),
-        0.5: (3.5688, 2.8545, 2.6308),
-        0.1: (17.328, 12.203, 11.043),
-        0.05: (34.576, 23.207, 20.702),
-    },
-    (600, 60_000, 6000): {
-        7: (0.9006, 0.8580, 0.8250),
-        3: (1.5089, 1.3640, 1.2903),
-        1: (3.8903, 3.2366, 2.9950),
-        0.5: (7.5770, 6.0059, 5.5131),
-        0.1: (37.459, 26.362, 23.849),
-        0.05: (74.814, 50.201, 44.781),
-    },
-    (1024, 60_000, 2344): {
-        7: (0.9472, 0.8987, 0.8615),
-        3: (1.6047, 1.4468, 1.3652),
-        1: (4.1567, 3.4560, 3.1952),
-        0.5: (8.0938, 6.4144, 5.8864),
-        0.1: (39.975, 28.132, 25.449),
-        0.05: (79.823, 53.563, 47.772),
-    },
-    (128, 96_000, 37_500): {
-        7: (0.5943, 0.5747, 0.5549),
-        3: (0.7834, 0.7360, 0.7010),
-        1: (1.4484, 1.2515, 1.1798),
-        0.5: (2.6124, 2.1081, 1.9516),
-        0.1: (12.506, 8.8142, 7.9811),
-    },
-    (300, 96_000, 3840): {
-        7: (0.5849, 0.5587, 0.5329),
-        3: (0.7690, 0.7199, 0.6732),
-        1: (1.2742, 1.1067, 1.0027),
-        0.5: (2.0408, 1.6689, 1.5504),
-        0.1: (9.4236, 6.6498, 6.0204),
-    },
-    (1024, 96_000, 1875): {
-        7: (0.7447, 0.7108, 0.6806),
-        3: (1.0786, 0.9964, 0.9473),
-        1: (2.4212, 2.0385, 1.8949),
-        0.5: (4.5889, 3.6551, 3.3606),
-        0.1: (22.383, 15.758, 14.255),
-    },
-    (16, 50_000, 125_000): {
-        8: (0.4818, 0.4684, 0.4516),
-        4: (0.5800, 0.5516, 0.5234),
-        2: (0.7347, 0.6738, 0.6066),
-    },
-    (1000, 50_000, 3000): {
-        8: (1.0289, 0.9778, 0.9373),
-        4: (1.6127, 1.4711, 1.3908),
-        2: (2.8657, 2.4898, 2.3216),
-    },
-    (2000, 50_000, 1750): {
-        8: (1.3764, 1.2937, 1.2314),
-        4: (2.3236, 2.0978, 1.9699),
-        2: (4.2916, 3.7078, 3.4462),
-    },
-    (4000, 50_000, 1250): {
-        8: (2.1166, 1.9683, 1.8604),
-        4: (3.7845, 3.3936, 3.1745),
-        2: (7.1613, 6.1687, 5.7250),
-    },
-}
-ROWS = [(*plan, epsilon, *noises) for plan, budgets in TABLE.items() for epsilon, noises in budgets.items()]
+# Examples in a batch, in the data set, steps, epsilon at delta 1e-5; the noise by moments at the orders of an older
+# library, by RDP, and by PLD.
+TABLE = [
+    (32, 60_000, 18_750, 0.05, 7.1046, 4.7967, 4.2901),
+    (256, 60_000, 7031, 1, 1.9124, 1.6257, 1.5193),
+    (600, 60_000, 6000, 3, 1.5089, 1.3640, 1.2903),
+    (600, 60_000, 6000, 0.1, 37.459, 26.362, 23.849),
+    (300, 96_000, 3840, 7, 0.5849, 0.5587, 0.5329),
+    (16, 50_000, 125_000, 4, 0.5800, 0.5516, 0.5234),
+    (4000, 50_000, 1250, 2, 7.1613, 6.1687, 5.7250),
+]
 PAPER = MomentsAccountant(orders=range(1, 33))
-QUICK = [row for row in ROWS if (row[0], row[3]) in {(600, 3), (600, 0.1), (4000, 2), (32, 0.05)}]
 
 
 # The orders of TF-Privacy in early 2020, which are larger by 1 than those of moments.
@@ -105,22 +37,12 @@ OLDER = MomentsAccountant(
 )
 
 
-def check_row(batch, size, steps, epsilon, older, rdp, pld):
+@pytest.mark.parametrize(("batch", "size", "steps", "epsilon", "older", "rdp", "pld"), TABLE)
+def test_oracle_table(batch, size, steps, epsilon, older, rdp, pld):
     plan = {"delta": 1e-5, "sampling_rate": batch / size, "steps": steps}
     assert noise_multiplier_for(epsilon=epsilon, accountant=OLDER, **plan) == pytest.approx(older, rel=1e-3)
     assert noise_multiplier_for(epsilon=epsilon, accountant=RdpAccountant(), **plan) == pytest.approx(rdp, rel=2e-3)
     assert noise_multiplier_for(epsilon=epsilon, **plan) == pytest.approx(pld, rel=5e-3)
-
-
-@pytest.mark.parametrize(("batch", "size", "steps", "epsilon", "older", "rdp", "pld"), QUICK)
-def test_oracle_table(batch, size, steps, epsilon, older, rdp, pld):
-    check_row(batch, size, steps, epsilon, older, rdp, pld)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "size", "steps", "epsilon", "older", "rdp", "pld"), ROWS)
-def test_whole_oracle_table(batch, size, steps, epsilon, older, rdp, pld):
-    check_row(batch, size, steps, epsilon, older, rdp, pld)
 
 
 # noise, noise of the principal components, epsilon: epochs of 100 steps that the budget allows for the steps alone,
@@ -136,7 +58,7 @@ EPOCHS = [
 def test_the_budgets_of_the_mnist_study_allow_the_known_epochs(noise, components, epsilon, epochs):
     plan = {"epsilon": epsilon, "delta": 1e-5, "sampling_rate": 0.01, "accountant": PAPER}
     before = {PoissonGaussian(1.0, components): 1}
-    layers = PoissonGaussian.joint(0.01, {"hidden": noise, "top": noise}).noise_multiplier
+    layers = noise / math.sqrt(2)  # two Gaussian releases on one batch are one of this noise
     steps = [
         steps_for(noise_multiplier=noise, **plan),
         steps_for(noise_multiplier=noise, prior_events=before, **plan),
@@ -185,17 +107,6 @@ def check_every_knob(accountant, epsilon, delta, rate, noise, steps, prior_event
 )
 def test_every_result_keeps_the_budget_and_is_nearly_the_best(accountant, prior_events):
     check_every_knob(accountant, 3.0, 1e-5, 0.02, 1.5, 1000, prior_events)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-@pytest.mark.parametrize("prior_events", [{}, {PoissonGaussian(1.0, 30.0): 1}], ids=len)
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "rate", "noise", "steps"),
-    [(3.0, 1e-5, 0.02, 1.5, 1000), (0.5, 1e-6, 0.2, 20.0, 60), (8.0, 1e-5, 0.5, 4.0, 40), (1.0, 1e-7, 1e-3, 0.6, 9000)],
-)
-def test_every_result_keeps_the_budget_for_many_plans(accountant, epsilon, delta, rate, noise, steps, prior_events):
-    check_every_knob(accountant, epsilon, delta, rate, noise, steps, prior_events)
 
 
 @settings(max_examples=15, deadline=None)
@@ -325,13 +236,6 @@ def test_the_epsilon_curve_is_never_below_the_default_accountant_and_close_to_it
     for on_the_curve, price in zip(curve, prices, strict=True):
         assert price <= on_the_curve <= price * 1.003
     assert curve == sorted(curve)
-
-
-@pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_the_epsilon_curve_of_other_accountants_is_exact(accountant):
-    release = PoissonGaussian(0.01, 4.0)
-    curve = epsilon_curve(release, checkpoints=[10, 10_000], delta=1e-5, accountant=accountant)
-    assert curve == [accountant.compose({release: n}).epsilon(delta=1e-5) for n in (10, 10_000)]
 
 
 def test_checkpoints_are_numbers_of_steps():

@@ -13,13 +13,17 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-from noisette.accounting import Gaussian, GdpAccountant, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
-from noisette.accounting.interface import group_divergences
+from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting.privacy_loss import Mixture
 from noisette.accounting.rdp import ORDERS
 
 
 def group(rate, noise, records):
     return GroupPrivacy(PoissonGaussian(rate, noise), records)
+
+
+def group_divergences(event, orders):
+    return RdpAccountant(orders=orders).compose({event: 1}).divergences
 
 
 def epsilon(accountant, event, times=1, delta=1e-5):
@@ -107,15 +111,6 @@ def test_a_group_of_one_is_one_record(accountant, rate, noise, steps):
     assert epsilon(accountant, group(rate, noise, 1), steps) == pytest.approx(alone, rel=1e-6)
 
 
-@pytest.mark.parametrize("accountant", [RdpAccountant(), PldAccountant(), GdpAccountant()], ids=lambda a: a.name)
-def test_over_all_records_a_group_divides_the_noise_by_its_size(accountant):
-    alone = epsilon(accountant, Gaussian(2.0), 3)
-    assert epsilon(accountant, GroupPrivacy(Gaussian(10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
-    assert epsilon(accountant, GroupPrivacy(PoissonGaussian(1.0, 10.0), 5), 3) == pytest.approx(alone, rel=1e-12)
-    nearly_all = epsilon(accountant, group(1 - 1e-9, 10.0, 5), 3) if accountant.name != "gdp" else alone
-    assert nearly_all == pytest.approx(alone, rel=1e-3)
-
-
 @settings(max_examples=4, deadline=None)
 @given(st.floats(-3, -0.5).map(lambda x: 10**x), st.floats(0.6, 8), st.integers(1, 6), st.integers(1, 300))
 def test_a_larger_group_costs_more_and_a_distribution_less_than_divergences(rate, noise, records, steps):
@@ -143,26 +138,9 @@ def test_a_large_group_has_a_cost():
     assert 10 * alone < cost < 3
 
 
-def test_groups_of_different_sizes_cannot_be_composed():
-    for accountant in (PldAccountant(), RdpAccountant(), GdpAccountant()):
-        with pytest.raises(ValueError, match=r"group of 2 records.*group of 3 records"):
-            accountant.compose({GroupPrivacy(Gaussian(1.0), 2): 1, GroupPrivacy(Gaussian(1.0), 3): 1})
-        with pytest.raises(ValueError, match="different neighbouring relations"):
-            accountant.compose({GroupPrivacy(Gaussian(1.0), 2): 1, Gaussian(1.0): 1})
-
-
-def test_releases_for_one_group_compose_in_any_order():
-    first, second = group(0.01, 4.0, 3), GroupPrivacy(Gaussian(20.0), 3)
-    for accountant in (PldAccountant(), RdpAccountant()):
-        both = accountant.compose({first: 200, second: 2}).epsilon(delta=1e-6)
-        assert accountant.compose({second: 2, first: 200}).epsilon(delta=1e-6) == pytest.approx(both, rel=1e-9)
-        assert both > max(epsilon(accountant, first, 200, 1e-6), epsilon(accountant, second, 2, 1e-6))
-    assert math.isfinite(both)
-
-
 @pytest.mark.parametrize("order", [1.1, 2.0, 40.0])
 def test_a_tiny_divergence_is_not_rounded_to_zero_or_below(order):
     for noise in np.geomspace(0.4, 1e4, 40).tolist():
-        (ours,) = group_divergences(group(1e-15, noise, 12), [order])
+        ours = Mixture.of(group(1e-15, noise, 12)).divergence(order)
         assert ours > 0
     assert ours < 1e-13 / (order - 1)

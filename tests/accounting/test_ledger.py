@@ -1,9 +1,6 @@
-import copy
 import errno
 import json
-import math
 import os
-import pickle
 import stat
 from itertools import accumulate
 
@@ -12,13 +9,8 @@ import pytest
 from noisette.accounting import (
     FixedSizeGaussian,
     Gaussian,
-    GroupPrivacy,
     Ledger,
-    MomentsAccountant,
-    PldAccountant,
     PoissonGaussian,
-    RdpAccountant,
-    RepeatAndSelect,
 )
 from noisette.accounting.ledger import Tally
 from noisette.accounting.ledger_file import End, Entry, Kind, Series, repaired
@@ -27,13 +19,6 @@ from noisette.errors import PrivacyError
 EVENT = PoissonGaussian(0.01, 1.1)
 OTHER = PoissonGaussian(1.0, 7.0)
 QUERY = Gaussian(7.0, (("principal components", 1.0),))
-EVENTS = [
-    EVENT,
-    QUERY,
-    FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=2),
-    GroupPrivacy(PoissonGaussian.quantile_query(0.01, 10.0), records=3),
-    RepeatAndSelect(run=((EVENT, 100), (QUERY, 1)), mean=10.0, shape=math.inf),
-]
 
 
 @pytest.fixture
@@ -100,13 +85,14 @@ def test_each_line_is_an_object_that_follows_from_the_one_before(written):
     assert [line["previous"] for line in lines] == ["", *(line["digest"] for line in lines[:-1])]
 
 
-def test_only_its_owner_may_read_it(written):
-    assert stat.S_IMODE(written.stat().st_mode) == 0o600
-
-
 def test_a_ledger_is_read_back_as_it_was_written(written):
     ledger = Ledger.read(written)
     assert (ledger.events, ledger.committed, ledger.dataset) == ({EVENT: 3, OTHER: 1}, 4, "digits")
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600, "only its owner may read it"
+    for read in (Ledger.read, Ledger.repair):
+        with pytest.raises(FileNotFoundError, match="none"):
+            read(written.with_name("none"))
+    assert not written.with_name("none").exists()
 
 
 def test_a_crash_keeps_the_reservation(path):
@@ -154,32 +140,18 @@ def test_a_line_cut_at_any_byte_is_dropped_and_a_newline_added_where_it_alone_is
         assert repaired(content[:kept], small) == (content[: kept + 1] if whole else before)
 
 
-def test_repair_drops_the_last_line_alone(small, monkeypatch):
-    content, synced = small.read_bytes(), []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    for kept in range(5, len(content), 97):
-        small.write_bytes(content[:kept])
-        assert Ledger.repair(small)
-        assert small.read_bytes() == content[: content.rfind(b"\n", 0, kept) + 1]
-        assert synced.pop() == small.stat().st_size
-        assert not Ledger.repair(small)
-
-
-def test_a_repaired_ledger_goes_on(written):
-    written.write_bytes(written.read_bytes()[:-5])
-    assert Ledger.repair(written)
+def test_a_repaired_ledger_goes_on(written, monkeypatch):
+    content, synced = written.read_bytes(), []
+    written.write_bytes(content[:-5])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+        assert Ledger.repair(written)
+    assert synced == [written.stat().st_size]
+    assert not Ledger.repair(written)
     with Ledger(written, dataset="digits") as ledger:
         assert (ledger.events, ledger.committed) == ({EVENT: 3, OTHER: 1}, 3)
         ledger.charge(OTHER)
     assert Ledger.read(written).events == {EVENT: 3, OTHER: 2}
-
-
-def test_a_line_whose_newline_alone_is_missing_keeps_its_reservation(path):
-    with Ledger(path) as ledger:
-        ledger.reserve(EVENT, 16)
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as some editors leave a file
-    assert Ledger.repair(path)
-    assert Ledger.read(path).events == {EVENT: 16}
 
 
 @pytest.mark.parametrize("line", range(7))
@@ -196,16 +168,6 @@ def test_repair_refuses_what_no_crash_leaves(written, line):
         assert written.read_bytes() == content
 
 
-@pytest.mark.parametrize("bit", range(8))
-def test_a_last_line_with_a_damaged_newline_is_not_taken_for_one_that_was_cut(path, bit):
-    with Ledger(path) as ledger:
-        ledger.reserve(EVENT, 16)
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
-    with pytest.raises(ValueError, match="restore it from a copy"):
-        Ledger.repair(path)
-
-
 @pytest.mark.parametrize(
     "rest", [b"\0" * 300 + b"x", b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x\0\0", b'{"sequence": 7, "k\0"']
 )
@@ -214,20 +176,6 @@ def test_repair_refuses_an_end_that_is_not_the_beginning_of_the_next_line(writte
     with pytest.raises(ValueError, match=r"line 8: .*restore it from a copy"):
         Ledger.repair(written)
     assert written.read_bytes() == content
-
-
-def test_repair_refuses_missing_and_swapped_lines(written):
-    lines = written.read_bytes().splitlines(keepends=True)
-    for changed in (lines[1:], lines[:2] + lines[3:], [lines[0], lines[2], lines[1], *lines[3:]]):
-        written.write_bytes(b"".join(changed)[:-30])
-        with pytest.raises(ValueError, match="restore it from a copy"):
-            Ledger.repair(written)
-
-
-def test_repair_makes_no_file(path):
-    with pytest.raises(FileNotFoundError, match=r"ledger\.jsonl"):
-        Ledger.repair(path)
-    assert not path.exists()
 
 
 def test_a_ledger_cut_between_two_lines_is_detected_by_a_head_stored_elsewhere(written):
@@ -259,16 +207,6 @@ def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path)
     assert Ledger.read(path).events == {}, "without its commit line the released step would be free"
 
 
-def test_steps_of_an_earlier_lease_that_are_given_back_twice_are_refused(path):
-    lease = (Kind.RESERVE, 4), *[(Kind.COMMIT, 1)] * 4
-    back = (Kind.RESERVE, 4), (Kind.COMMIT, 1), (Kind.RELEASE, 3)
-    path.write_bytes(sealed(*lease, *back))
-    assert Ledger.read(path).events == {EVENT: 5}
-    path.write_bytes(sealed(*lease, *back, (Kind.RELEASE, 3)))
-    with pytest.raises(ValueError, match=r"line 9: .*more than the 8 reserved"):
-        Ledger.read(path)
-
-
 def test_a_missing_line_and_swapped_lines_are_refused(written):
     lines = written.read_bytes().splitlines(keepends=True)
     for changed, line in [
@@ -297,11 +235,6 @@ def test_what_is_no_ledger_is_refused(path, content):
         Ledger.read(path)
 
 
-def test_a_missing_file_is_not_an_empty_ledger(path):
-    with pytest.raises(FileNotFoundError):
-        Ledger.read(path)
-
-
 def test_another_data_set_is_refused(written):
     with pytest.raises(ValueError, match="'digits', not of 'mnist'"):
         Ledger(written, dataset="mnist")
@@ -309,6 +242,7 @@ def test_another_data_set_is_refused(written):
 
 def test_a_step_without_a_reservation_is_refused():
     ledger = Ledger()
+    ledger.charge(OTHER)
     with pytest.raises(PrivacyError, match="reserve"):
         ledger.commit()
     ledger.reserve(EVENT, 1)
@@ -342,13 +276,6 @@ def test_charges_are_on_disk_before_they_happen_and_are_never_given_back(path, m
     assert ledger.events == Ledger.read(path).events == {QUERY: 4}
     assert ledger.tallies == Ledger.read(path).tallies == {QUERY: Tally(charged=4), EVENT: Tally(2, given_back=2)}
     assert ledger.committed == 0
-
-
-def test_a_charge_is_no_step_that_can_be_committed():
-    ledger = Ledger()
-    ledger.charge(EVENT)
-    with pytest.raises(PrivacyError, match="reserve"):
-        ledger.commit()
 
 
 def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
@@ -390,25 +317,13 @@ def test_an_event_that_cannot_be_composed_with_the_ledger_is_refused(path):
     assert Ledger.read(path).events == {EVENT: 4}
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda e: e.mechanism)
-def test_every_event_is_read_back_as_it_was_written(path, event):
-    with Ledger(path) as ledger:
-        ledger.charge(event, times=2)
-        ledger.reserve(event, 3)
-    assert Ledger.read(path).events == {event: 5}
-
-
-@pytest.mark.parametrize("times", [0, -1, 1.5, "2", True])
-def test_a_number_of_charges_is_a_whole_number(times):
-    with pytest.raises((ValueError, TypeError), match="times"):
-        Ledger().charge(EVENT, times)
-
-
-@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", True])
-def test_a_number_of_steps_is_a_whole_number(path, steps):
+def test_a_number_of_steps_or_charges_is_a_whole_number(path):
     ledger = Ledger(path)
-    with pytest.raises((ValueError, TypeError), match="steps"):
-        ledger.reserve(EVENT, steps)
+    for number in (0, -1, 1.5, "2", True):
+        with pytest.raises((ValueError, TypeError), match="steps"):
+            ledger.reserve(EVENT, number)
+        with pytest.raises((ValueError, TypeError), match="times"):
+            ledger.charge(EVENT, number)
     assert path.read_bytes() == b""
 
 
@@ -426,34 +341,6 @@ def test_parts_of_an_event_are_written_and_read_back(path):
     assert "clipping count" in repr(Ledger.read(path).events)
 
 
-def test_altered_parts_are_refused(path):
-    Ledger(path).reserve(PARTS, 3)
-    line = path.read_bytes()
-    for change in (
-        (b"0.99", b"0.98"),
-        (b"clipping count", b"clipping-count"),
-        (b'{"gradient": 0.99, "clipping count": 0.01}', b"{}"),
-        (b'{"gradient": 0.99, "clipping count": 0.01}', b'["ab"]'),
-        (b'{"gradient": 0.99, "clipping count": 0.01}', b"7"),
-    ):
-        altered = line.replace(*change)
-        assert altered != line
-        path.write_bytes(altered)
-        with pytest.raises(ValueError, match="line 1: "):
-            Ledger.read(path)
-
-
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_parts_do_not_change_the_cost(accountant):
-    assert accountant.compose({PARTS: 30}).epsilon(delta=1e-5) == accountant.compose({EVENT: 30}).epsilon(delta=1e-5)
-
-
-@pytest.mark.parametrize("parts", [(("a", 0.5),), (("a", 0.5), ("b", 0.6)), (("a", 0.0), ("b", 1.0)), (("a", "1"),)])
-def test_parts_that_do_not_add_up_to_one_are_refused(parts):
-    with pytest.raises((ValueError, TypeError), match="share"):
-        PoissonGaussian(0.01, 1.1, parts)
-
-
 def test_a_ledger_that_was_rolled_back_and_written_anew_is_another(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.reserve(EVENT, 4)
@@ -465,13 +352,6 @@ def test_a_ledger_that_was_rolled_back_and_written_anew_is_another(tmp_path):
         again.reserve(EVENT, 4)
         assert again.events == {EVENT: 8}
         assert not again.holds(head)
-
-
-def test_a_ledger_is_never_copied():
-    ledger = Ledger()
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="cannot be copied"):
-            copied(ledger)
 
 
 def test_a_forked_process_spends_nothing(tmp_path, monkeypatch):

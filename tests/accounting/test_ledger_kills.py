@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from noisette.accounting import Ledger, PoissonGaussian, RdpAccountant
+from noisette.accounting import Ledger, PoissonGaussian
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -139,25 +139,9 @@ def test_a_kill_at_random_never_hides_a_call(tmp_path):
     folders = in_a_child(AT_RANDOM, tmp_path, 8)
     for folder in folders:
         check(folder)
-    assert len(folders) == 8
-
-
-@pytest.mark.slow
-def test_two_hundred_kills_at_random_never_make_epsilon_too_small(tmp_path):
-    accountant, steps = RdpAccountant(), []
-    for folder in in_a_child(AT_RANDOM, tmp_path, 200):
-        check(folder)
-        path, calls = folder / "ledger.jsonl", folder / "calls"
-        if not calls.exists() or not calls.stat().st_size:
-            continue
-        happened = {event: n for event, call in ((EVENT, b"e"), (OTHER, b"o")) if (n := calls.read_bytes().count(call))}
-        true = accountant.compose(happened).epsilon(delta=1e-5)
-        assert accountant.compose(Ledger.read(path).events).epsilon(delta=1e-5) >= true > 0
-        steps.append(sum(happened.values()))
-        with Ledger(path) as ledger:  # and the next process continues from it
+        with Ledger(folder / "ledger.jsonl") as ledger:  # and the next process continues from it
             ledger.reserve(EVENT, 1)
-    assert len(steps) > 100
-    assert len(set(steps)) > 5
+    assert len(folders) == 8
 
 
 def test_a_kill_at_any_line_of_the_ledger_never_hides_a_call(tmp_path):

@@ -53,26 +53,14 @@ def test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a
 
 def test_a_second_object_is_refused_until_the_first_is_closed(path):
     first = Ledger(path)
+    Ledger.read(path)  # which does not end the lock
     with pytest.raises(PrivacyError, match="share one Ledger"):
         Ledger(path)
     first.reserve(EVENT, 1)
     first.close()
     first.close()
-    with Ledger(path) as second:
-        second.reserve(EVENT, 1)
-    assert Ledger.read(path).events == {EVENT: 2}
-
-
-def test_reading_does_not_end_the_lock(path):
-    with Ledger(path):
-        Ledger.read(path)
-        with pytest.raises(PrivacyError):
-            Ledger(path)
-
-
-def test_an_object_that_is_forgotten_holds_no_lock(path):
-    Ledger(path).reserve(EVENT, 1)
-    Ledger(path)
+    Ledger(str(path)).reserve(EVENT, 1)  # an object that is forgotten holds no lock
+    assert Ledger(path).events == Ledger.read(path).events == {EVENT: 2}
 
 
 @pytest.mark.parametrize("content", [b"{}\n", b'{"sequence": 0, "k'])
@@ -102,12 +90,6 @@ def test_a_ledger_that_was_read_is_not_written(path):
         with pytest.raises(PrivacyError, match=r"was opened read-only.*dataset='digits'"):
             write(Ledger.read(path))
     assert Ledger.read(path).events == {EVENT: 4}
-
-
-def test_a_ledger_in_memory_needs_no_closing():
-    with Ledger() as ledger:
-        ledger.reserve(EVENT, 4)
-    assert ledger.events == {EVENT: 4}
 
 
 def test_a_ledger_that_is_open_cannot_be_copied(path):
@@ -177,16 +159,6 @@ def test_a_removed_ledger_is_detected(path):
             ledger.reserve(EVENT, 1)
 
 
-def test_a_folder_may_be_moved_with_its_open_ledger(path):
-    with Ledger(path) as ledger:
-        ledger.reserve(EVENT, 4)
-        moved = path.parent.with_name(path.parent.name + "-moved")
-        path.parent.rename(moved)
-        ledger.commit()
-        ledger.release()
-    assert Ledger.read(moved / path.name).events == {EVENT: 1}
-
-
 def test_a_disk_without_locks_is_refused_with_the_path(path, monkeypatch):
     def flock(descriptor, operation):
         if operation & fcntl.LOCK_EX:
@@ -202,11 +174,3 @@ def test_a_file_without_permission_and_a_missing_folder_are_named(path):
         Ledger(path / "ledger.jsonl")
     with pytest.raises(IsADirectoryError):
         Ledger(path.parent)
-
-
-def test_a_path_may_be_given_as_text(path):
-    with Ledger(str(path)) as ledger:
-        ledger.reserve(EVENT, 4)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert Ledger.repair(str(path))
-    assert Ledger.read(str(path)).events == {EVENT: 4}

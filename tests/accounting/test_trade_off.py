@@ -9,12 +9,10 @@ from scipy.stats import norm
 from noisette.accounting import (
     Gaussian,
     GdpAccountant,
-    MomentsAccountant,
     PldAccountant,
     PoissonGaussian,
-    RdpAccountant,
 )
-from noisette.accounting.trade_off import TradeOff
+from noisette.accounting.interface import TradeOff
 
 RATES = (1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9)
 
@@ -83,7 +81,7 @@ def test_laplace_noise_is_bounded_by_its_closed_form(rate):
 
 def test_the_best_attack_on_sampled_gaussians_stays_below_and_comes_near():
     """The likelihood ratio of all steps, the strongest attack there is (Neyman and Pearson), simulated."""
-    rate, noise, steps, trials = 0.2, 1.0, 10, 200_000
+    rate, noise, steps, trials = 0.2, 1.0, 10, 60_000
     attack = TradeOff(PldAccountant().compose({PoissonGaussian(rate, noise): steps}))
     random = np.random.default_rng(1)
 
@@ -105,24 +103,11 @@ def test_the_best_attack_on_sampled_gaussians_stays_below_and_comes_near():
     assert 0.9 * attack.advantage <= advantage <= attack.advantage + 0.01
 
 
-@pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()])
-def test_a_looser_accountant_allows_more(accountant):
-    events = {PoissonGaussian(0.01, 4.0): 1000}
-    tight, loose = (TradeOff(by.compose(events)) for by in (PldAccountant(), accountant))
-    assert 0 < tight.advantage <= loose.advantage <= 1
-    assert all(tight.true_positive_rate(rate) <= loose.true_positive_rate(rate) <= 1 for rate in RATES)
-
-
 def test_nothing_released_tells_nothing():
     attack = TradeOff(GdpAccountant().compose({}))
     assert attack.advantage < 1e-12
     assert attack.true_positive_rate(0.01) == pytest.approx(0.01)
     assert attack.posterior(exceeded=0.01) == pytest.approx(0.5)
-
-
-def test_no_noise_tells_everything():
-    attack = TradeOff(GdpAccountant().compose({Gaussian(1e-9): 1}))
-    assert (attack.advantage, attack.true_positive_rate(1e-3), attack.posterior(exceeded=0.01)) == (1, 1, 1)
 
 
 def test_a_further_delta_is_added():

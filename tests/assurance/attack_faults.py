@@ -7,7 +7,7 @@ import math
 import pytest
 
 from noisette.accounting import Event, PldAccountant, PoissonGaussian
-from noisette.accounting.trade_off import TradeOff
+from noisette.accounting.interface import TradeOff
 from noisette.training.report import Facts
 from planted import Mutant
 

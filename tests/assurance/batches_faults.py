@@ -9,16 +9,21 @@ import pytest
 
 from noisette.core.batches import PoissonSampler
 from noisette.run import sampling as schemes
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.sampling import BallsInBinsSampler, TruncatedPoissonSampler
-from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
+from noisette.run.agreement import Fingerprint
+from noisette.run.sampling import (
+    BallsInBinsSampler,
+    KeptRecordsSampler,
+    TruncatedPoissonSampler,
+    UserRecords,
+    UserSampler,
+)
 from planted import Mutant, Patch
 
 _USERS = "run/test_users.py"
 _TRUNCATED = "run/test_truncated.py"
 _BINS = "run/test_balls_in_bins.py"
 _RUNS = "run/test_kinds_of_batches.py"
-_AUDIT = "audit/test_user_runs.py::test_the_guarantee_holds_for_users_and_is_nearly_reached"
+_AUDIT = "audit/test_attacked_runs.py::test_the_guarantee_holds_for_users_and_is_nearly_reached"
 
 
 def replaced(owner: Any, name: str, value: Any) -> Patch:
@@ -54,7 +59,7 @@ def together(self: KeptRecordsSampler, *, step: int) -> np.ndarray:
 
 
 def by_identity(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.users._by_value", lambda index, value: value)
+    patch.setattr("noisette.run.sampling._by_value", lambda index, value: value)
 
 
 def cut(self: TruncatedPoissonSampler, *, step: int) -> np.ndarray:
@@ -94,7 +99,7 @@ def users_not_recognised(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_is_a_user(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.run.users._is_missing", lambda value: False)
+    patch.setattr("noisette.run.sampling._is_missing", lambda value: False)
 
 
 def another_cap(patch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,7 @@ MUTANTS = [
         replaced(UserSampler, "indices", every_record_of_a_user),
         (
             f"{_USERS}::test_a_user_enters_with_one_record_whatever_it_has",
-            "audit/test_user_runs.py::test_the_guarantee_holds_where_users_are_sampled",
+            "audit/test_attacked_runs.py::test_the_guarantee_holds_where_users_are_sampled",
         ),
     ),
     Mutant(

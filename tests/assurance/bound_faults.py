@@ -19,8 +19,9 @@ from noisette.core.backward import ForwardPass
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
-from noisette.core.loss import Loss, Microbatch, one_value
+from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import GaussianRelease
+from noisette.core.trace import one_value
 from noisette.rules.attention import touched_rows
 from noisette.rules.conv import KernelFactors
 from planted import Mutant, Patch

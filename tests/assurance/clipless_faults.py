@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from noisette.lipschitz import propagation
-from noisette.lipschitz.bound import LipschitzBound, weight_fingerprint
-from noisette.lipschitz.noise_allocation import Part, PerLayerAllocation
-from noisette.lipschitz.propagation import ScoreClipping
+from noisette.lipschitz.bound import LipschitzBound, Part, PerLayerAllocation, ScoreClipping, weight_fingerprint
 from noisette.nn.lipschitz import BoundedInput
 from planted import Mutant
 

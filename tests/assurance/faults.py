@@ -158,9 +158,9 @@ FAULTS = [
         (
             "run/test_checkpoint_file.py::test_a_pickle_by_another_name_is_never_loaded",
             "run/test_checkpoint_file.py::test_json_that_would_fill_the_memory_or_the_stack_is_refused",
-            "data/test_npz.py::test_nothing_is_unpickled",
-            "data/test_npz.py::test_a_huge_declared_array_is_refused",
-            "data/test_idx.py::test_a_huge_declared_size_takes_no_memory",
+            "data/test_own_files.py::test_nothing_is_unpickled",
+            "data/test_own_files.py::test_a_huge_declared_array_is_refused",
+            "data/test_built_in_images.py::test_a_huge_declared_size_takes_no_memory",
         ),
     ),
 ]

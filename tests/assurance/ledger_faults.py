@@ -12,7 +12,7 @@ import pytest
 
 from noisette.accounting import Event, Ledger
 from noisette.accounting import ledger_file as lines
-from noisette.accounting.calibrate import PrivacyBudget, RunParameters
+from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.ledger import RecordedRun, Tally
 from noisette.accounting.ledger_file import LedgerFile
 from noisette.run.private import LedgerAccount

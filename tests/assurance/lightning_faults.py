@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from noisette.integrations import boundary, lightning, lightning_run
-from noisette.integrations import lightning_run as lightning_checkpoint
-from noisette.integrations import lightning_run as lightning_surroundings
 from planted import Mutant
 
 _FITS = "integrations/test_lightning.py"
@@ -80,20 +78,20 @@ def new_ledger(patch: pytest.MonkeyPatch) -> None:
 
 def own_count(patch: pytest.MonkeyPatch) -> None:
     """A resumed run believes the checkpoint, and not the ledger, about the steps that were made."""
-    patch.setattr(lightning_checkpoint.SavedRun, "steps_lost", lambda self, ledger: 0)
+    patch.setattr(lightning_run.SavedRun, "steps_lost", lambda self, ledger: 0)
 
 
 def metrics(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lightning_surroundings, "_is_metric", lambda part: False)
+    patch.setattr(lightning_run, "_is_metric", lambda part: False)
 
 
 def fingerprint_saved(patch: pytest.MonkeyPatch) -> None:
-    facts_of = lightning_run.lightning_checkpoint.facts_of
+    facts_of = lightning_run.facts_of
 
     def facts(run: Any, dataset: Any, declared: Any) -> dict[str, Any]:
-        return facts_of(run, dataset, declared) | {"fingerprint": lightning_checkpoint.Fingerprint.of(dataset).facts()}
+        return facts_of(run, dataset, declared) | {"fingerprint": lightning_run.Fingerprint.of(dataset).facts()}
 
-    patch.setattr(lightning_run.lightning_checkpoint, "facts_of", facts)
+    patch.setattr(lightning_run, "facts_of", facts)
 
 
 def part_around_the_boundary(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from noisette.run.collation import PaddedBuckets
 from noisette.run.private import PrivateRun
 from planted import Mutant
 
-_PADDING = "redteam/test_batch_padding.py"
+_PADDING = "redteam/test_collation_alone.py"
 _STEPS = "redteam/test_optimizer_steps.py"
 _LOOPS = "run/test_harmless_loops.py"
 

@@ -166,10 +166,6 @@ def approximate_roots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii, has_rare).square_().sqrt_())
 
 
-def rotated_with_the_sign(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(device_noise, "_rotated", lambda x, by: (x << by) | (x >> (32 - by)))
-
-
 def kernel_without_windows(patch: pytest.MonkeyPatch) -> None:
     real = device_noise.table_of
     patch.setattr(device_noise, "table_of", lambda parts, tiles: real([replace(p, window=WHOLE) for p in parts], tiles))
@@ -315,15 +311,6 @@ MUTANTS = [
         "ranks and passes draw different noise for one element",
         approximate_roots,
         ("run/test_fixed_keys.py::test_noise_in_single_precision",),
-    ),
-    Mutant(
-        "rotations that carry the sign along",
-        "a keystream that is none",
-        rotated_with_the_sign,
-        (
-            "noise/test_torch_noise.py::test_keystream",
-            "noise/test_torch_noise.py::test_values_are_those_of_the_processor",
-        ),
     ),
     Mutant(
         "a kernel that ignores windows",

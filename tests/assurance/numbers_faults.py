@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from noisette.clipping import per_example
-from noisette.core import state
+from noisette.core import steps
 from noisette.core.steps import DpSgd
-from noisette.nn import weight_noise
 from noisette.run import loading as fetching
 from noisette.run import private as held_noise
 from planted import Mutant
 from ranks_faults import on_each_rank
 
-_GENERATORS = "redteam/test_generator_state.py"
+_GENERATORS = "redteam/test_published_state.py"
 _FETCHING = "run/test_fetching.py"
 
 
@@ -25,7 +24,7 @@ def known_seeds(patch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(torch.randint(2**31, ()).item())
         return torch.initial_seed()
 
-    patch.setattr(state, "seed_secretly", seed)
+    patch.setattr(steps, "seed_secretly", seed)
 
 
 def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
@@ -33,7 +32,7 @@ def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetching, "Rows", object)
 
 
-def noise_of_each_rank(patch: pytest.MonkeyPatch) -> None:
+def draws_of_each_rank(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(held_noise, "seed_torch", lambda seed: None)
 
 
@@ -66,7 +65,7 @@ MUTANTS = [
     Mutant(
         "secret seeds have 31 bits",
         "all of them can be tried",
-        lambda patch: patch.setattr(state, "_SECRET_BITS", 31),
+        lambda patch: patch.setattr(steps, "_SECRET_BITS", 31),
         (f"{_GENERATORS}::test_secret_seeds_are_too_many_to_be_tried",),
     ),
     Mutant(
@@ -76,22 +75,16 @@ MUTANTS = [
         (f"{_FETCHING}::test_processes_have_seeds_that_are_too_many_to_be_tried",),
     ),
     Mutant(
-        "weight noise is drawn for each microbatch",
+        "statistics of a public batch are drawn for each microbatch",
         "which records share a draw depends on how many come before them",
         lambda patch: patch.setattr("noisette.run.private.held_noise", lambda model: None),
-        ("nn/test_weight_noise.py::test_all_microbatches_of_a_private_batch_have_one_draw",),
+        ("nn/test_public_batch_norm.py::test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights",),
     ),
     Mutant(
-        "weight noise may be drawn by a module around the model",
-        "other noise for each microbatch",
-        lambda patch: patch.setattr(weight_noise._SetNoisy, "hold", lambda self, module: None),
-        ("nn/test_weight_noise.py::test_noise_that_is_drawn_around_the_model_of_a_run_is_refused",),
-    ),
-    Mutant(
-        "each rank draws its own weight noise",
+        "each rank draws its own statistics of a public batch",
         "which records share a draw depends on how many come before them",
-        on_each_rank(noise_of_each_rank),
-        ("redteam/test_ranks_apart.py::test_ranks_have_one_noise_on_the_weights",),
+        on_each_rank(draws_of_each_rank),
+        ("redteam/test_ranks_apart.py::test_ranks_have_one_draw_for_the_statistics_of_a_public_batch",),
     ),
     Mutant(
         "numbers of Python and NumPy are drawn once for a microbatch",

@@ -11,7 +11,7 @@ from noisette.clipping import engines as one_by_one
 from noisette.core.loss import Microbatch
 from planted import Mutant
 
-_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py"
+_MEET = "redteam/test_separate_by_construction.py"
 
 
 def keeps_marks(patch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,13 @@
-"""Faults of the prices: a privacy loss that is too small, one direction that is forgotten, a record counted once."""
+"""Faults of privacy costs: a privacy loss that is too small, one direction that is forgotten, a record counted once."""
 
 from __future__ import annotations
 
 import pytest
 
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
-from noisette.accounting import privacy_loss as distribution
 from noisette.accounting import privacy_loss as of_event
 from noisette.accounting.events import Sampled
-from noisette.accounting.interface import Mixture
-from noisette.accounting.privacy_loss import Directions
+from noisette.accounting.privacy_loss import Directions, Mixture
 from planted import Mutant, Patch
 
 _LOSSES = "accounting/test_privacy_loss.py"
@@ -25,12 +23,9 @@ def replaced(target: str, value: object) -> Patch:
 
 
 def to_the_lower_end(patch: pytest.MonkeyPatch) -> None:
-    whole = distribution.on_points
-    for room in ("mixtures", "other_mechanisms"):
-        patch.setattr(
-            f"noisette.accounting.accountants.privacy_loss.{room}.on_points",
-            lambda points, masses, shares: whole(points, masses, 0 * shares),
-        )
+    whole = of_event.on_points
+    of_event.directions_of.cache_clear()
+    patch.setattr(f"{_OF_EVENT}.on_points", lambda points, masses, shares: whole(points, masses, 0 * shares))
 
 
 def one_direction(mixture: Mixture, tail: float) -> Directions:

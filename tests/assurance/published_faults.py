@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from noisette.core.state import ModelBuffers, RandomStates
-from noisette.core.steps import DpSgd
+from noisette.core.state import ModelBuffers
+from noisette.core.steps import DpSgd, RandomStates
 from planted import Mutant
 
 _STATE = "redteam/test_published_state.py"
-_GENERATORS = "redteam/test_generator_state.py"
+_GENERATORS = "redteam/test_published_state.py"
 
 
 def buffers_of_the_model(patch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def any_first_axis(patch: pytest.MonkeyPatch) -> None:
 
 
 def forms_unchecked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(collation, "check_one_form", lambda values, remedy, name=None: None)
+    patch.setattr(collation, "check_one_form", lambda records, remedy: None)
 
 
 MUTANTS = [

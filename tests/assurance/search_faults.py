@@ -15,17 +15,14 @@ from scipy.special import ndtr
 from torch import nn
 
 from noisette.accounting import Ledger, RepeatAndSelect
-from noisette.accounting.gdp import GdpCurve
+from noisette.accounting.closed_forms import GdpCurve
 from noisette.accounting.ledger import RecordedRun
-from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.plan import SearchPlan
+from noisette.accounting.repeated_runs import NumberOfRuns, SearchPlan
 from noisette.core.noise import SecretKey
 from noisette.data import Split
 from noisette.nn.batch_norm import in_evaluation
 from noisette.run.private import PrivateRun
 from noisette.training import search
-from noisette.training import search as rehearsal
-from noisette.training import search as scores
 from noisette.training import search_space as space
 from noisette.training.evaluation import Point
 from noisette.training.recipe import Recipe
@@ -51,10 +48,6 @@ def charged_afterwards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "charge", charge)
 
 
-def fixed_number(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NumberOfRuns, "draw", lambda self, key: round(self.mean))
-
-
 def scored_together(patch: pytest.MonkeyPatch) -> None:
     """The records held out are one batch of the model."""
 
@@ -63,27 +56,8 @@ def scored_together(patch: pytest.MonkeyPatch) -> None:
             outputs = model(torch.as_tensor(examples.inputs))
         return float((outputs.argmax(1) == torch.as_tensor(examples.targets)).sum())
 
-    patch.setattr(scores, "right_answers", right_answers)
+    patch.setattr(search, "right_answers", right_answers)
     patch.setattr("test_search_scores.right_answers", right_answers)
-
-
-def worth_anything(patch: pytest.MonkeyPatch) -> None:
-    """The error of a number is not bounded."""
-    patch.setattr(scores, "_worth", lambda output, target, classes: 1 - abs(float(output[0]) - float(target)))
-
-
-def without_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scores, "_noised", lambda total, noise_multiplier: total)
-
-
-def free_score(patch: pytest.MonkeyPatch) -> None:
-    """The price of a run has no score in it, and none is charged."""
-    patch.setattr(HeldOutScore, "releases", property(lambda self: {}))
-
-
-def trained_on_all(patch: pytest.MonkeyPatch) -> None:
-    """The score reads records that are trained on."""
-    patch.setattr(HeldOutScore, "split", lambda self, data: (data, data.train))
 
 
 def cut_short(patch: pytest.MonkeyPatch) -> None:
@@ -104,10 +78,6 @@ def cut_short(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Search, "_train", train)
 
 
-def rehearsed_on_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rehearsal, "_made_up", lambda data: data)
-
-
 def priced_as_one_run(patch: pytest.MonkeyPatch) -> None:
     """The noise of a single run that keeps the budget."""
     whole = search.least_noise_search
@@ -117,11 +87,6 @@ def priced_as_one_run(patch: pytest.MonkeyPatch) -> None:
         return replace(alone, event=replace(alone.event, mean=numbers["mean"]))
 
     patch.setattr(search, "least_noise_search", least_noise_search)
-
-
-def seeded(patch: pytest.MonkeyPatch) -> None:
-    """The settings of a search follow from a number that anybody can try."""
-    patch.setattr(search.secrets, "SystemRandom", lambda: Random(0))
 
 
 def log_of_the_search(patch: pytest.MonkeyPatch) -> None:
@@ -135,16 +100,6 @@ def log_of_the_search(patch: pytest.MonkeyPatch) -> None:
         return whole(self, recipe, ledger, on_step)
 
     patch.setattr(Search, "_train", train)
-
-
-def told_by_the_clock(patch: pytest.MonkeyPatch) -> None:
-    """The ledger keeps the time at which the search began, beside files with the time of its end."""
-    patch.setattr(Path, "touch", lambda self: None)
-
-
-def batches_searched(patch: pytest.MonkeyPatch) -> None:
-    """Runs of several prices are charged as if they had one."""
-    patch.setattr(space, "_REFUSED", {})
 
 
 def cancelling(patch: pytest.MonkeyPatch) -> None:
@@ -167,7 +122,7 @@ MUTANTS = [
     Mutant(
         "the number of runs of a search is fixed",
         "the best of a known number of runs costs far more than the best of a random one",
-        fixed_number,
+        lambda patch: patch.setattr(NumberOfRuns, "draw", lambda self, key: round(self.mean)),
         (
             f"{_SEARCH}::test_numbers_of_runs_differ_between_searches",
             "accounting/test_number_of_runs.py::test_draws_have_the_distribution",
@@ -182,7 +137,9 @@ MUTANTS = [
     Mutant(
         "a wrong number counts as much as it is wrong",
         "one record moves the score of a regression by any amount",
-        worth_anything,
+        lambda patch: patch.setattr(
+            search, "_worth", lambda output, target, classes: 1 - abs(float(output[0]) - float(target))
+        ),
         (
             f"{_SCORES}::test_one_record_moves_the_worth_of_numbers_by_one_at_most",
             f"{_SCORES}::test_answers_that_are_no_numbers_are_worth_nothing",
@@ -191,13 +148,13 @@ MUTANTS = [
     Mutant(
         "the score on records has no noise",
         "the best run is chosen by, and published with, an exact count of records",
-        without_noise,
+        lambda patch: patch.setattr(search, "_noised", lambda total, noise_multiplier: total),
         (f"{_SCORES}::test_noise_has_the_charged_standard_deviation_and_is_fresh",),
     ),
     Mutant(
         "the score on records is not charged",
         "each run costs more than the search has paid for",
-        free_score,
+        lambda patch: patch.setattr(HeldOutScore, "releases", property(lambda self: {})),
         (
             f"{_SCORES}::test_noise_has_the_charged_standard_deviation_and_is_fresh",
             f"{_OF_RECIPES}::test_each_run_releases_its_steps_and_its_score_and_no_more",
@@ -206,7 +163,7 @@ MUTANTS = [
     Mutant(
         "the score reads records that are trained on",
         "what is reported as held out is not",
-        trained_on_all,
+        lambda patch: patch.setattr(HeldOutScore, "split", lambda self, data: (data, data.train)),
         (f"{_SCORES}::test_records_held_out_are_not_trained_on_and_their_number_is_not_used",),
     ),
     Mutant(
@@ -218,7 +175,7 @@ MUTANTS = [
     Mutant(
         "a search is rehearsed on records",
         "steps on records are released before anything is charged",
-        rehearsed_on_records,
+        lambda patch: patch.setattr(search, "_made_up", lambda data: data),
         (f"{_OF_RECIPES}::test_the_rehearsal_reads_no_record",),
     ),
     Mutant(
@@ -230,7 +187,7 @@ MUTANTS = [
     Mutant(
         "the settings of a search are drawn from a seed",
         "the place of the winner among the draws tells about the number of runs",
-        seeded,
+        lambda patch: patch.setattr(search.secrets, "SystemRandom", lambda: Random(0)),
         (f"{_OF_RECIPES}::test_settings_are_not_drawn_from_seeds",),
     ),
     Mutant(
@@ -242,13 +199,13 @@ MUTANTS = [
     Mutant(
         "the ledger of a search keeps the time of its beginning",
         "the times of the files in the folder tell how long the search took, and so how many runs it had",
-        told_by_the_clock,
+        lambda patch: patch.setattr(Path, "touch", lambda self: None),
         (f"{_COMMAND}::test_the_folder_does_not_tell_how_long_the_search_took",),
     ),
     Mutant(
         "a search may draw the batch size",
         "runs of different prices are paid for as if they had one",
-        batches_searched,
+        lambda patch: patch.setattr(space, "_REFUSED", {}),
         (f"{_SPACE}::test_what_changes_the_price_or_nothing_is_refused_with_the_way_out",),
     ),
     Mutant(

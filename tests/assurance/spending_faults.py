@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Ledger, RdpAccountant
-from noisette.accounting.calibrate import PrivacyBudget, least_noisy
+from noisette.accounting.budget import PrivacyBudget
+from noisette.accounting.calibrate import least_noisy
 from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger import Tally
 from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, sealed_entries
 from noisette.core.steps import DpSgd
+from noisette.run.agreement import Fingerprint
 from noisette.run.checkpoint import SavedRun
-from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.private import LedgerAccount, PrivateRun
 from planted import Mutant
 
@@ -130,7 +131,7 @@ def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.calibrate.NOISE_TAIL", 0.0)
+    patch.setattr("noisette.accounting.budget.NOISE_TAIL", 0.0)
 
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:

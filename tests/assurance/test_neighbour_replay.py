@@ -79,7 +79,7 @@ def check(whole: Course, less: Course) -> list[float]:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(recipe, id=name, marks=pytest.mark.slow if name == "plain" else [])
+        pytest.param(recipe, id=name, marks=pytest.mark.slow if name in ("plain", "projection") else [])
         for name, recipe in RECIPES.items()
     ],
 )
@@ -113,7 +113,7 @@ def test_a_run_that_is_put_off_and_resumed_shows_no_record(tmp_path: Path, monke
     monkeypatch.setattr(Watch, "on_step", on_step)
     whole, less = with_and_without(tmp_path, RECIPES["plain"], NUMBERS, ["train", "--resume", "run"])
     assert whole.exit_codes[0] == 143
-    assert any("checkpoint.json" in name for name in whole.files)
+    assert any("checkpoint.safetensors" in name for name in whole.files)
     check(whole, less)
 
 

@@ -187,7 +187,7 @@ def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     train = ["train", tmp_path / "recipe.toml", "--model", "linear", "--out", "run"]
     let_out = course(place, [train, ["train", "--resume", "run"]])
     assert let_out.exit_codes[0] == 143
-    assert any("checkpoint.json" in name for name in let_out.files)
+    assert any("checkpoint.safetensors" in name for name in let_out.files)
     for content in (*let_out.files.values(), let_out.printed.encode()):
         assert not any(spelling in content for spelling in spellings(SECRET))
 
@@ -224,6 +224,7 @@ for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
 """
 
 
+@pytest.mark.slow
 def test_no_import_asks_the_network() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", OFFLINE + IMPORT_ALL], check=True)
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from noisette.clipping.engines import OneByOneWarning
+from noisette.core import backward, trace
 from noisette.core import loss as losses
-from noisette.core import trace
 from noisette.core.forms import PHYSICAL, Dense
 from noisette.core.loss import OutsideTensors
 from noisette.core.trace import Recorder
 from noisette.rules import physical_operations
 from planted import Mutant
 
-_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
+_MEET = "redteam/test_separate_by_construction.py::test_no_value_reaches_another_example"
 _SEPARATE = "rules/test_physical_operations.py::test_equal_to_single_examples_and_separate"
 _ACCUMULATE = "clipping/test_accumulate.py"
 _SEPARATE_LOSSES = "redteam/test_separate_by_construction.py"
@@ -65,7 +65,7 @@ def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
         losses = loss(model, *batch.args, **batch.kwargs)
         return losses.reshape(-1).mean().expand(batch.count)
 
-    patch.setattr(trace, "vectorized_losses", together)
+    patch.setattr(backward, "vectorized_losses", together)
 
 
 def mixes_sequences(patch: pytest.MonkeyPatch) -> None:

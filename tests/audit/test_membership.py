@@ -12,7 +12,7 @@ from torch import nn
 
 from noisette.audit import Attack, Membership, audit_one_run, membership_of
 from noisette.audit.figures import membership_figure
-from noisette.audit.membership import by_class, by_loss, by_shadows, confidences_of, halves, with_canaries
+from noisette.audit.membership import by_class, by_shadows, confidences_of, halves, with_canaries
 from noisette.data import DataSet, Split
 
 
@@ -63,7 +63,7 @@ def test_shadow_models_correct_for_the_difficulty_of_a_record() -> None:
     shadows = [hard + random.normal(size=n + k) + 2 * half for half in chosen]
     target = hard + random.normal(size=n + k)
     target[:n] += 2
-    plain = by_loss(target[:n], target[n:])
+    plain = Attack("loss", target[:n], target[n:])
     seen = by_shadows(target[:n], target[n:], shadows=shadows, without=[~half for half in chosen])
     assert plain.auc < 0.65
     assert seen.auc > 0.85
@@ -77,7 +77,7 @@ def test_class_statistics_correct_for_the_difficulty_of_a_class() -> None:
     members, others = random.normal(size=(2, 2_000)) + np.array([0.0, 20.0])[classes]
     members += 1.5
     easy = by_class(members, others, member_classes=classes[0], other_classes=classes[1])
-    assert by_loss(members, others).auc < 0.7
+    assert Attack("loss", members, others).auc < 0.7
     assert easy.auc > 0.8
     assert len(easy.others) == 1_000, "the other half gives the statistics of each class"
 

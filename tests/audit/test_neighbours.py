@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from noisette import AdaptiveClip, GradientBound, PerExampleClip
 from noisette.audit import Verdict, audit_neighbours
-from noisette.audit.neighbours import _ascended
+from noisette.audit.step_audit import _ascended
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.noise import GaussianNoise
 from noisette.core.release import ROUNDING

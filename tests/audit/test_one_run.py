@@ -39,12 +39,12 @@ def test_power_is_in_the_expected_range(setting: tuple[float, int], expected) ->
     assert found[0] < found[1] < epsilon_of(setting[0], delta=1e-5)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("mu", [0.0, 2.0])
 def test_a_true_guarantee_is_rarely_refuted(mu: float) -> None:
-    """At 95 %: 10 of 200 runs are expected at most; the test allows six deviations more."""
+    """At 95 %: 3 of 60 runs are expected at most; the test allows six deviations more."""
     random = np.random.default_rng(2)
-    audits = [audit_guesses(*ideal(random, mu, 300), delta=1e-5) for _ in range(200)]
-    limit = 10 + 6 * math.sqrt(10)
+    audits = [audit_guesses(*ideal(random, mu, 300), delta=1e-5) for _ in range(60)]
+    limit = 3 + 6 * math.sqrt(3)
     assert sum(audit.mu > mu for audit in audits) <= limit
     assert sum(audit.plain_epsilon > epsilon_of(mu, delta=1e-5) for audit in audits) <= limit
 

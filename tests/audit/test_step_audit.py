@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from torch import Tensor, nn
+from torch import nn
 
 from noisette import (
     AdaptiveClip,
@@ -38,10 +38,9 @@ from noisette.audit import (
     audit_bound,
 )
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
-from noisette.core.clip import Accumulator, ClippedSum, Engine
+from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
-from noisette.lipschitz.bound import LipschitzBound
-from noisette.lipschitz.propagation import ScoreClipping
+from noisette.lipschitz.bound import LipschitzBound, ScoreClipping
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
 ENGINES = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap()]
@@ -69,8 +68,11 @@ def proven_mu(scores: Scores, sigma: float) -> float:
     return -sum(normal.inv_cdf(wrong_rate(int(k), n, ALPHA / 4)) for k, n in wrong)
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    ("engine", "sigma"),
+    [*((BookKeeping(), sigma) for sigma in (0.5, 1.0, 4.0)), *((engine, 1.0) for engine in ENGINES[1:])],
+    ids=lambda value: value if isinstance(value, float) else type(value).__name__,
+)
 def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> None:
     slow = isinstance(engine, PerExampleLoop)
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
@@ -95,9 +97,8 @@ def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
     assert audit.certified_mu > 0.5
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP(), Vmap()], ids=lambda e: type(e).__name__)
-def test_public_batch_norm_is_the_documented_mechanism(engine: Engine) -> None:
-    audit = audit_bound(clipping(engine), noise_multiplier=1.0, canary_model=BehindPublicNorm())
+def test_public_batch_norm_is_the_documented_mechanism() -> None:
+    audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0, canary_model=BehindPublicNorm())
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
@@ -183,15 +184,6 @@ def noise_times(factor: float) -> Patch:
     return noise_changed(scaled)
 
 
-def repeated_each_step(real, source, tensors, *, step, std, divisor):
-    real(source, tensors, step=0, std=std, divisor=divisor)
-
-
-def same_for_each_parameter(real, source, tensors, *, step, std, divisor):
-    for tensor in tensors.values():
-        real(source, {"one name": tensor}, step=step, std=std, divisor=divisor)
-
-
 def tiled(real, source, tensors, *, step, std, divisor):
     for name, tensor in tensors.items():
         for half in tensor.view(-1).chunk(2):
@@ -202,25 +194,6 @@ def of_two_seeds(real, source, tensors, *, step, std, divisor):
     generator = torch.Generator().manual_seed(step % 2)
     for tensor in tensors.values():
         tensor.div_(divisor).add_(torch.randn(tensor.shape, generator=generator), alpha=std)
-
-
-def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
-    return lambda patch: patch.setattr(
-        "noisette.core.clip.clipping_factors", lambda groups, norms: change(norms, BOUND)
-    )
-
-
-def batch_clipped(patch: pytest.MonkeyPatch) -> None:
-    """The sum of a batch is clipped, not each example."""
-
-    def clipped_sum(self, forward, parameters, clipping):
-        losses = forward.losses
-        sums = torch.autograd.grad(losses.sum(), list(parameters.values()))
-        norm = torch.cat([g.flatten() for g in sums]).norm().view(1, 1)
-        clipped = {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
-        return ClippedSum(clipped, norm.expand(1, len(losses)))
-
-    patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
 
 def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
@@ -237,56 +210,23 @@ def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accumulator, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
 
 
-def pending_kept(patch: pytest.MonkeyPatch) -> None:
-    """The sum of a step is added to that of the next."""
-    real = Accumulator.pop_sums
-
-    def take(self, parameters):
-        taken = real(self, parameters)
-        self._sums = {name: g.clone() for name, g in taken.items()}
-        return taken
-
-    patch.setattr(Accumulator, "pop_sums", take)
-
-
-MUTANTS: dict[str, Patch] = {
-    "no noise": noise_times(1e-12),
-    "half the noise": noise_times(0.5),
-    "noise x 0.85": noise_times(0.85),
-    "noise of an average": noise_times(1 / EXPECTED),
-    "noise twice": noise_times(math.sqrt(2)),
-    "same noise each step": noise_changed(repeated_each_step),
-    "same noise for each parameter": noise_changed(same_for_each_parameter),
-    "tiled noise": noise_changed(tiled),
-    "noise of two seeds": noise_changed(of_two_seeds),
-    "clipped at twice the bound": factors_changed(lambda norms, c: (2 * c / norms).clamp(max=1)),
-    "clipped at half the bound": factors_changed(lambda norms, c: (c / 2 / norms).clamp(max=1)),
-    "not clipped": factors_changed(lambda norms, c: torch.ones_like(norms)),
-    "the bound ignored": factors_changed(lambda norms, c: (1 / norms).clamp(max=1)),
-    "batch clipped": batch_clipped,
-    "the bound for each of two parameters": bound_for_each_of_two_parameters,
-    "last piece alone": last_piece_alone,
-    "pending sum kept": pending_kept,
-}
-
-
-VIOLATIONS = {
-    "no noise",
-    "half the noise",
-    "noise of an average",
-    "clipped at twice the bound",
-    "not clipped",
-    "the bound ignored",
-    "the bound for each of two parameters",
+# Beside the faults of clipping and noise in tests/assurance, which `python -m experiments.assurance audits` runs
+MUTANTS: dict[str, tuple[Patch, Verdict]] = {
+    "half the noise": (noise_times(0.5), Verdict.VIOLATION),
+    "noise x 0.85": (noise_times(0.85), Verdict.NOT_AS_DOCUMENTED),
+    "tiled noise": (noise_changed(tiled), Verdict.NOT_AS_DOCUMENTED),
+    "noise of two seeds": (noise_changed(of_two_seeds), Verdict.NOT_AS_DOCUMENTED),
+    "the bound for each of two parameters": (bound_for_each_of_two_parameters, Verdict.VIOLATION),
+    "last piece alone": (last_piece_alone, Verdict.NOT_AS_DOCUMENTED),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[name](monkeypatch)
+    patch, verdict = MUTANTS[name]
+    patch(monkeypatch)
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0)
-    assert audit.verdict in (Verdict.VIOLATION, Verdict.NOT_AS_DOCUMENTED)
-    assert audit.verdict is Verdict.VIOLATION or name not in VIOLATIONS
+    assert audit.verdict is verdict
     with pytest.raises(AssertionError, match=audit.verdict.value):
         assert_consistent(audit)
 

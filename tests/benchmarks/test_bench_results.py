@@ -1,22 +1,31 @@
+"""Reports of measurements, their comparison, figures and page."""
+
 from __future__ import annotations
 
 import json
 import os
 import tempfile
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from benchmarks.steps import results
 from benchmarks.steps.cell import Cell, Settings
+from benchmarks.steps.comparison import ahead, best_of, overhead, summary
 from benchmarks.steps.experiments import EXPERIMENTS
-from benchmarks.steps.methods import METHODS
+from benchmarks.steps.figures import _marker, _styles, figure
+from benchmarks.steps.methods import METHODS, OURS
 from benchmarks.steps.precision import PRECISIONS
 from benchmarks.steps.report import measure
+from benchmarks.steps.results import page
 from benchmarks.steps.step_time import step_times
+from benchmarks.table import PAGE, table, updated
+from noisette.training.report.figures import PAPER, standalone
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -47,12 +56,6 @@ def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest
     assert (first["target"], first["target_compiled"]) == (1.1, 1.0)
     assert first["methods"]["plain"] == {"seconds": 2.0, "ratio": 1.0, "ratio_compiled": 2.0}
     assert first["methods"]["compiled"] == {"seconds": 3.0, "ratio": 1.5, "ratio_compiled": 3.0}
-
-
-def test_there_is_a_report_after_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.steps.experiments.step_times", lambda *_: {"plain": {"seconds": 2.0}})
-    reports = list(measure("fig5", EXPERIMENTS["fig5"], SETTINGS, lambda part: None))
-    assert [len(report["cells"]) for report in reports] == [1, 2, 3, 4, 5]
 
 
 def test_the_precision_of_steps_is_that_of_autocast(
@@ -99,14 +102,6 @@ def test_the_committed_results_can_be_read_and_drawn() -> None:
     assert "<svg" in results.page(committed)
 
 
-def test_without_plain_training_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"plain": {"error": "no memory"}, "nxBP": {"seconds": 1.0, "each": [1.0]}}
-    monkeypatch.setattr("benchmarks.steps.experiments.step_times", lambda *_: rows)
-    experiment = EXPERIMENTS["targets"].only(["mlp"], ["nxBP"], [4], None)
-    [report] = measure("targets", experiment, SETTINGS, lambda part: None)
-    assert "ratio" not in report["cells"][0]["methods"]["nxBP"]
-
-
 def test_each_experiment_has_its_files_and_the_page_shows_all(tmp_path: Path, a_report: MakeReport) -> None:
     results.write(a_report("fig5", title="Architectures"), tmp_path)
     results.write(a_report("targets"), tmp_path)
@@ -137,3 +132,184 @@ def test_a_stopped_write_leaves_the_older_file_and_nothing_else(
     with pytest.raises(KeyboardInterrupt):
         results.write(a_report("targets", about="Something else."), tmp_path)
     assert {file: file.read_text() for file in tmp_path.iterdir()} == before
+
+
+BEST, PEER = "noisette’s best to better plain", "best peer to noisette’s best"
+
+
+class Outline(HTMLParser):
+    """The elements of a page and the text of its table cells."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.cells: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells and self.tags[-1] in ("td", "th", "small"):
+            self.cells[-1] = " ".join([*self.cells[-1].split(), *data.split()])
+
+
+def test_it_needs_nothing_but_itself(report: dict[str, Any], a_report: MakeReport) -> None:
+    html = page([report, a_report("fig6", axis="batch")])
+    outline = Outline(html)
+    assert not {"script", "link", "iframe", "img", "object", "base"} & set(outline.tags)
+    assert all(address.startswith("#") for address in outline.addresses)
+    assert outline.tags.count("svg") == 2
+    assert html.startswith("<!doctype html>")
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_the_table_of_an_older_file_holds_times_ratios_and_targets(report: dict[str, Any]) -> None:
+    cells = Outline(page([report])).cells
+    assert cells[:7] == ["model", "plain eager", "target", "noisette BookKeeping", "nxBP", "Elsewhere", BEST]
+    assert cells[7:14] == ["MLP, batch 128", "2 ms", "1.5 ×", "1.50 × 3 ms", "30.00 × 60 ms", "failed", "1.50 ×"]
+    assert "Seconds to be ready" not in page([report])
+
+
+def test_ratios_say_which_plain_training_they_are_to(compared: dict[str, Any]) -> None:
+    cells = Outline(page([compared])).cells
+    shown = ["plain eager", "plain compiled", "target", "noisette compiled", "Opacus ghost", BEST, PEER]
+    assert cells[:8] == ["model", *shown]
+    row = ["2 ms", "1.6 ms", "1.1 × 1 × compiled", "1.20 × 1.50 × compiled 2.4 ms", "2.00 × 2.50 × compiled 4 ms"]
+    assert cells[8:16] == ["MLP, batch 128", *row, "1.50 ×", "1.67 × Opacus ghost"]
+
+
+def test_the_whole_comparison_is_two_sentences(compared: dict[str, Any]) -> None:
+    html = " ".join(page([compared]).split())
+    mean = "plain eager and plain compiled training: 1.50 in the geometric mean of 2 rows (target: at most 1.1)"
+    assert mean in html
+    assert "takes at least 1.67 times as much as the best of noisette (Opacus ghost) in each of 2 rows" in html
+
+
+def test_the_lowest_private_ratio_is_bold(report: dict[str, Any]) -> None:
+    html = page([report])
+    assert html.count('class="best"') == 2
+    assert '<td class="best">1.50 ×' in html
+
+
+def test_a_failure_is_listed_with_its_cells_and_message(report: dict[str, Any]) -> None:
+    assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
+
+
+def test_bytes_are_shown_where_memory_was_measured(report: dict[str, Any]) -> None:
+    rows = {"plain": {"bytes": 2**20, "ratio": 1.0}, "nxBP": {"bytes": 2**21, "ratio": 2.0}}
+    cells = [{**report["cells"][0], "methods": rows, "target": None}]
+    shown = Outline(page([report | {"unit": "bytes", "cells": cells}])).cells
+    assert shown == ["model", "plain eager", "nxBP", "MLP, batch 128", "1.0 MiB", "2.00 × 2.0 MiB"]
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def test_rows_name_each_cell_and_each_method(report: dict[str, Any]) -> None:
+    shown = texts(figure(report))
+    assert {"MLP, batch 128", "ResNet-18, 64 × 64, batch 4"} <= set(shown)
+    assert {
+        "plain eager",
+        "noisette BookKeeping",
+        "nxBP",
+        "target to plain eager",
+        "time per step, plain eager = 1",
+    } <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shown"),
+    [
+        ("batch", {"MLP", "ResNet-18, 64 × 64", "128", "examples in a batch"}),
+        ("image", {"ResNet-18, batch 4", "64", "image width in pixels"}),
+        ("model", {"batch 128", "64 × 64, batch 4", "ResNet-18"}),
+    ],
+)
+def test_lines_have_a_panel_for_what_their_axis_does_not_show(axis: str, shown: set[str], a_report: MakeReport) -> None:
+    assert shown <= set(texts(figure(a_report("fig6", axis=axis))))
+
+
+def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
+    full, part = a_report("fig5"), a_report("fig6")
+    for report, methods in ((full, ("BookKeeping", "ReweightGP", "Elsewhere")), (part, ("ReweightGP",))):
+        for cell in report["cells"]:
+            cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
+    assert _styles(part) == {"ReweightGP": _styles(full)["ReweightGP"]}
+    assert list(_styles(full)) == ["BookKeeping", "ReweightGP", "Elsewhere"]
+
+
+def test_no_two_methods_look_the_same(a_report: MakeReport) -> None:
+    report = a_report("fig5")
+    for cell in report["cells"]:
+        cell["methods"] = dict.fromkeys(METHODS, cell["methods"]["nxBP"])
+    looks = [(style["marker"], style["color"]) for style in _styles(report).values()]
+    assert len(set(looks)) == len(looks) == len(METHODS) - 1
+    assert {_marker("compiled"), _marker("Opacus-ghost"), _marker("fastDP-ghost"), _marker("nxBP")} == set("os^x")
+
+
+def test_a_figure_in_a_file_has_its_own_background(report: dict[str, Any]) -> None:
+    alone = standalone(figure(report))
+    ElementTree.fromstring(alone)
+    assert "<style>" not in figure(report)
+    assert "prefers-color-scheme: dark" in alone
+    assert PAPER in alone
+
+
+def test_the_best_of_noisette_is_held_against_the_quicker_plain_training(compared: dict[str, Any]) -> None:
+    [cell, _] = compared["cells"]
+    assert best_of(cell, "seconds", OURS) == ("compiled", 0.0024)
+    assert overhead(cell, "seconds") == pytest.approx(1.5)
+    cell["methods"]["plain-compiled"] = {"error": "no compiler"}
+    assert overhead(cell, "seconds") == pytest.approx(1.2)
+    cell["methods"]["BookKeeping"] = {"seconds": 0.001}
+    assert overhead(cell, "seconds") == pytest.approx(0.5)
+
+
+def test_the_lead_is_over_the_best_mode_of_any_peer(compared: dict[str, Any]) -> None:
+    [cell, _] = compared["cells"]
+    assert ahead(cell, "seconds") == ("Opacus-ghost", pytest.approx(4 / 2.4))
+    cell["methods"]["fastDP-MixOpt"] = {"seconds": 0.003}
+    assert ahead(cell, "seconds") == ("fastDP-MixOpt", pytest.approx(3 / 2.4))
+    cell["methods"] = {name: row for name, row in cell["methods"].items() if name in ("plain", "compiled")}
+    assert ahead(cell, "seconds") is None
+
+
+def test_the_summary_is_a_geometric_mean_and_the_smallest_lead(compared: dict[str, Any]) -> None:
+    first, second = compared["cells"]
+    second["methods"] = {**second["methods"], "compiled": {"seconds": 0.0006}}  # 0.375 of the quicker plain
+    assert summary(compared) == [
+        "The best of noisette against the quicker of plain eager and plain compiled training: 0.75 in the geometric "
+        "mean of 2 rows (target: at most 1.1).",
+        "The best peer takes at least 1.67 times as much as the best of noisette (Opacus ghost) in each of 2 rows "
+        "(target: at least 1.5 on each).",
+    ]
+    assert first["methods"]["compiled"]["seconds"] == 0.0024
+
+
+def test_an_older_file_is_held_against_plain_eager_training(report: dict[str, Any]) -> None:
+    assert summary(report) == [
+        "The best of noisette against plain eager training: 1.50 in the geometric mean of 2 rows (target: at most 1.1)."
+    ]
+    assert summary(report | {"cells": []}) == []
+
+
+def test_the_page_holds_the_table_of_the_committed_results() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert updated(text) == text, "run python -m benchmarks.table"
+
+
+def test_a_row_names_the_best_and_what_each_ratio_is_to(compared: dict[str, Any]) -> None:
+    lines = table(compared).splitlines()
+    assert lines[2] == "| MLP | 128 | 0.80 | 1.20 (`compiled`) | 1.50 | 1.1, 1 | 2.00 (`Opacus-ghost`) | 1.67 |"
+    assert max(map(len, lines[4:])) <= 120
+
+
+def test_what_was_not_measured_is_left_open(report: dict[str, Any]) -> None:
+    lines = table(report).splitlines()
+    assert lines[2] == "| MLP | 128 | – | 1.50 (`BookKeeping`) | – | 1.5 | – | – |"

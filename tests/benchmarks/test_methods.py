@@ -1,8 +1,12 @@
+"""The methods that are measured take the same step."""
+
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.steps import private, sgd
-from benchmarks.steps.cell import Cell
-from benchmarks.steps.methods import ENGINES, FASTDP, METHODS, OURS, PLAIN, is_peer
+from benchmarks.steps import memory, peer_fastdp, private, sgd
+from benchmarks.steps.cell import Cell, Settings
+from benchmarks.steps.experiments import EXPERIMENTS
+from benchmarks.steps.methods import ENGINES, FASTDP, METHODS, PLAIN
 from noisette.capture.captured import CaptureWarning
 from noisette.capture.graph import CaptureError
 from noisette.clipping import engines
@@ -60,17 +65,6 @@ def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
         torch.testing.assert_close(after[name] - before[name], right - before[name], rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.usefixtures("nearly_no_noise")
-@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("Opacus")])
-def test_opacus_trains_recurrent_models_from_the_same_weights(method: str) -> None:
-    cell = Cell("rnn", batch=3)
-    model = cell.model("cpu")
-    inputs, targets = cell.data("cpu")
-    expected = clipped_step(model, inputs, targets)
-    after = weights_after_a_step(method, model, inputs, targets)
-    torch.testing.assert_close({name: after[name] for name in expected}, expected)
-
-
 @pytest.mark.parametrize("method", CLIPPED)
 def test_every_method_that_clips_adds_noise(method: str) -> None:
     cell = Cell("mlp", batch=2)
@@ -81,21 +75,6 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
     std = sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 2
     for name in ("0.weight", "2.weight"):
         assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
-
-
-def test_all_engines_of_noisette_are_measured() -> None:
-    assert {"BookKeeping", "ReweightGP", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
-    assert {"captured", "compiled", *ENGINES} == set(OURS) <= set(METHODS)
-
-
-def test_peers_are_the_methods_of_other_libraries() -> None:
-    assert {name for name in METHODS if is_peer(name)} == set(METHODS) - {
-        *PLAIN,
-        *OURS,
-        "Clipless",
-        "nxBP",
-        "MultiLoss",
-    }
 
 
 @pytest.mark.parametrize("name", ["captured", COMPILED])
@@ -110,7 +89,7 @@ def test_a_captured_step_is_no_eager_step(name: str) -> None:
             step()
 
 
-@pytest.mark.parametrize("name", ["captured", "compiled"])
+@pytest.mark.parametrize("name", ["captured", COMPILED])
 def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_trace(*_: object) -> None:
         raise CaptureError("there is no graph")
@@ -169,3 +148,51 @@ def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
     for p, free in zip(params, moved, strict=True):
         u, _, vh = torch.linalg.svd(free, full_matrices=False)
         torch.testing.assert_close(p.detach(), u @ vh, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FASTDP)
+def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
+    name: str, fastdp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not peer_fastdp.is_found()
+    peer_fastdp.look_in(fastdp)
+    assert peer_fastdp.is_found()
+    cell = Cell("mlp", batch=4)
+    model = cell.model("cpu")
+    before = [p.detach().clone() for p in model.parameters()]
+    step = METHODS[name](model, *cell.data("cpu"))
+    step()
+    step()
+    moved = 2 * sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 4
+    for p, start in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(start - p.detach(), torch.full_like(p, moved), rtol=1e-3, atol=1e-6)
+    assert sys.modules["fastDP"].__file__ == str(fastdp / "fastDP" / "__init__.py")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_that_it_trains_in_part_is_an_error(fastdp: Path) -> None:
+    peer_fastdp.look_in(fastdp)
+    cell = Cell("rnn", batch=2)
+    step = METHODS["fastDP-MixOpt"](cell.model("cpu"), *cell.data("cpu"))
+    with pytest.raises(NotImplementedError, match=r"does not train recurrent\.weight_ih_l0, recurrent\.weight_hh_l0"):
+        step()
+
+
+def test_a_folder_without_it_is_refused_and_not_searched(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no folder fastDP in .* a checkout of fast-differential-privacy"):
+        peer_fastdp.look_in(tmp_path)
+    assert str(tmp_path) not in sys.path
+
+
+def test_experiments_that_compare_everything_take_it_in() -> None:
+    assert set(FASTDP) <= set(EXPERIMENTS["targets"].with_fastdp().methods)
+    assert set(FASTDP) <= set(EXPERIMENTS["memory"].with_fastdp().methods)
+    assert EXPERIMENTS["fig6"].with_fastdp() == EXPERIMENTS["fig6"]
+    assert not set(FASTDP) & set(EXPERIMENTS["targets"].methods)
+
+
+@pytest.mark.slow
+def test_a_fresh_process_finds_it_too(fastdp: Path) -> None:
+    settings = Settings(rounds=1, threads=1, device="cpu", fastdp=fastdp)
+    rows = memory.peak_memory(Cell("mlp", batch=8), ["fastDP-MixOpt"], settings, lambda part: None)
+    assert set(rows["fastDP-MixOpt"]) == {"bytes"}

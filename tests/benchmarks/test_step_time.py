@@ -1,17 +1,24 @@
+"""Time and memory of a step."""
+
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.steps import step_time
+from benchmarks.steps import memory, step_time
 from benchmarks.steps.cell import Cell, Settings
 from benchmarks.steps.memory import kibibytes, memory_limit
 from benchmarks.steps.methods import METHODS
 from benchmarks.steps.step_time import step_times
 
+Add = Callable[[str, Callable[[], object]], None]
+Wait = Callable[[float], None]
 CELL = Cell("mlp", batch=2)
 SETTINGS = Settings(rounds=3, threads=1, device="cpu")
 
@@ -20,7 +27,7 @@ def ignore(part: float) -> None: ...
 
 
 @pytest.fixture
-def method(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
+def method(monkeypatch: pytest.MonkeyPatch) -> Add:
     """Adds a method of this name with this step."""
 
     def add(name: str, step: Callable[[], object]) -> None:
@@ -30,7 +37,7 @@ def method(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]
 
 
 @pytest.fixture
-def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
     """Advances a simulated clock, which nothing else advances."""
     now = 0.0
 
@@ -42,9 +49,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pass_by
 
 
-def test_methods_take_turns_and_each_comes_first_as_often(
-    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
-) -> None:
+def test_methods_take_turns_and_each_comes_first_as_often(method: Add, wait: Wait) -> None:
     taken: list[str] = []
 
     def step(name: str) -> None:
@@ -57,18 +62,14 @@ def test_methods_take_turns_and_each_comes_first_as_often(
     assert "".join(taken) == "aabb" + "ab" + "baabba"
 
 
-def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(
-    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
-) -> None:
+def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(method: Add, wait: Wait) -> None:
     waits = iter([32.0, 32.0, 16.0, 1.0, 4.0, 2.0])
     method("a", lambda: wait(next(waits)))
     row = step_times(CELL, ["a"], SETTINGS, ignore)["a"]
     assert row == {"seconds": 2.0, "each": [1.0, 4.0, 2.0], "ready": 64.0}
 
 
-def test_what_is_done_before_the_first_steps_is_timed_apart(
-    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
-) -> None:
+def test_what_is_done_before_the_first_steps_is_timed_apart(monkeypatch: pytest.MonkeyPatch, wait: Wait) -> None:
     def compiled_when_made(*_: object) -> Callable[[], None]:
         wait(60.0)
         return lambda: wait(0.5)
@@ -78,9 +79,7 @@ def test_what_is_done_before_the_first_steps_is_timed_apart(
     assert row == {"seconds": 0.5, "each": [0.5] * 3, "ready": 61.0}
 
 
-def test_short_steps_follow_each_other_in_a_turn(
-    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
-) -> None:
+def test_short_steps_follow_each_other_in_a_turn(method: Add, wait: Wait) -> None:
     taken: list[str] = []
 
     def step(name: str, seconds: float) -> None:
@@ -94,9 +93,7 @@ def test_short_steps_follow_each_other_in_a_turn(
     assert rows["a"]["each"] == [1 / 64] * 3
 
 
-def test_rounds_end_after_the_given_time_once_there_are_three(
-    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
-) -> None:
+def test_rounds_end_after_the_given_time_once_there_are_three(method: Add, wait: Wait) -> None:
     method("a", lambda: wait(1.0))
     parts: list[float] = []
     settings = Settings(rounds=9, threads=1, device="cpu", seconds=4.5)
@@ -106,9 +103,7 @@ def test_rounds_end_after_the_given_time_once_there_are_three(
     assert step_times(CELL, ["a"], late, ignore)["a"]["each"] == [1.0] * 3
 
 
-def test_a_slow_method_is_measured_once(
-    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
-) -> None:
+def test_a_slow_method_is_measured_once(method: Add, wait: Wait) -> None:
     waits = iter([64.0, 64.0, 32.0])
     method("slow", lambda: wait(next(waits)))
     method("quick", lambda: wait(0.5))
@@ -118,7 +113,7 @@ def test_a_slow_method_is_measured_once(
 
 
 def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
-    method: Callable[[str, Callable[[], None]], None],
+    method: Add,
 ) -> None:
     taken: list[int] = []
 
@@ -134,7 +129,7 @@ def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
     assert len(rows["plain"]["each"]) == 3
 
 
-def test_progress_adds_up_to_one_cell(method: Callable[[str, Callable[[], None]], None]) -> None:
+def test_progress_adds_up_to_one_cell(method: Add) -> None:
     method("a", lambda: None)
     parts: list[float] = []
     step_times(CELL, ["a", "plain"], SETTINGS, parts.append)
@@ -142,7 +137,7 @@ def test_progress_adds_up_to_one_cell(method: Callable[[str, Callable[[], None]]
 
 
 def test_a_method_that_runs_out_of_memory_is_a_result(
-    method: Callable[[str, Callable[[], None]], None],
+    method: Add,
 ) -> None:
     too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
     method("greedy", lambda: torch.zeros(too_much, dtype=torch.uint8).sum())
@@ -161,9 +156,7 @@ def test_the_memory_limit_applies_in_its_block_only() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_on_a_gpu_the_growth_of_its_memory_is_a_result(
-    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
-) -> None:
+def test_on_a_gpu_the_growth_of_its_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, wait: Wait) -> None:
     held, most, waited = [100, 100], [100], [0]
 
     def step() -> None:
@@ -186,3 +179,62 @@ def test_on_a_gpu_the_growth_of_its_memory_is_a_result(
         timer.measure()
     assert timer.row() == {"seconds": 1.0, "each": [1.0, 1.0], "ready": 2.0, "bytes": 23}
     assert sum(waited) == 8
+
+
+MEASURED = """
+import torch
+from benchmarks.steps import memory
+from benchmarks.steps.cell import Cell
+from benchmarks.steps.methods import METHODS
+
+METHODS["holds"] = lambda model, inputs, targets: lambda: torch.ones(64 * 2**20, dtype=torch.uint8)
+METHODS["idle"] = lambda model, inputs, targets: lambda: None
+print(memory.growth(Cell("mlp", batch=2), "holds", "cpu"), memory.growth(Cell("mlp", batch=2), "idle", "cpu"))
+"""
+
+
+def test_the_peak_of_a_step_counts_memory_that_is_freed_later() -> None:
+    """In a process of its own, because earlier tests may have chosen to keep freed memory."""
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
+    held, idle = map(float, done.stdout.split())
+    assert held == pytest.approx(64 * 2**20, rel=0.1)
+    assert idle < held / 10
+
+
+@pytest.mark.slow
+def test_a_fresh_process_measures_a_step() -> None:
+    parts: list[float] = []
+    rows = memory.peak_memory(Cell("mlp", batch=512), ["plain"], SETTINGS, parts.append)
+    assert rows["plain"]["bytes"] > 4 * 136_074  # at least the gradients
+    assert parts == [1]
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [("kill -9 $$", "memory ran out"), ("echo 'a trace\nError: no such thing' >&2; exit 1", "Error: no such thing")],
+)
+def test_a_process_that_ends_early_is_a_result(
+    end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    rows = memory.peak_memory(Cell("mlp", batch=2), ["plain"], SETTINGS, lambda part: None)
+    assert message in rows["plain"]["error"]
+
+
+def test_on_a_gpu_methods_are_measured_one_after_another_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def growth(cell: Cell, method: str, device: str, dtype: str) -> int:
+        asked.append((method, device, dtype))
+        if method == "nxBP":
+            raise RuntimeError("no memory")
+        return 17
+
+    monkeypatch.setattr(memory, "growth", growth)
+    settings = Settings(rounds=1, threads=1, device="cuda", dtype="bfloat16")
+    rows = memory.peak_memory(Cell("mlp", batch=2), ["plain", "nxBP"], settings, lambda part: None)
+    assert rows == {"plain": {"bytes": 17}, "nxBP": {"error": "RuntimeError: no memory"}}
+    assert asked == [("plain", "cuda", "bfloat16"), ("nxBP", "cuda", "bfloat16")]

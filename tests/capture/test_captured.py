@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.capture import captured as module
-from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of, tolerance_of
+from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of
 from noisette.capture.graph import Function, Graph
 
 X = torch.arange(6, dtype=torch.float64).view(3, 2)
@@ -94,17 +94,6 @@ def test_a_difference_is_met_at_the_next_comparison_and_gives_the_graph_up(chang
     assert captured.operations == 0
 
 
-def test_nothing_is_compared_where_the_result_is_dropped() -> None:
-    function, captured = Scaled(), made()
-    function.is_finite = False
-    call(captured, function, X)
-    function.scale = 3.0
-    outputs = call(captured, function, X)
-    assert outputs is not None
-    assert not outputs[-1]
-    assert captured.problem is None
-
-
 def test_the_quickest_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
@@ -137,40 +126,6 @@ def test_what_cannot_be_traced_is_left_to_the_caller() -> None:
     assert captured.problem is not None
 
 
-def test_an_error_of_the_graph_is_no_error_of_the_step() -> None:
-    def fails(*inputs: Tensor) -> list[Tensor]:
-        raise RuntimeError("no such instruction")
-
-    captured = made()
-    in_place_of(captured, module._Timed(Replaced(fails)))
-    with pytest.warns(CaptureWarning, match="no such instruction"):
-        assert call(captured, Scaled(), X) is None
-
-
-def test_the_time_of_a_call_is_known_when_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that has work for two seconds before a call, and for three after it."""
-    clock, work = Clock(), [0.0]
-
-    def wait_for(device: torch.device) -> None:
-        clock.now, work[0] = clock.now + work[0], 0.0
-
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "wait_for", wait_for)
-    function, captured = Scaled(), made()
-
-    def on_gpu(*inputs: Tensor) -> list[Tensor]:
-        work[0] += 3.0
-        return function(*inputs)
-
-    timed = module._Timed(Replaced(on_gpu))
-    in_place_of(captured, timed)
-    for _ in range(12):
-        work[0] = 2.0
-        call(captured, function, X)
-    assert timed.seconds == [3.0] * module._SAMPLES
-    assert work[0] == 2.0 + 3.0, "later calls do not wait"
-
-
 def test_inputs_that_the_step_writes_into_are_written_once() -> None:
     def divides(x: Tensor) -> list[Tensor]:
         x.div_(2)
@@ -183,21 +138,6 @@ def test_inputs_that_the_step_writes_into_are_written_once() -> None:
         assert outputs is not None
         torch.testing.assert_close(outputs[0], X.sum(0) / 2)
         torch.testing.assert_close(x, X / 2, msg=f"call {k}")
-
-
-def test_buffers_are_those_that_are_given() -> None:
-    buffers = {"scale": torch.ones(2, dtype=torch.float64)}
-
-    def step(x: Tensor) -> list[Tensor]:
-        return [(x * buffers["scale"].detach().clone()).sum(0), x.norm(dim=1), x.isfinite().all()]
-
-    captured = made()
-    for k in range(8):
-        buffers = {"scale": torch.full((2,), 1.0 + k, dtype=torch.float64)}
-        outputs = captured(3, step, [X], buffers, left=1.0)
-        assert outputs is not None
-        torch.testing.assert_close(outputs[0], (1 + k) * X.sum(0))
-    assert captured.operations > 0
 
 
 # Numbers of rows
@@ -242,15 +182,6 @@ def test_each_size_goes_to_what_was_quickest_for_it() -> None:
     assert captured.rows_for(128, 100.0) is None
     captured._sizes[160].graphs[0].seconds = []  # not tried yet
     assert captured.rows_for(128, 100.0) == 160
-
-
-def test_work_counts_for_the_size_of_the_call_and_for_the_graph_that_did_it() -> None:
-    captured = Captured(nn.Module(), AUTO, {torch.float64})
-    for rows in (128, 160):
-        captured.add_time(rows, 1.0, None)
-    captured.add_time(128, 0.25, 160)
-    assert {rows: size.spent for rows, size in captured._sizes.items()} == {128: 1.25, 160: 1.25}
-    assert captured._sizes[128].eager == [1.0]
 
 
 @pytest.mark.parametrize("capture", ["graph", "compiled"])
@@ -301,10 +232,6 @@ def test_what_is_not_a_number_or_not_there_differs() -> None:
     assert not relative_difference([one], [nan]) <= 1
     assert relative_difference([one], [zero]) == math.inf
     assert relative_difference([zero], [zero]) == 0
-
-
-def test_lower_precision_allows_more() -> None:
-    assert tolerance_of({torch.float64}) < tolerance_of({torch.float32, torch.int64}) < tolerance_of({torch.bfloat16})
 
 
 def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:

@@ -22,10 +22,3 @@ def test_repeated_rows_are_the_first_and_are_told_from_real_ones() -> None:
     assert labels.tolist() == [*range(9), 0, 0, 0]
     assert is_real(9, 12, x.device).tolist() == [True] * 9 + [False] * 3
     assert padded([x, y], 9)[0] is x
-
-
-def test_copies_are_made_where_they_are_asked_for() -> None:
-    x = torch.randn(9, 3)
-    [copy] = padded([x], 9, copy=True)
-    assert torch.equal(copy, x)
-    assert copy is not x

@@ -65,24 +65,10 @@ def test_epsilon_of_a_run(name, epsilon, tolerance):
     }
 
 
-@pytest.mark.parametrize(("steps", "printed"), [("10000", "9.339"), ("40000", "24.205")])
-def test_the_printed_strong_composition_is_called_no_guarantee(steps, printed):
-    result = run(PLAN | {"--steps": steps, "--accountant": "strong-paper"})
-    assert result.exit_code == 0
-    assert result.stdout.split()[1].startswith(printed)
-    assert "optimistic" in result.stdout
-    assert "no guarantee" in result.stdout
-
-
-def test_the_accountants_come_in_their_order():
-    epsilons = [facts(PLAN, "--accountant", name)["epsilon"] for name in ("pld", "rdp", "moments", "strong", "naive")]
-    assert epsilons == sorted(epsilons)
-
-
-@pytest.mark.parametrize(("noise", "steps", "epsilon"), [("16", 1, 0.2041), ("10", 100, 4.3772), ("5", 10, 2.5944)])
-def test_full_batches_have_an_exact_cost(noise, steps, epsilon):
-    full = {"--sampling-rate": "1", "--noise-multiplier": noise, "--steps": str(steps), "--delta": "1e-5"}
-    assert facts(full, "--accountant", "gdp")["epsilon"] == pytest.approx(epsilon, abs=6e-5)
+def test_the_printed_strong_composition_is_called_no_guarantee():
+    result = run(PLAN | {"--accountant": "strong-paper"})
+    assert result.stdout.split()[1].startswith("9.339")
+    assert "the printed, optimistic form: no guarantee" in result.stdout
 
 
 def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out():
@@ -107,7 +93,9 @@ def test_batches_of_a_fixed_size_are_for_replacing_one_record():
     assert found["neighbouring"] == "replace one record"
     assert (found["batch_size"], found["size"]) == (600, 60_000)
     shown = run(FIXED, "--accountant", "rdp").stdout
-    assert all(words in shown for words in ("600 of 60,000 records", "replace one record", "× clipping norm"))
+    assert all(words in shown for words in ("60,000", "without replacement", "replace one record", "× clipping norm"))
+    with_epochs = {name: value for name, value in FIXED.items() if name != "--steps"} | {"--epochs": "1"}
+    assert facts(with_epochs) == facts(FIXED)
 
 
 def test_a_group_is_protected_as_a_whole():
@@ -118,16 +106,11 @@ def test_a_group_is_protected_as_a_whole():
     assert found["noise_multiplier"] == 4
 
 
-def test_the_table_names_all_parameters():
-    result = run(PLAN)
-    assert result.exit_code == 0
-    for fact in ("0.94691", "1e-05", "10,000", "Poisson", "add or remove one record", "pld"):
-        assert fact in result.stdout
-
-
 def test_printed_epsilon_is_never_less_than_the_exact_one():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
-    printed = float(run(options).stdout.split()[1])
+    shown = run(options).stdout
+    assert all(fact in shown for fact in ("1e-05", "10,000", "Poisson", "add or remove one record", "pld"))
+    printed = float(shown.split()[1])
     exact = facts(options)["epsilon"]
     assert exact <= printed <= exact * 1.0002
 
@@ -147,9 +130,12 @@ def test_infinite_epsilon_is_valid_json():
     ("options", "named"),
     [
         (PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
-        (PLAN | {"--sampling-rate": "0"}, ["sampling_rate"]),
-        (PLAN | {"--steps": "0"}, ["steps"]),
-        (PLAN | {"--noise-multiplier": "-1"}, ["noise_multiplier"]),
+        (PLAN | {"--steps": "1" + "0" * 30}, ["steps <= 1e+12"]),
+        (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
+        (PLAN | {"--bands": "0"}, ["bands >= 1"]),
+        (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
+        (FIXED | {"--bands": "2"}, ["leave batch_size and group_size out"]),
+        (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave batch_size and group_size out"]),
         (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
         (PLAN | {"--delta": "nan"}, ["delta"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
@@ -165,7 +151,7 @@ def test_infinite_epsilon_is_valid_json():
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
         (EXPECTED | {"--steps": "5"}, ["exactly one of steps and epochs"]),
         (FIXED | {"--batch-size": "0"}, ["batch_size >= 1"]),
-        (FIXED | {"--batch-size": "70000"}, ["batch_size <= size"]),
+        (FIXED | {"--batch-size": "70000"}, ["at most all 60000 records"]),
         (FIXED | {"--group-size": "2", "--steps": "0"}, ["group_size", "steps"]),
         (PLAN | {"--group-size": "0"}, ["group_size"]),
         (PLAN | {"--plot": "curve.jpg", "--delta": "2"}, [".png, .svg, .html", "delta"]),
@@ -182,20 +168,7 @@ def test_bad_numbers_get_one_line_that_names_them_all(options, named):
     assert all(name in result.stderr for name in named)
 
 
-@pytest.mark.parametrize("wrong", [{"--steps": "ten"}, {"--accountant": "clt"}, {"--steps": "1.5"}])
-def test_what_cannot_be_read_is_refused(wrong):
-    assert run(PLAN | wrong).exit_code == 2
-
-
-def test_help_names_every_option_with_its_range():
-    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--help"])
-    assert result.exit_code == 0
-    for words in ("--sampling-rate", "at most 1", "--steps", "--delta", "below 1", "--accountant", "--json"):
-        assert words in result.stdout
-    assert "pld|rdp|moments|strong|strong-paper|naive|gdp" in result.stdout
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "html", "SVG"])
+@pytest.mark.parametrize("suffix", ["png", "html", "SVG"])
 def test_a_plot_is_written_whole_beside_the_answer(suffix, tmp_path):
     file = tmp_path / f"curve.{suffix}"
     file.write_text("older")
@@ -207,17 +180,13 @@ def test_a_plot_is_written_whole_beside_the_answer(suffix, tmp_path):
 
 
 def test_a_plot_names_every_accountant_that_supports_the_run(tmp_path):
+    assert run(PLAN | {"--accountant": "gdp", "--plot": str(tmp_path / "curve.svg")}).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
     run(PLAN | {"--accountant": "moments", "--plot": str(tmp_path / "curve.svg")})
     shown = "".join(Xml.fromstring((tmp_path / "curve.svg").read_text()).itertext())
     assert all(f"{name} " in shown for name in ACCOUNTANTS if name != "gdp")
     assert "gdp" not in shown
     assert "moments 1.2586" in shown
-
-
-def test_a_refused_run_leaves_no_plot(tmp_path):
-    result = run(PLAN | {"--accountant": "gdp", "--plot": str(tmp_path / "curve.svg")})
-    assert result.exit_code == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, PermissionError, PrivacyError])
@@ -233,16 +202,23 @@ def test_a_defect_keeps_its_traceback():
         raise ZeroDivisionError
 
 
-def test_account_and_its_plots_need_no_torch(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["account", *(word for option in FULL.items() for word in option)],
+        ["calibrate", "--epsilon", "1"],
+        ["plan", "--size", "10", "--epsilon", "1", "--delta", "2"],
+        ["ledger", "show", "no such file"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_of_accounting_need_no_torch(words):
     script = (
         "import sys\nfrom noisette.cli import app\n"
-        "app(sys.argv[1:], standalone_mode=False)\n"
+        "try: app(sys.argv[1:])\nexcept SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
-    words = ["account", *(word for option in FULL.items() for word in option)]
-    done = subprocess.run([sys.executable, "-c", script, *words, "--plot", str(tmp_path / "curve.html")], check=False)
-    assert done.returncode == 0
-    assert (tmp_path / "curve.html").exists()
+    assert subprocess.run([sys.executable, "-c", script, *words], check=False).returncode == 0
 
 
 @pytest.fixture
@@ -281,21 +257,8 @@ def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are
         Recipe(privacy=PrivacySection(accountant="dummy"))
 
 
-@pytest.mark.parametrize("steps", ["1" + "0" * 30, "1" + "0" * 400])
-def test_more_steps_than_any_training_has_are_refused_in_words(steps):
-    result = run(PLAN | {"--steps": steps})
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "steps <= 1e+12" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_epochs_and_an_expected_batch_stand_for_steps_and_rate():
     assert facts(EXPECTED) == facts(PLAN)
-
-
-def test_epochs_of_batches_of_a_fixed_size():
-    with_epochs = {name: value for name, value in FIXED.items() if name != "--steps"} | {"--epochs": "1"}
-    assert facts(with_epochs) == facts(FIXED)
 
 
 def test_bands():
@@ -305,19 +268,3 @@ def test_bands():
     assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
     assert "8: a round that was begun counts as a whole" in run(PLAN | {"--bands": "8"}).stdout
     assert facts(PLAN | {"--bands": "1"})["epsilon"] == facts(PLAN)["epsilon"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (PLAN | {"--bands": "0"}, "bands"),
-        (PLAN | {"--bands": "101"}, "Use at most 100 bands"),
-        (FIXED | {"--bands": "2"}, "leave batch_size and group_size out"),
-        (PLAN | {"--bands": "2", "--group-size": "2"}, "leave batch_size and group_size out"),
-    ],
-    ids=["none", "too many", "fixed size", "a group"],
-)
-def test_bands_that_are_refused(options, said):
-    result = run(options)
-    assert result.exit_code == 2
-    assert said in " ".join(result.stderr.split())

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import MomentsAccountant, PoissonGaussian
 from noisette.cli.account import calibrate
 
 app = typer.Typer()
@@ -30,21 +30,6 @@ def without(option):
 
 
 @pytest.mark.parametrize(
-    "accountant",
-    [pytest.param(PldAccountant(), marks=pytest.mark.slow), RdpAccountant(), MomentsAccountant()],
-    ids=lambda a: a.name,
-)
-def test_the_noise_keeps_the_budget(accountant):
-    result = run(BUDGET, "--accountant", accountant.name, "--json")
-    assert result.exit_code == 0
-    facts = json.loads(result.stdout)
-    price = accountant.compose({PoissonGaussian(0.02, facts["noise_multiplier"]): 500}).epsilon(delta=1e-5)
-    assert facts["found"] == "noise_multiplier"
-    assert facts["epsilon"] == price
-    assert 1.49 < price <= 1.5
-
-
-@pytest.mark.parametrize(
     ("missing", "expected", "tolerance"),
     [
         ("noise_multiplier", 4.0, 0.005),
@@ -67,15 +52,11 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     assert curve.epsilon(delta=facts["delta"] * (1 + 1e-12)) <= facts["epsilon"]
     shown = run(options, "--accountant", "moments").stdout
     assert shown.startswith(missing.replace("_", " "))
-
-
-@pytest.mark.parametrize("missing", ["noise_multiplier", "steps", "sampling_rate"])
-def test_the_printed_number_keeps_the_budget_too(missing):
-    shown = run(without("--" + missing.replace("_", "-")), "--accountant", "moments").stdout
-    printed = float(shown.splitlines()[0].split()[-1].replace(",", ""))
-    numbers = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000} | {missing: printed}
-    release = PoissonGaussian(numbers["sampling_rate"], numbers["noise_multiplier"])
-    assert MomentsAccountant().compose({release: int(numbers["steps"])}).epsilon(delta=1e-5) <= 1.26
+    if missing not in ("epsilon", "delta"):  # the printed number keeps the budget too
+        numbers = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000}
+        numbers[missing] = float(shown.splitlines()[0].split()[-1].replace(",", ""))
+        release = PoissonGaussian(numbers["sampling_rate"], numbers["noise_multiplier"])
+        assert MomentsAccountant().compose({release: int(numbers["steps"])}).epsilon(delta=1e-5) <= 1.26
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
 
 from noisette.accounting import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
+    FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Laplace,
     Ledger,
     PldAccountant,
     PoissonGaussian,
+    RepeatAndSelect,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -77,7 +82,7 @@ def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
         (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
         (["--zcdp", "-1"], ["rho"]),
         (["--zcdp", "nan"], ["rho"]),
-        (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1", "delta=1"]),
+        (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1"]),
         (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
     ],
 )
@@ -93,19 +98,23 @@ def test_bad_input_is_refused_and_nothing_is_written(path, words, problems):
     ("event", "words"),
     [
         (ZcdpAmount(0.1, "census tables"), "declared zCDP, rho 0.1 (census tables)"),
-        (DpAmount(0.1234567, 1e-9), "declared epsilon 0.12346, delta 1e-09"),
-        (DpAmount(1.0), "declared epsilon 1"),
+        (DpAmount(0.1234567, 1e-9), "declared epsilon and delta, epsilon 0.12346, delta 1e-09"),
         (Laplace(2.0), "Laplace, noise 2"),
         (DiscreteGaussian(2.9999999), "discrete Gaussian, noise 2.9999"),
-        (TruncatedPoissonGaussian(0.01, 2.0, 150, 10_000), "rate 0.01, at most 150 of at most 10,000 records, noise 2"),
+        (TruncatedPoissonGaussian(0.01, 2.0, 15, 99), "rate 0.01, batches of at most 15, at most 99 records, noise 2"),
         (BallsInBinsGaussian(100, 2.0), "balls-in-bins Gaussian, one of 100 batches, noise 2"),
         (UserLevel(PoissonGaussian(0.01, 4.0), 3), "Poisson Gaussian, rate 0.01, noise 4, for a user of up to 3"),
+        (FixedSizeGaussian(100, 10_000, 2.0), "fixed-size Gaussian, batches of 100, 10,000 records, noise 2"),
+        (GroupPrivacy(PoissonGaussian(0.01, 4.0), 3), "Poisson Gaussian, rate 0.01, noise 4, for a group of 3"),
+        (RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 9),), 10.0, math.inf), "10 runs (shape inf) of 9 × Poisson"),
+        (PoissonGaussian(0.0042661, 1.0999999), "Poisson Gaussian, rate 0.0042661, noise 1.0999"),
+        (BandedGaussian(0.01, 2.0, 8), "banded Gaussian, rate 0.01, rounds of 8 steps, noise 2"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_every_kind_of_event_has_words_and_a_price(tmp_path, event, words):
     with Ledger(tmp_path / "any.jsonl") as ledger:
-        ledger.charge(event)
+        ledger.charge(event, event.round_length)
     assert words in run("show", tmp_path / "any.jsonl").stdout
     priced = json.loads(run("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--json").stdout)
     assert min(float(row["epsilon"]) for row in priced["prices"]) > 0
@@ -137,14 +146,3 @@ def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path,
     assert result.exit_code == 0, result.output
     assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Laplace(2.0): 1}
     assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"
-
-
-def test_of_several_runs_that_were_cut_off_one_has_to_be_named(tmp_path):
-    for number in (1, 2):
-        (tmp_path / f"run.unfinished-{number}").mkdir()
-        with Ledger(tmp_path / f"run.unfinished-{number}" / "ledger.jsonl", dataset="census") as own:
-            own.charge(Gaussian(3.0))
-    result = run("charge", tmp_path / "run", "--laplace", "2", "--dataset", "census")
-    assert result.exit_code == 2
-    assert "name one of" in result.stderr
-    assert not (tmp_path / "run").exists()

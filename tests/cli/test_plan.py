@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian
-from noisette.accounting.plan import Setting, recommended
+from noisette.accounting.calibrate import Setting, recommended
 from noisette.cli.plan import _seconds_per_example, plan
 
 app = typer.Typer()
@@ -100,8 +100,6 @@ def test_default_batch_sizes_epochs_and_noises(monkeypatch):
     [
         ({"--size": "0"}, ["size >= 1"]),
         ({"--size": "1" + "0" * 30}, ["size <= 1e+15"]),
-        ({"--size": "1" + "0" * 400}, ["size <= 1e+15"]),
-        ({"--epochs": "1e30"}, ["steps <= 1e+12"]),
         ({"--epochs": "1e300"}, ["steps <= 1e+12"]),
         ({"--size": "-5", "--epsilon": "0", "--delta": "0"}, ["size", "epsilon", "delta"]),
         ({"--delta": "0.001"}, ["delta=0.001", "one over the declared size"]),
@@ -122,19 +120,11 @@ def test_bad_input_gets_one_line_that_names_it_all(wrong, named):
     assert all(words in result.stderr for words in named)
 
 
-def test_a_plot_that_is_a_folder_is_refused_before_anything_is_computed(tmp_path):
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
     (tmp_path / "plan.svg").mkdir()
-    result = run(SMALL | {"--plot": str(tmp_path / "plan.svg")})
-    assert result.exit_code == 2
-    assert "is a folder" in result.stderr
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_takes_no_files_is_refused_before_anything_is_computed(tmp_path):
-    tmp_path.chmod(0o500)
-    result = run(SMALL | {"--plot": str(tmp_path / "plan.svg")})
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
+    assert "is a folder" in run(SMALL | {"--plot": str(tmp_path / "plan.svg")}).stderr
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert "cannot be written" in run(SMALL | {"--plot": str(tmp_path / "other.svg")}).stderr
 
 
 def setting(batch_size, epochs, noise):
@@ -148,10 +138,6 @@ def test_the_recommendation_is_the_least_computation_with_nearly_all_the_signal(
     few = setting(16_384, 10, 2.571)  # 37 steps: never where others take enough, but better than nothing
     assert recommended([*settings, few]) == setting(4096, 40, 2.46)
     assert recommended([few]) == few
-
-
-def test_the_signal_is_the_total_over_its_noise():
-    assert setting(600, 100, 2.0).signal == pytest.approx(0.01 * 100 / 2.0)
 
 
 def test_the_time_is_that_of_a_finished_run(tmp_path):
@@ -171,8 +157,5 @@ def test_a_run_without_its_time_is_refused(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(ValueError, match="states no time of a step"):
         _seconds_per_example(tmp_path)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run\.json"):
-        _seconds_per_example(tmp_path)
+        _seconds_per_example(tmp_path / "none")

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from noisette.accounting import Ledger, RepeatAndSelect
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
 from noisette.training.report import SearchFacts, rows_of_search

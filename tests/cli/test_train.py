@@ -233,7 +233,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert shown.exit_code == 2
     assert "Traceback" not in shown.output
     assert (tmp_path / "run" / "run.json").read_text() == older
-    assert tree(tmp_path / "run.unfinished-1") >= {"ledger.jsonl", "checkpoint/checkpoint.json"}
+    assert tree(tmp_path / "run.unfinished-1") >= {"ledger.jsonl", "checkpoint/checkpoint.safetensors"}
     assert "report.html" not in tree(tmp_path / "run.unfinished-1")
     assert "run.unfinished-1/ledger.jsonl" in shown.output
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output.replace("\n", "")
@@ -336,7 +336,7 @@ def test_a_real_ctrl_c(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_its_ledger(tmp_path: Path) -> None:
     code, _ = signalled(signal.SIGKILL, tmp_path)
     assert code == -signal.SIGKILL
-    assert {"run.unfinished-1/ledger.jsonl", "run.unfinished-1/checkpoint/checkpoint.json"} <= tree(tmp_path)
+    assert {"run.unfinished-1/ledger.jsonl", "run.unfinished-1/checkpoint/checkpoint.safetensors"} <= tree(tmp_path)
 
 
 def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:

@@ -23,7 +23,7 @@ name = "mine.npz"
 classes = 2
 size = 200
 [model]
-name = "bn-lenet-300-100"
+name = "papers.davody_2020.networks:bn_300_100"
 batch_norm = "{norm}"
 [public]
 data = "others.npz"
@@ -103,7 +103,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """By options alone."""
     folder = tmp_path_factory.mktemp("group")
     write_images(folder)
-    own = ["--data", folder / "mine.npz", "--classes", 2, "--size", 200, "--model", "bn-lenet-300-100"]
+    data = ["--data", folder / "mine.npz", "--classes", 2, "--size", 200]
+    own = [*data, "--model", "papers.davody_2020.networks:bn_300_100"]
     settings = ["--batch-norm", "group", "--epochs", 1, "--batch-size", 50, "--delta", 1e-3, "--out", folder / "run"]
     shown = train(*own, *settings)
     assert shown.exit_code == 0, shown.output

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from click.testing import Result
 from PIL import Image
@@ -104,6 +105,18 @@ def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path
     right = sum(a == b for a, b in zip(labels, predicted, strict=True))
     assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
     assert "public test examples" in Path("runs/a/report.html").read_text()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_tables_with_types_are_trained_on_and_predicted(people: Path, schema: Path, suffix: str) -> None:
+    frame = pandas.read_csv(people, sep=";")
+    table = Path("typed" + suffix)
+    frame.to_json(table, orient="records", lines=True) if suffix == ".jsonl" else frame.to_parquet(table)
+    shown = run("train", "--data", table, "--columns", schema, *QUICK)
+    assert shown.exit_code == 0, shown.output
+    predicted = run("predict", "runs/typed", table)
+    assert len(predicted.stdout.splitlines()) == ROWS + 1
+    assert predicted.stdout == run("predict", "runs/typed", people).stdout, "a CSV holds the same values"
 
 
 def test_regression_in_the_unit_of_its_target(people: Path) -> None:

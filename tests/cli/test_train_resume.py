@@ -78,7 +78,7 @@ statuses, (begin, *kills) = [], json.loads(sys.argv[1])
 for number, kill in enumerate(kills):
     if os.path.isdir("run"):
         break
-    resume = bool(glob.glob("run.unfinished-*/checkpoint/checkpoint.json"))
+    resume = bool(glob.glob("run.unfinished-*/checkpoint/checkpoint.safetensors"))
     child = os.fork()
     if child == 0:
         sys.argv = ["noisette", "train", *(["--resume", "run"] if resume else begin)]
@@ -100,7 +100,7 @@ POINTS = [
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
-    "noisette.run.dataset_fingerprint:Fingerprint.write",
+    "noisette.run.agreement:Fingerprint.write",
     "noisette.run.checkpoint:save_file",
     "noisette.run.checkpoint:write",
     "noisette.accounting.atomic_files:sync",

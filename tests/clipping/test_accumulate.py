@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from engine_check import ENGINES, Watched
 from model_cases import Forward
@@ -162,19 +161,6 @@ def writes_into_view_of_parameter(m: Part, x: Tensor) -> Tensor:
     return m.layer(x)
 
 
-class Cube(torch.autograd.Function):
-    """Without a rule for vmap."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, *dy: Tensor) -> Tensor:
-        return dy[0] * 3 * ctx.saved_tensors[0] ** 2
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
@@ -255,26 +241,7 @@ def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
     clip.close()
 
 
-def test_values_of_the_same_call_may_be_kept() -> None:
-    kept: list[Tensor] = []
-
-    def loss(m: nn.Module, x: Tensor) -> Tensor:
-        kept.clear()
-        return sum([m(x).square().sum() for _ in range(3)], torch.zeros(()))
-
-    clip = PerExampleClip(Remembers(kept), 1.0)
-    for _ in range(3):
-        clip.accumulate(loss, rows()[0])
-    clip.close()
-
-
 # Sizes, and records that are not numbers
-
-
-def test_no_example_adds_nothing() -> None:
-    norms, sums = accumulated(net(), entropy, *rows(0))
-    assert not norms.numel()
-    assert all(not value.any() for value in sums.values())
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
@@ -488,78 +455,6 @@ def test_what_models_do_is_exact(name: str) -> None:
     assert_exact(Part(FEATURES[name]), of_model, rows(1)[0])
 
 
-def assert_sum_of_single_calls(make: Callable[[], nn.Module], loss: Callable[..., Tensor], *batch: Tensor) -> None:
-    """The sum of a batch is that of its examples by themselves, each no longer than the bound."""
-    torch.manual_seed(0)
-    model = make()
-    _, whole = accumulated(model, loss, *batch, bound=0.5)
-    total = dict.fromkeys(whole, torch.zeros(()).double())
-    for i in range(len(batch[0])):
-        _, one = accumulated(model, loss, *[x[i : i + 1] for x in batch], bound=0.5)
-        assert sum(float(value.square().sum()) for value in one.values()) ** 0.5 <= 0.5 * (1 + 1e-2)
-        total = {name: total[name] + value for name, value in one.items()}
-    for name, value in whole.items():
-        torch.testing.assert_close(value, total[name], rtol=2e-2, atol=2e-2)
-    assert any(value.any() for value in whole.values())
-
-
-def test_lower_precision() -> None:
-    x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return F.cross_entropy(m(x), y)
-
-    assert_sum_of_single_calls(lambda: net().float(), loss, x, y)
-    assert_sum_of_single_calls(lambda: net().bfloat16(), entropy, x.bfloat16(), y)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_sum_of_single_calls(lambda: net().float(), entropy, x, y)
-
-
-def test_models_with_hooks() -> None:
-    """Hooks see batched tensors and may change them; those of tensors run in the backward pass."""
-    seen: list[tuple[int, ...]] = []
-
-    def make() -> nn.Module:
-        model = net()
-        model[0].register_forward_hook(lambda module, args, output: output * 2)
-        model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-        model.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
-        model[2].register_full_backward_hook(lambda module, given, out: None)
-        return model
-
-    assert_sum_of_single_calls(make, entropy, *rows())
-    assert set(seen) == {(1, 2)}
-
-
-def test_compiled_parts() -> None:
-    def make() -> nn.Module:
-        model = net()
-        model[1] = torch.compile(model[1], backend="eager")
-        return model
-
-    assert_sum_of_single_calls(make, entropy, *rows())
-
-
-def test_a_compiled_model() -> None:
-    assert_sum_of_single_calls(lambda: torch.compile(net(), backend="eager"), entropy, *rows())
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_of_both_kinds(reentrant: bool) -> None:
-    """Activations are kept instead: the sum is that without a checkpoint."""
-
-    def forward(m: Part, x: Tensor) -> Tensor:
-        return checkpoint(lambda v: m.layer(v).tanh(), x, use_reentrant=reentrant)
-
-    model, plain, (x, _) = Part(forward), Part(lambda m, x: m.layer(x).tanh()), rows()
-    plain.load_state_dict(model.state_dict())
-    _, expected = accumulated(plain, of_model, x, bound=0.1)
-    _, found = accumulated(model, of_model, x, bound=0.1)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value)
-
-
 def test_what_is_told_to_code_is_taken_back_after_an_error() -> None:
     generator = checkpointing._checkpoint_without_reentrant_generator
     with pytest.raises(PrivacyError, match="writes values of an example into a parameter"):
@@ -567,15 +462,6 @@ def test_what_is_told_to_code_is_taken_back_after_an_error() -> None:
     assert checkpointing._checkpoint_without_reentrant_generator is generator
     assert not torch.compiler.is_compiling()
     assert torch._C._functorch.maybe_current_level() is None
-
-
-def test_operators_by_their_full_names() -> None:
-    assert_exact(
-        Part(lambda m, x: torch.ops.aten.linear(x, m.layer.weight, m.layer.bias)
-             + torch.ops.aten.mul.Tensor(x[:, :2], m.layer.bias)),
-        of_model,
-        rows()[0],
-    )  # fmt: skip
 
 
 def behind_disabled_torch_functions(m: Part, x: Tensor) -> Tensor:

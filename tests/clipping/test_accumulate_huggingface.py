@@ -60,15 +60,6 @@ def test_sums_are_those_of_single_examples(name: str) -> None:
     assert_exact(family.make(dropout=False).double(), family.batch())
 
 
-@every_family
-def test_training_goes_through(name: str) -> None:
-    family = FAMILIES[name]
-    batch = {key: value.float() if value.is_floating_point() else value for key, value in family.batch().items()}
-    model = family.make(dropout=True)
-    for _ in range(2):
-        assert all(value.isfinite().all() for value in accumulated(model, batch).values())
-
-
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama"])
 def test_gradient_checkpointing_changes_nothing(name: str) -> None:
     model = FAMILIES[name].make(dropout=False).double()

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captured_check import assert_captured, check_equal, check_exact, check_same_draws, error_of
+from captured_check import assert_captured, check_equal, check_exact, error_of
 from captured_models import Batch, Model
 from noisette import PerExampleClip
 from pretrained_families import FAMILIES, B, Family, transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-NAMES = ("Bert", "DistilBert", "GPT2", "Llama", "Mistral, windows", "Mixtral", "T5", "Bart", "ViT", "Swin", "ConvNext")
+NAMES = ("Bert", "GPT2", "Llama", "Mixtral", "T5", "Swin")
 
 
 @pytest.fixture(autouse=True)
@@ -42,23 +42,9 @@ def test_sums_are_those_of_single_examples(name: str) -> None:
     assert check_exact(model_of(name)) <= 1e-10
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["Bert", "Llama"])
 def test_sums_are_those_of_the_step_itself(name: str) -> None:
     assert check_equal(model_of(name)) <= 1e-5
-
-
-def test_adapters() -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
-    base = model_of("GPT2")
-    adapted = Model(lambda: peft.get_peft_model(base.make(), config), base.batch, base.loss)
-    assert check_exact(adapted) <= 1e-10
-    assert check_equal(adapted) <= 1e-5
-
-
-@pytest.mark.parametrize("name", ["Bert", "GPT2", "T5"])
-def test_dropout_is_that_of_the_step_itself(name: str) -> None:
-    assert check_same_draws(model_of(name, dropout=True)) <= 1e-5
 
 
 def test_a_batch_as_one_argument() -> None:

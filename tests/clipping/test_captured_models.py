@@ -13,6 +13,6 @@ def test_sums_are_those_of_single_examples(name: str) -> None:
     assert check_exact(MODELS[name]) <= 1e-10
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["LeNet-5", "LSTM", "Transformer decoder", "VGG, public batch norm"])
 def test_sums_are_those_of_the_step_itself(name: str) -> None:
     assert check_equal(MODELS[name]) <= 1e-5

@@ -20,16 +20,10 @@ from captured_models import (
     labelled,
     padded_words,
     squares,
-    with_public_statistics,
     words,
 )
 from model_cases import Forward
-from noisette.nn import PublicBatchNorm, WeightNoise, models
-
-
-def noisy(model: nn.Module, *, each_time_step: bool = False) -> nn.Module:
-    WeightNoise(model, 0.05, each_time_step=each_time_step)
-    return model
+from papers import networks
 
 
 def drops(m: nn.Module, x: Tensor) -> Tensor:
@@ -48,17 +42,11 @@ RANDOM = {
         entropy,
     ),
     "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
-    "BiLSTM": Model(lambda: models.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
+    "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM, dropout=0.3), words(4), entropy),
     "GRU": Model(lambda: Reader(nn.GRU, dropout=0.3), words(4), entropy),
     "Transformer encoder": Model(lambda: Encoder(dropout=0.2), padded_words, entropy),
     "Transformer decoder": Model(lambda: Decoder(dropout=0.2), MODELS["Transformer decoder"].batch, squares),
-    "weight noise": Model(lambda: noisy(models.lenet_5((1, 12, 12), 3)), labelled(1, 12, 12), entropy),
-    "weight noise, public batch norm": Model(
-        lambda: noisy(with_public_statistics(PublicBatchNorm)), labelled(2, 8, 8), entropy
-    ),
-    "weight noise, recurrent": Model(lambda: noisy(Reader(nn.LSTM)), words(4), entropy),
-    "weight noise at each time step": Model(lambda: noisy(Reader(nn.GRU), each_time_step=True), words(4), entropy),
 }
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
-import random
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from torch import Tensor, nn
 from captured_check import graphs_of
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
-from noisette.clipping.engines import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5
@@ -47,7 +43,7 @@ def graph_calls(clip: PerExampleClip) -> int:
     return sum(timed.calls for timed in graphs_of(clip))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 1e300])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, 1e30])
 @pytest.mark.parametrize("place", [0, 4])
 def test_a_record_that_is_no_good_is_as_in_the_loop(bad: float, place: int) -> None:
     """The first row is the one that is repeated up to the size of the graph."""
@@ -70,7 +66,7 @@ def test_a_record_that_is_no_good_is_as_in_the_loop(bad: float, place: int) -> N
     assert not clip.capture_problems
 
 
-@pytest.mark.parametrize("b", range(1, 40, 3))
+@pytest.mark.parametrize("b", [1, 7, 19, 33])
 def test_repeated_rows_count_for_nothing(b: int) -> None:
     model = mlp()
     clip = PerExampleClip(model, C, capture="graph")
@@ -102,13 +98,6 @@ def test_every_rule_is_captured_once_though_it_makes_groups_anew(rule: object) -
             clip.after_step()  # the bound of an adaptive rule changes
         torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
     assert graph_calls(clips[0]) == 5
-
-
-def test_lambdas_made_anew_are_captured_once() -> None:
-    clip = PerExampleClip(mlp(), C, capture="graph")
-    for _ in range(5):
-        clip.accumulate(lambda model, x, y: F.cross_entropy(model(x), y), *batch())
-    assert graph_calls(clip) == 4
 
 
 def test_a_number_that_changes_in_every_step_makes_it_eager_without_a_warning() -> None:
@@ -161,23 +150,6 @@ def test_a_loss_that_writes_into_its_arguments_writes_once(capture: Any, b: int)
         torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
         torch.testing.assert_close(pixels, x, msg=f"call {k}")
     assert not clip.capture_problems
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_a_loss_that_draws_from_other_generators_is_not_captured(draw: Callable[[], float]) -> None:
-    """Its examples are computed one by one, or a comparison finds it."""
-    clip = PerExampleClip(mlp(), C, capture="graph")
-
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (1 + draw()) * cross_entropy(model, x, y)
-
-    def three_times() -> None:
-        for _ in range(3):
-            clip.accumulate(loss, *batch())
-
-    with pytest.warns((OneByOneWarning, CaptureWarning)):
-        three_times()
-    assert graph_calls(clip) == 0
 
 
 def test_class_weights_of_the_batch_are_refused_as_eagerly() -> None:
@@ -233,14 +205,6 @@ class Twice(nn.Module):
         return x @ (self.one + self.other).unsqueeze(1)
 
 
-def test_sums_share_no_memory() -> None:
-    clip = PerExampleClip(Twice(), C, capture="graph")
-    for _ in range(3):
-        clip.accumulate(lambda model, x, y: model(x).sum(), *batch())
-        [total] = clip.pop_sums()
-        assert total.grads[0].data_ptr() != total.grads[1].data_ptr()
-
-
 def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     from noisette.capture.graph import Graph
 
@@ -259,22 +223,6 @@ def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatc
         assert torch.equal(*total.grads)
 
 
-def test_no_batch_is_kept_alive() -> None:
-    clip = PerExampleClip(mlp(), C, capture="graph")
-    dead = []
-    for _ in range(4):
-        x, y = batch()
-        dead += [weakref.ref(x), weakref.ref(y)]
-        clip.accumulate(cross_entropy, x, y)
-        clip.pop_sums()
-    del x, y
-    gc.collect()
-    assert [ref() for ref in dead] == [None] * 8
-    known = {id(p) for p in clip.parameters.values()}
-    [timed] = graphs_of(clip)
-    assert {id(tensor) for tensor in timed.graph.constants} == known
-
-
 def test_factors_that_read_the_norms_as_numbers_are_not_captured() -> None:
     def factor(norms: Tensor) -> Tensor:
         return torch.from_numpy(np.minimum(1.0, C / np.maximum(norms.numpy(), 1e-30)))
@@ -285,27 +233,6 @@ def test_factors_that_read_the_norms_as_numbers_are_not_captured() -> None:
     with pytest.warns(CaptureWarning, match="reads the values of a tensor"):
         clip.accumulate(cross_entropy, *batch())
     assert graph_calls(clip) == 0
-
-
-def test_settings_of_torch_have_graphs_of_their_own() -> None:
-    model = mlp().float()
-    clip, eager = (PerExampleClip(model, C, capture=how) for how in ("graph", "eager"))
-
-    def check() -> None:
-        x, y = batch()
-        clip.accumulate(cross_entropy, x.float(), y)
-        eager.accumulate(cross_entropy, x.float(), y)
-        torch.testing.assert_close(flat(clip), flat(eager), rtol=1e-5, atol=1e-6)
-
-    for _ in range(6):
-        check()
-    for _ in range(3):
-        with torch.autocast("cpu", torch.bfloat16):
-            check()
-    for _ in range(3):
-        check()
-    assert clip._captured is not None
-    assert len(clip._captured._kinds) == 2
 
 
 def failing_compiler(*_: object, **__: object) -> None:

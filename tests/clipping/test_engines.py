@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
-from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
-from noisette.clipping.engines import BookKeeping, ReweightGP, Vmap
+from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter
+from noisette.clipping.engines import Vmap
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
@@ -24,33 +23,13 @@ def test_clipped_sum_is_the_oracles(case: Case, engine: Engine) -> None:
 
 
 @every_case
-def test_single_precision(case: Case) -> None:
-    check(case, *ENGINES, b=6, dtype=torch.float32)
-
-
-@every_case
 def test_batches_of_one_and_two(case: Case) -> None:
     check(case, *ENGINES, b=1, dtype=torch.float64)
     check(case, *ENGINES, b=2, dtype=torch.float64)
 
 
 @every_engine
-def test_no_example_leaves_zeros(engine: Engine) -> None:
-    model = mlp()
-    _, sums = measured_or_empty(model, engine, torch.randn(0, 6), torch.zeros(0).long())
-    assert all(not g.any() for g in sums.values())
-
-
-def measured_or_empty(model: nn.Module, engine: Engine, *inputs: Tensor) -> tuple[None, dict[str, Tensor]]:
-    clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.accumulate(cross_entropy, *inputs)
-    [total] = clip.pop_sums()
-    clip.close()
-    return None, dict(zip(clip.parameters, total.grads, strict=True))
-
-
-@every_engine
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3])
 def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
     model, (x, y) = mlp().double(), cast(CASES[0].inputs(7), torch.float64)
     whole = torch.cat([g.flatten() for g in measured(model, cross_entropy, (x, y), 0.5, engine)[1].values()])
@@ -64,28 +43,7 @@ def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
     assert not any(g.any() for g in after.grads), "take() starts anew"
 
 
-@every_engine
-def test_zero_gradient_stays_zero(engine: Engine) -> None:
-    model = nn.Linear(6, 4, bias=False).double()
-    x = torch.zeros(3, 6, dtype=torch.float64)
-    clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.accumulate(cross_entropy, x, torch.zeros(3).long())
-    [total] = clip.pop_sums()
-    clip.close()
-    assert torch.equal(total.grads[0], torch.zeros_like(model.weight))
-
-
-@every_engine
-def test_duplicates_count_each(engine: Engine) -> None:
-    model = mlp().double()
-    x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
-    one = measured(model, cross_entropy, (x, y), 0.1, engine)[1]
-    five = measured(model, cross_entropy, (x.repeat(5, 1), y.repeat(5)), 0.1, engine)[1]
-    for name, g in one.items():
-        torch.testing.assert_close(five[name], 5 * g, rtol=1e-10, atol=1e-13)
-
-
-BAD = {"nan": float("nan"), "inf": float("inf"), "minus inf": -float("inf")}
+BAD = {"nan": float("nan"), "minus inf": -float("inf")}
 FLOAT_CASES = [
     case
     for case in CASES
@@ -95,14 +53,9 @@ FLOAT_CASES = [
         "cnn with uneven axes",
         "python-loop recurrent",
         "attention",
-        "linear called twice",
         "conv called twice",
-        "tied transposed",
         "elementwise",
-        "weight under a mask",
         "overlapping views",
-        "layer norms",
-        "frozen weights, trained biases",
     )
 ]
 
@@ -136,14 +89,6 @@ def test_huge_example_stays_within_the_bound(case: Case, engine: Engine) -> None
 
 
 @every_engine
-def test_all_examples_bad_leaves_zeros(engine: Engine) -> None:
-    for case in FLOAT_CASES:
-        model, inputs = case.model(), case.inputs(3)
-        _, sums = measured(model, case.loss, (inputs[0] * float("nan"), *inputs[1:]), 0.5, engine)
-        assert all(not g.any() for g in sums.values()), case.name
-
-
-@every_engine
 @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_example_never_exceeds_the_bound(engine: Engine, scale: float, dtype: torch.dtype) -> None:
@@ -174,26 +119,6 @@ def test_gradient_hooks_of_the_user_see_nothing_private(engine: Engine) -> None:
 
 
 @every_engine
-def test_model_that_uses_none_of_its_parameters(engine: Engine) -> None:
-    model = nn.Module()
-    model.p = nn.Parameter(torch.ones(3))
-    model.forward = lambda x: x * 2
-    clip = PerExampleClip(model, 1.0, engine=engine)
-    clip.accumulate(lambda model, x: model(x).sum(), torch.randn(4, 3, requires_grad=True))
-    [total] = clip.pop_sums()
-    clip.close()
-    assert torch.equal(total.grads[0], torch.zeros(3))
-
-
-def test_plain_sum_when_nothing_is_clipped() -> None:
-    model, inputs = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
-    _, sums = measured(model, cross_entropy, inputs, 1e6, BookKeeping())
-    plain = torch.autograd.grad(cross_entropy(model, *inputs).sum(), list(model.parameters()))
-    for found, expected in zip(sums.values(), plain, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
-@every_engine
 def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> None:
     """Each is noised in place, so none may lie where another one lies, or in what the user holds."""
     model = Forward(lambda m, x: (x + m.p + m.q).square(), p=parameter(1, 3), q=parameter(1, 3))
@@ -204,17 +129,3 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     assert torch.equal(*total.grads)
     total.grads[0].zero_()
     assert total.grads[1].all()
-
-
-def test_a_backward_pass_of_autograd_that_is_wrong_is_not_needed() -> None:
-    """A gradient that comes channels-last to an instance norm of contiguous input, with a batch of one."""
-    model = Forward(
-        lambda m, x: m.scale(m.norm(m.conv(x)).flatten(2).transpose(1, 2)),
-        conv=nn.Conv2d(2, 4, 3),
-        norm=nn.InstanceNorm2d(4, affine=True),
-        scale=nn.RMSNorm(4),
-    ).double()
-    for _ in range(10):
-        x = torch.randn(1, 2, 6, 6, dtype=torch.float64)
-        _, sums = measured(model, squares, (x,), 0.5, ReweightGP())
-        assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.5 * (1 + ROUNDING)

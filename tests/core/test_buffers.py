@@ -113,17 +113,6 @@ def test_a_buffer_that_the_loop_writes_within_a_batch_is_put_back_and_named() ->
         assert torch.equal(model.seen, torch.ones(2, dtype=torch.float64))
 
 
-def test_the_loss_computes_with_the_buffers_from_before_the_first_record() -> None:
-    model = Model(nothing)
-    clip = PerExampleClip(model, 0.5)
-    clip.begin_batch()
-    model.seen.fill_(100.0)
-    clip.accumulate(squares, X)
-    [total] = clip.pop_sums()
-    assert clip.end_batch() == ["seen"]
-    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), by_fresh_models(nothing))
-
-
 def test_before_the_records_and_after_the_step_the_loop_may_write() -> None:
     """The remedy: an annealed coefficient, an average of the weights."""
     model = Model(nothing)

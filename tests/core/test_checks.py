@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import noisette
 from noisette import errors as checks
 
 
@@ -36,27 +34,3 @@ def test_what_is_no_number(no_number: object) -> None:
     for check in (checks.positive, checks.count, checks.whole):
         with pytest.raises(TypeError, match="to be a"):
             check(given=no_number)
-
-
-def test_a_run_declared_in_numbers_of_numpy(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with noisette.privatize(
-        noisette.PerExampleClip(model, max_grad_norm=1.0),
-        optimizer,
-        torch.ones(8, 2),
-        expected_batch_size=np.int64(2),
-        public_size=np.int64(8),
-        steps=np.int32(1),
-        noise_multiplier=np.float32(1.5),
-        delta=np.float32(1e-3),
-        ledger=tmp_path / "ledger.jsonl",
-    ) as run:
-        for batch in run.batches():
-            for x in batch.microbatches(8):
-                run.accumulate(lambda m, x: m(x).sum(), x)
-            optimizer.step()
-        run.save(tmp_path / "saved")
-    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
-        [event] = ledger.events
-    assert "np." not in repr(event)

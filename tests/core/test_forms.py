@@ -81,11 +81,6 @@ def test_rows() -> None:
     check_form(form, rows_truth(form.ids, form.rows, form.table))
 
 
-def test_rows_never_allocate_the_table() -> None:
-    form = Rows(torch.randint(0, 10**9, (2, 3)), torch.randn(2, 3, 2), torch.Size((10**9, 2)))
-    assert form.squared_norms().shape == (2,)
-
-
 @pytest.mark.parametrize("t", [1, 4, 20])
 def test_total_of_outer_and_rows(t: int) -> None:
     """A table tied to the output layer: both gradients may point in the same direction."""
@@ -103,11 +98,6 @@ def test_total_of_opposite_gradients_is_zero() -> None:
     total = Total((rows, Outer(left, -rows.rows)))
     assert float(total.squared_norms().max()) <= 1e-12
     assert bool((total.squared_norms() >= 0).all())
-
-
-def test_total_with_dense() -> None:
-    left, right, gradients = double(B, 3, 4), double(B, 3, 2), double(B, 4, 2)
-    check_form(Total((Outer(left, right), Dense(gradients))), outer_truth(left, right) + gradients)
 
 
 def test_add_merges_gradients_of_one_form() -> None:

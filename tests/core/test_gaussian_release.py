@@ -29,9 +29,9 @@ def deviation_and_mean(sums: list[BoundedSum], release: GaussianRelease) -> list
     return [(float(s.params[0].grad.double().std()), float(s.params[0].grad.double().mean())) for s in sums]
 
 
-@pytest.mark.parametrize("bound", [1e-3, 1.0, 250.0])
-@pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
-@pytest.mark.parametrize("expected_batch_size", [1, 600, 0.5])
+@pytest.mark.parametrize(
+    ("bound", "noise_multiplier", "expected_batch_size"), [(1e-3, 0.5, 600), (1.0, 4.0, 1), (250.0, 0.5, 0.5)]
+)
 def test_deviation_is_noise_times_bound_over_the_constant(
     bound: float, noise_multiplier: float, expected_batch_size: float
 ) -> None:
@@ -75,13 +75,6 @@ def test_shares_that_do_not_add_up_to_one_are_refused(asked: list) -> None:
     with pytest.raises(ValueError, match="add up to one"):
         GaussianRelease(SecretKey(), 1.0, 1)(sums, names(*sums), step=0)
     assert all(p.grad is None for s in sums for p in s.params)
-
-
-def test_noise_grows_as_a_share_shrinks() -> None:
-    sums = [replace(bounded(0.5), share=0.36), bounded(3.0)]
-    measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
-    for s, share, (std, _) in zip(sums, (0.36, 0.64), measured, strict=True):
-        assert abs(std / (2.0 * s.bound / math.sqrt(share) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
 
 
 @pytest.mark.parametrize("asked", [[None], [None, None, None], [0.01, None], [0.9, 0.05, None]])
@@ -137,33 +130,6 @@ def test_parts_are_named_when_there_is_more_than_a_gradient() -> None:
     assert parts_of([gradient]) == parts_of([gradient, gradient]) == ()
     count = replace(gradient, share=0.25, name="clipping count")
     assert parts_of([gradient, count, gradient]) == (("gradient", 0.75), ("clipping count", 0.25))
-
-
-def test_noise_is_that_of_step_and_name() -> None:
-    key = SecretKey()
-    release = GaussianRelease(key, 1.0, 1)
-    one, two = bounded(size=100), bounded(size=100)
-    release([one], names(one), step=4)
-    release([two], names(two), step=4)
-    assert torch.equal(one.params[0].grad, two.params[0].grad)
-    three = bounded(size=100)
-    release([three], names(three), step=5)
-    assert not torch.equal(one.params[0].grad, three.params[0].grad)
-
-
-def test_no_private_value_remains_in_memory() -> None:
-    """After the release the memory of the sums has noised values."""
-    s = bounded(size=100)
-    GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
-    assert not bool((s.grads[0] == 5.0).any())
-
-
-def test_gradient_that_is_not_contiguous() -> None:
-    key, p, q = SecretKey(), nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.zeros(6, 4))
-    value = torch.randn(4, 6).t()
-    GaussianRelease(key, 1.0, 2)([BoundedSum((p,), (value,), 1.0)], {id(p): "w"}, step=0)
-    GaussianRelease(key, 1.0, 2)([BoundedSum((q,), (torch.zeros(6, 4),), 1.0)], {id(q): "w"}, step=0)
-    torch.testing.assert_close(p.grad - q.grad, value / 2)
 
 
 def shared(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,9 +188,3 @@ def test_bound_that_gives_no_noise_is_refused(bound: float) -> None:
     with pytest.raises(ValueError, match="standard deviation above 0"):
         GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
     assert s.params[0].grad is None
-
-
-@pytest.mark.parametrize("numbers", [(0, 1), (-1, 1), (1, 0), (math.inf, 1), (1, math.nan)])
-def test_numbers_outside_their_domain(numbers: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match=r"noise_multiplier|expected_batch_size"):
-        GaussianRelease(SecretKey(), *numbers)

@@ -74,10 +74,6 @@ def test_fill_writes_the_blocks_of_its_address(step: int, start: int) -> None:
     np.testing.assert_array_equal(words(key, 20, step=step, start=start), expected)
 
 
-def test_pure_function() -> None:
-    np.testing.assert_array_equal(words(SecretKey(SECRET)), words(SecretKey(SECRET)))
-
-
 def test_pieces_are_parts_of_the_whole() -> None:
     """Also across the megabyte after which the zeros are used again."""
     key = SecretKey(SECRET)
@@ -154,12 +150,6 @@ def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> 
     run.close()
 
 
-@pytest.mark.parametrize("secret", [b"", bytes(31), bytes(33)])
-def test_keys_of_another_length(secret: bytes) -> None:
-    with pytest.raises(ValueError, match="32 bytes"):
-        SecretKey(secret)
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_forked_process_may_not_use_the_key() -> None:
@@ -183,15 +173,3 @@ def test_exhausted_counter_is_refused() -> None:
     for start, count in ((last - 8, 9), (last - 1, 2), (last, 1)):
         with pytest.raises(RuntimeError, match="exhausted"):
             words(key, count, start=start)
-
-
-def test_the_key_of_a_stream_gives_its_words() -> None:
-    """By the cipher itself, with the step as nonce; not beyond the last block."""
-    key = SecretKey(SECRET)
-    secret = key.stream_key(purpose="noise", name="a", end=8 * 2**32)
-    cipher = Cipher(ChaCha20(secret, bytes(4) + (9).to_bytes(12, "little")), mode=None).encryptor()
-    found = np.empty(100, dtype=np.uint64)
-    key.fill(found, purpose="noise", name="a", step=9)
-    assert found.tobytes() == cipher.update(bytes(800))
-    with pytest.raises(RuntimeError, match="exhausted"):
-        key.stream_key(purpose="noise", name="a", end=8 * 2**32 + 1)

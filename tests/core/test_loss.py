@@ -75,23 +75,6 @@ def test_entries_that_nobody_reads_and_plain_values_pass() -> None:
     assert torch.equal(found, expected)
 
 
-def test_the_remedies_give_the_sum_of_single_examples() -> None:
-    """Tokenised texts as a tensor, or one example at a time."""
-
-    def of_words(model: nn.Module, x: Tensor, words: Tensor) -> Tensor:
-        return model(x).square().sum() * words.sum()
-
-    counts = torch.tensor([[float(len(text.split()))] for text in TEXTS], dtype=torch.float64)
-    expected = example_gradients(net(), of_words, (X, counts)).clipped(0.5).vector
-    torch.testing.assert_close(summed(of_words, X, counts), expected)
-    clip = PerExampleClip(net(), 0.5)
-    for k in range(3):
-        one = [TEXTS[k]]
-        clip.accumulate(lambda m, x, texts: m(x).square().sum() * len(texts[0].split()), X[k : k + 1], one)
-    [total] = clip.pop_sums()
-    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected)
-
-
 def test_a_list_with_a_tensor_is_a_nested_batch() -> None:
     y = torch.tensor([0, 1, 0])
     loss = lambda m, batch: F.cross_entropy(m(batch[0]), batch[1]["y"])  # noqa: E731

@@ -15,12 +15,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from noisette.accounting.calibrate import NOISE_TAIL
+from noisette.accounting.budget import NOISE_TAIL
 from noisette.core import noise as noise_module
 from noisette.core.noise import TILE, GaussianNoise, SecretKey, Window
 
 KEY = SecretKey(bytes(32))
-RADIUS = math.sqrt(2 * 53 * math.log(2))
 MASK = 2**53 - 1
 LONGEST = math.sqrt(2 * 1589 * math.log(2))
 Z = 6.1
@@ -58,11 +57,6 @@ def check_gaussian(z: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_distribution(dtype: torch.dtype) -> None:
     check_gaussian(noise(1_000_000, dtype=dtype, key=SecretKey()).double().numpy())
-
-
-@pytest.mark.slow
-def test_distribution_of_many() -> None:
-    check_gaussian(noise(10_000_000, key=SecretKey()).numpy())
 
 
 @pytest.mark.parametrize(
@@ -176,14 +170,6 @@ def test_noise_is_never_exactly_zero_for_large_uniforms(dtype: torch.dtype) -> N
     assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 2.0**-33), rel=1e-3)
 
 
-@pytest.mark.slow
-def test_no_value_of_a_billion_is_zero() -> None:
-    source, values = GaussianNoise(SecretKey()), torch.empty(10**7)
-    for step in range(100):
-        source.add_({"weight": values.zero_()}, step=step)
-        assert bool(values.all())
-
-
 def test_radius_uses_53_bits() -> None:
     """The lowest and the 53rd bit of a word change the radius; higher bits do not."""
     at, lowest, highest, above = (float(noise(1, key=Words(2**30 + more))) for more in (0, 1, 2**52, 2**53))
@@ -232,20 +218,6 @@ def test_independent_across(other: dict) -> None:
     assert not np.intersect1d(noise(10_000).numpy(), noise(10_000, **other).numpy()).size
 
 
-def test_covariance_across_parameters_and_steps() -> None:
-    source, rows = GaussianNoise(KEY), []
-    for step in range(5):
-        layers = {f"layer.{k}": torch.zeros(4000, dtype=torch.float64) for k in range(6)}
-        source.add_(layers, step=step)
-        rows += layers.values()
-    rows = torch.stack(rows)
-    covariance = (rows @ rows.t() / 4000 - torch.eye(30)) * math.sqrt(4000)
-    off = covariance[~torch.eye(30, dtype=torch.bool)]
-    assert float(off.abs().max()) <= 7.5
-    assert float(covariance.diagonal().abs().max()) <= 7.5 * math.sqrt(2)
-    assert float(rows.mean(1).abs().max()) * math.sqrt(4000) <= Z
-
-
 def test_pure_function_whole_or_in_parts() -> None:
     whole = noise(3 * 1024 * TILE + 77, dtype=torch.float32)
     for start, numel in (
@@ -271,9 +243,9 @@ def shards(whole: Tensor, dim: int, parts: int) -> list[tuple[Tensor, Window]]:
     return found
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (300, 90), (40, 1000), (7, 100_003), (2000, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(300, 90), (7, 100_003), (3, 2)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
-@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("parts", [2, 3])
 def test_shards_get_their_part_of_the_whole_noise(shape: tuple[int, int], dim: int, parts: int) -> None:
     whole = noise(math.prod(shape), dtype=torch.float32).view(shape)
     for expected, window in shards(whole, dim, parts):
@@ -293,13 +265,6 @@ def test_each_tensor_has_its_own_window() -> None:
     }
     for name, tensor in tensors.items():
         assert torch.equal(tensor, noise(200_000, name=name, dtype=torch.float32)[list(places[name])])
-
-
-def test_a_window_without_tensor_is_refused() -> None:
-    tensor = torch.zeros(5)
-    with pytest.raises(ValueError, match=r"windows of no tensor: .'module\.weight'"):
-        GaussianNoise(KEY).add_({"weight": tensor}, step=0, windows={"module.weight": Window(3)})
-    assert not tensor.any()
 
 
 @pytest.mark.parametrize(
@@ -322,27 +287,6 @@ def test_noise_of_a_parameter_does_not_depend_on_the_others() -> None:
     for name, n in sizes.items():
         assert torch.equal(together[name], noise(n, name=name, step=2, dtype=torch.float32))
         assert torch.equal(together[name], back[name])
-
-
-def test_noise_is_added_to_what_is_there() -> None:
-    """The noise has the shape of the tensor."""
-    tensor = torch.full((7, 11, 5), 3.0, dtype=torch.float64)
-    GaussianNoise(KEY).add_({"weight": tensor}, step=0)
-    torch.testing.assert_close(tensor.view(-1), 3 + noise(385), rtol=1e-14, atol=1e-14)
-
-
-def test_precisions_agree_to_rounding() -> None:
-    single, double = noise(200_000, dtype=torch.float32).double(), noise(200_000)
-    assert float((single - double).abs().max()) <= 1e-5
-    assert single.double().std() == pytest.approx(float(double.std()), rel=1e-7)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("std", [1e-30, 1e-12, 3.5, 1e12, 1e30])
-def test_deviation_scales(std: float, dtype: torch.dtype) -> None:
-    """Also if its square overflows or underflows in single precision."""
-    z = noise(1000, std=std, dtype=dtype).double()
-    torch.testing.assert_close(z / std, noise(1000, dtype=dtype).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_global_seed_does_not_reach_it() -> None:

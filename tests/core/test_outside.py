@@ -104,34 +104,6 @@ def test_what_is_declared_public_may_be_new_in_each_step() -> None:
                 torch.testing.assert_close(p.grad, expected[name], rtol=1e-6, atol=1e-8)
 
 
-class Rotary(nn.Module):
-    """Makes its table when it is first needed, and another one where more places are needed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2).double()
-        self.table: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.table is None:
-            self.table = torch.arange(3).cos()
-        return self.layer(x * self.table.to(x))
-
-
-@pytest.mark.parametrize("one_by_one", [False, True])
-@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
-def test_a_table_that_a_module_makes_inside_is_kept(one_by_one: bool) -> None:
-    model = Rotary()
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(m(x), y) * (1.0 if not one_by_one or x.sum() > 0 else 2.0)
-
-    with run_of(model) as run:
-        for x, y in steps(run):
-            run.accumulate(loss, x, y)
-    assert run.steps_taken == 3
-
-
 def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:
     clip = PerExampleClip(net(), 0.5)
     for k in range(2):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +15,7 @@ from noisette import PrivacyError
 from noisette.core import batches as poisson
 from noisette.core.batches import Batch, PoissonSampler
 from noisette.core.noise import SecretKey
-from noisette.run.loading import Fetch, Thread, records_of
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
 
 Z = 6.1
 
@@ -187,11 +184,6 @@ def test_data_sets_of_one_tensor_and_of_names() -> None:
     assert torch.equal(piece["y"], Y[indices])
 
 
-def test_empty_batch_has_no_piece() -> None:
-    for dataset in PAIRS.values():
-        assert seen(dataset, np.arange(0), 4) == []
-
-
 def test_no_batch_is_cut() -> None:
     """A batch far above the mean is processed whole."""
     x = torch.arange(5000)
@@ -233,48 +225,6 @@ def test_a_list_that_looks_like_columns_is_refused(columns: list) -> None:
 def test_a_list_of_record_tensors_is_a_list_of_records(dataset: list) -> None:
     indices = np.array([2, 5, 9])
     assert torch.equal(torch.cat(seen(dataset, indices, 2)), X[indices])
-
-
-def test_records_of_different_shapes_are_drawn_and_stacked_only_if_they_fit() -> None:
-    images = [torch.ones(3, 4 + k % 2, 5) for k in range(12)]
-    assert [len(piece) for piece in seen(images, np.array([0, 1, 2]), 1)] == [1, 1, 1]
-    with pytest.raises(ValueError, match=r"different shapes, such as \(3, 4, 5\) and \(3, 5, 5\): pad sequences with"):
-        seen(images, np.array([0, 1, 2]), 2)
-
-
-@pytest.mark.parametrize("form", [torch.ones, lambda n: np.ones(n, dtype=np.float32), lambda n: [0.5] * n])
-def test_fields_of_different_shapes_are_named(form: Callable[[int], Any]) -> None:
-    for place, records in (
-        (1, [(k, form(4 + k % 2)) for k in range(12)]),
-        (0, [(form(4 + k % 2), k) for k in range(12)]),
-    ):
-        with pytest.raises(ValueError, match=f"the field {place} has another shape in some records"):
-            seen(records, np.array([0, 1, 2]), 2)
-
-
-def test_a_table_that_is_indexed_by_column_is_refused() -> None:
-    class Frame(list):
-        iloc = None
-
-    with pytest.raises(TypeError, match="no length and index by record"):
-        records_of(Frame([1, 2]))
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.5, True, "big", "8"])
-def test_pieces_of_no_size(size: object) -> None:
-    with pytest.raises((TypeError, ValueError), match="size"):
-        list(drawn(np.arange(3)).microbatches(size))
-
-
-def test_error_while_the_next_piece_is_prepared_arrives() -> None:
-    class Broken(Records):
-        def __getitem__(self, i: int):
-            if i == 7:
-                raise OSError("disk gone")
-            return super().__getitem__(i)
-
-    with pytest.raises(OSError, match="disk gone"):
-        seen(Broken(), np.array([1, 2, 7]), 1)
 
 
 def test_examples_left_out_or_twice_are_refused() -> None:

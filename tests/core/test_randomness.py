@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import OneByOneWarning, PerExampleClip, PrivateRun, privatize
-from noisette.core.state import RandomStates, seed_secretly, seed_torch
+from noisette import PerExampleClip, PrivateRun, privatize
+from noisette.core.steps import seed_torch
 
 X = torch.ones(4, 3, dtype=torch.float64)
 
@@ -63,16 +59,6 @@ def test_the_generators_go_on_after_a_step_as_if_there_had_been_none() -> None:
             assert torch.rand(1) == expected[k]
 
 
-def test_a_batch_that_is_not_released_gives_the_generators_back() -> None:
-    run = run_of(nn.Linear(3, 1).double())
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    next(next(run.batches()).microbatches(2))
-    assert not torch.equal(torch.get_rng_state(), before)
-    run.close()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_all_bits_of_a_long_seed_count() -> None:
     """``torch.manual_seed`` uses 32 bits on a processor, so few that others could try them."""
     states = []
@@ -83,27 +69,3 @@ def test_all_bits_of_a_long_seed_count() -> None:
     assert len({tuple(state.tolist()) for state in states}) == 3
     torch.manual_seed(7)
     assert torch.equal(torch.rand(4), states[0]), "a short one is that of torch"
-
-
-def test_secret_seeds_differ() -> None:
-    before = RandomStates.now()
-    numbers = {seed_secretly() for _ in range(20)}
-    before.restore()
-    assert len(numbers) == 20
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["Python", "NumPy"])
-def test_a_loss_that_draws_from_another_generator_falls_to_one_example_at_a_time(draw: Callable[[], float]) -> None:
-    """In one call for all examples they would share the number, which is another one in each example here."""
-    model, drawn = nn.Linear(3, 1, bias=False).double(), list[float]()
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        drawn.append(float(draw()))
-        return drawn[-1] * model(x).sum()
-
-    clip = PerExampleClip(model, 1e3)
-    with pytest.warns(OneByOneWarning, match="random generator of Python or NumPy"):
-        clip.accumulate(loss, X)
-    [total] = clip.pop_sums()
-    assert len(set(drawn[-4:])) == 4
-    torch.testing.assert_close(total.grads[0], torch.full((1, 3), sum(drawn[-4:]), dtype=torch.float64))

@@ -28,11 +28,9 @@ def pairs(x: Tensor) -> Tensor:
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda x: x,
-    "big before small": lambda x: scales(x).flip(0),
     "small before big": scales,
     "pairs that cancel": pairs,
     "far pairs that cancel": lambda x: torch.cat([x[: len(x) // 2], -x[: len(x) // 2]]),
-    "equal": lambda x: x[:1].expand(len(x), -1).contiguous(),
     "equal, one number large": lambda x: torch.eye(WIDTH)[:1] + 1e-4 * x[:1].expand(len(x), -1),
     "just at the bound": lambda x: BOUND * torch.nn.functional.normalize(x) * (1 + 1e-7 * torch.randn(len(x), 1)),
 }

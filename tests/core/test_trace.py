@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack as modes
 
 from model_cases import Forward, mlp, parameter, squares
-from noisette.core.backward import search
+from noisette.core.backward import ForwardPass, record_losses
 from noisette.core.loss import Microbatch, OutsideTensors, current_level
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import RecordedLosses, record_losses
 from noisette.errors import PrivacyError
 
 X = torch.randn(3, 6)
 
 
-def recorded(model: nn.Module, loss: Callable[..., Tensor] = squares, x: Tensor = X) -> RecordedLosses:
+def recorded(model: nn.Module, loss: Callable[..., Tensor] = squares, x: Tensor = X) -> ForwardPass:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return record_losses(loss, model, Microbatch((x,), {}), trained, ModelBuffers(model), OutsideTensors(), ())
 
 
-def operations(found: RecordedLosses) -> list[str]:
+def operations(found: ForwardPass) -> list[str]:
     return [use.operation.__name__.strip("_") for use in found.recording.uses]
 
 
@@ -62,10 +61,7 @@ def test_a_weight_that_autograd_alone_has_seen_is_uncovered() -> None:
 
     model = Forward(lambda m, x: m.b(hidden(m, x)), a=nn.Linear(6, 6), b=nn.Linear(6, 2))
     found = recorded(model)
-    assert search(found.losses, found.recording.uses, dict(model.named_parameters())).uncovered == (
-        "a.bias",
-        "a.weight",
-    )
+    assert found.graph.uncovered == ("a.bias", "a.weight")
 
 
 def test_an_error_inside_leaves_no_recording() -> None:

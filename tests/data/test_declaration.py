@@ -1,3 +1,5 @@
+"""Declarations that contradict themselves are refused, all problems at once."""
+
 from __future__ import annotations
 
 import math
@@ -5,6 +7,11 @@ import math
 import pytest
 
 from noisette.data import DataError, Declaration
+from noisette.data.columns import Columns
+from noisette.data.dataset import Target
+from noisette.data.declaration import ImageForm
+
+COLUMNS = Columns.of({"job": {"kind": "category", "categories": ["cook"]}, "id": {"kind": "ignored"}})
 
 
 def test_all_contradictions_at_once() -> None:
@@ -22,17 +29,31 @@ def test_all_contradictions_at_once() -> None:
         assert word in message
 
 
-@pytest.mark.parametrize("classes", [1, 0, -3, (), ("only",)])
-def test_two_classes_at_least(classes: int | tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match="classes: expected two or more different classes"):
-        Declaration(classes=classes)
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        *(
+            ({"classes": classes}, "classes: expected two or more different classes")
+            for classes in (1, 0, -3, (), ("only",))
+        ),
+        ({"classes": 99_999_999_999}, "classes: expected at most 1000000, got 99999999999"),
+        ({"ranges": {"a": (math.nan, 1)}}, "expected finite low < high"),
+        ({"decimal": ";"}, "expected a point or a comma, got ';'"),
+        ({"users": "a", "ranges": {"a": (0, 1)}}, "the column of users 'a' is no input and no label"),
+        ({"classes": 2, "target": Target(0, 1)}, "declare one of them"),
+        ({"text": "review", "ranges": {"age": (0, 1)}}, "a text is the only input"),
+        ({"text": "label"}, "it cannot be the label"),
+        ({"columns": COLUMNS, "ranges": {"age": (0, 1)}}, "leave out ranges and categories, or the columns"),
+        ({"columns": COLUMNS, "label": "job"}, "column 'job' is the label"),
+        ({"columns": COLUMNS, "users": "job"}, "column 'job' is the column of users"),
+    ],
+)
+def test_contradictions(declared: dict, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        Declaration(**declared)
 
 
-def test_names_of_too_many_classes_are_not_made() -> None:
-    with pytest.raises(DataError, match="classes: expected at most 1000000, got 99999999999"):
-        Declaration(classes=99_999_999_999)
-
-
-def test_a_range_that_is_not_a_number() -> None:
-    with pytest.raises(DataError, match="expected finite low < high"):
-        Declaration(ranges={"a": (math.nan, 1)})
+@pytest.mark.parametrize("extent", [(0, 4), (4, -1)])
+def test_lengths_below_one_are_refused(extent: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        ImageForm(*extent)

@@ -1,13 +1,17 @@
-"""Splitting texts into words, and numbering the words by public words alone."""
+"""Splitting texts into words, and numbering the words by a fixed hash or by public words alone."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from noisette.data.words import PADDING, UNKNOWN, Vocabulary, split
+from noisette.data import DataError
+from noisette.data.words import PADDING, UNKNOWN, Numbering, Vocabulary, frequent_words, number_of, split
 
 VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "")
+FEW = Numbering(tokens=3, words=50)
 
 
 @pytest.mark.parametrize(
@@ -50,29 +54,54 @@ def test_remains_of_markup_are_decoded_or_removed(text: str, words: list[str]) -
 
 
 def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
-    numbers = VOCABULARY.number(["The oil price", "the oil . the oil", ""], tokens=4)
+    numbers = VOCABULARY.number(["The oil price", "the oil . the oil", "", "the zyzzyva"], tokens=4)
     assert numbers.dtype == np.int64
-    assert numbers.tolist() == [[2, 3, 4, PADDING], [2, 3, 6, 2], [PADDING] * 4]
+    assert numbers.tolist() == [[2, 3, 4, PADDING], [2, 3, 6, 2], [PADDING] * 4, [2, UNKNOWN, PADDING, PADDING]]
+    hashed = FEW.number(["", "one", "One two three four"])
+    assert hashed[:2].tolist() == [[PADDING] * 3, [hashed[2, 0], PADDING, PADDING]]
+    assert (hashed[2] > PADDING).all()
+    assert hashed.max() < FEW.size
 
 
-def test_a_word_without_a_vector_is_unknown_and_not_padding() -> None:
-    assert VOCABULARY.number(["the zyzzyva oil"], tokens=3).tolist() == [[2, UNKNOWN, 3]]
-    assert UNKNOWN != PADDING
+def test_the_number_of_a_word_depends_on_no_other_text() -> None:
+    texts = ["a good film", "zyzzyva " * 50, "the oil is dull", "oil"]
+    for together, number in (
+        (FEW.number(texts), FEW.number),
+        (VOCABULARY.number(texts, tokens=5), lambda given: VOCABULARY.number(given, tokens=5)),
+    ):
+        for row, text in zip(together, texts, strict=True):
+            assert np.array_equal(number([text])[0], row)
 
 
 def test_padding_is_zero_unknown_is_the_mean_and_words_keep_their_vectors() -> None:
     vectors = VOCABULARY.numbered_vectors
     assert vectors.dtype == np.float32
     assert vectors.tolist() == [[0, 0], [4, 5], [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    many = np.full((100_000, 2), 16_777.217, np.float32)  # whose sum is rounded in single precision
+    assert (Vocabulary([str(row) for row in range(len(many))], many, "").numbered_vectors[1] == many[0]).all()
 
 
-def test_the_mean_of_many_vectors_is_not_rounded_away() -> None:
-    vectors = np.full((100_000, 2), 16_777.217, np.float32)
-    found = Vocabulary([str(row) for row in range(len(vectors))], vectors, "").numbered_vectors
-    assert (found[1] == vectors[0]).all()
+def test_hashed_numbers_are_always_the_same_and_spread_evenly() -> None:
+    assert [number_of(word, 100) for word in ("oil", "rose")] == [29, 4]
+    numbers = Numbering(tokens=1, words=101).number(["".join(chr(97 + int(d)) for d in str(n)) for n in range(20_000)])
+    counts = np.bincount(numbers[:, 0], minlength=101)[1:]
+    assert counts.min() > 200 - 5 * 14
+    assert counts.max() < 200 + 5 * 14
 
 
-def test_the_number_of_a_word_does_not_depend_on_the_other_texts() -> None:
-    alone = VOCABULARY.number(["oil is the price"], tokens=6)
-    among = VOCABULARY.number(["zyzzyva " * 50, "oil is the price", "is is is"], tokens=6)
-    assert (alone[0] == among[1]).all()
+def test_common_words_are_all_different_and_have_numbers_from_1_on() -> None:
+    words = frequent_words()
+    assert len(words) == len(set(words)) == 1000
+    assert words[:4] == ["the", ",", ".", "of"]
+    assert all(word == word.lower() for word in words)
+    numbers = [number_of(word, 50) for word in words]
+    assert (min(numbers), max(numbers)) == (1, 49)
+
+
+def test_what_cannot_number_words(tmp_path: Path) -> None:
+    for settings in ({"tokens": 0}, {"words": 1}):
+        with pytest.raises(DataError, match="expected tokens >= 1 and words >= 2"):
+            Numbering(**settings)
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with pytest.raises(DataError, match="holds no tokenizer that can be loaded"):
+        Numbering(folder=tmp_path).number(["a"])

@@ -29,7 +29,7 @@ from noisette.accounting import (
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.events import _KINDS, Event
+from noisette.accounting.events import _EVENTS, Event
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
@@ -131,7 +131,7 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
 
 
 def test_every_kind_of_event_is_priced() -> None:
-    assert {type(event) for events in EVERY_KIND for event in events} == set(_KINDS)
+    assert {type(event) for events in EVERY_KIND for event in events} == set(_EVENTS.values())
 
 
 @pytest.mark.parametrize("events", EVERY_KIND, ids=lambda events: " and ".join(e.mechanism for e in events))

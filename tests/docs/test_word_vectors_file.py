@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.word_vectors import DIMS, main, vectors_of_numbers, whitened
-from noisette.data.numbering import number_of
-from noisette.data.words import Vocabulary
+from noisette.data.words import Vocabulary, number_of
 from noisette.nn import models
 
 WORDS = [f"word{number}" for number in range(300)]

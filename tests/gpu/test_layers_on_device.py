@@ -8,20 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from device_check import both_ways
 from engine_check import ENGINES
 from model_cases import Forward, cross_entropy, floats, ids, labelled, squares
-from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 
 F = nn.functional
 QUICK: tuple[Engine, ...] = (BookKeeping(), ReweightGP(), PerExampleLoop())
 BOTH = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-# One layer of several is not one chunk of memory, and cuDNN says that it makes one.
-SEVERAL = pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 
 
 def last(m: Forward, x: Tensor) -> Tensor:
@@ -39,42 +35,11 @@ def test_recurrent_layers(device: torch.device, kind: type[nn.RNNBase], dtype: t
     both_ways(device, model, squares, floats(6, 5)(5), dtype, *QUICK)
 
 
-@SEVERAL
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_of_two_directions(device: torch.device, kind: type[nn.RNNBase]) -> None:
-    model = recurrent(kind(5, 6, num_layers=2, bidirectional=True, batch_first=True), 12)
-    both_ways(device, model, squares, floats(6, 5)(4), torch.float64, *QUICK)
-
-
 def test_backward_twice_through_a_recurrent_layer(device: torch.device) -> None:
     """cuDNN keeps what the backward pass needs only while training, and a second pass needs it again."""
     model = recurrent(nn.LSTM(5, 7, batch_first=True), 7)
     both_ways(device, model.train(), squares, floats(6, 5)(3), torch.float32, ReweightGP())
     both_ways(device, model.eval(), squares, floats(6, 5)(3), torch.float32, ReweightGP())
-
-
-def test_packed_sequences(device: torch.device) -> None:
-    """Each by itself, because its length decides the shapes."""
-
-    def final(m: Forward, x: Tensor, length: Tensor) -> Tensor:
-        packed: PackedSequence = pack_padded_sequence(x, length.cpu(), batch_first=True)
-        return m.head(m.layer(packed)[1][0][-1])
-
-    model = Forward(final, layer=nn.LSTM(5, 7, batch_first=True), head=nn.Linear(7, 4)).double()
-    x = torch.randn(3, 6, 5, dtype=torch.float64)
-    expected = [torch.zeros_like(p) for p in model.parameters()]
-    for row, length in zip(x, (6, 5, 3), strict=True):
-        out = model.head(model.layer(row[:length].unsqueeze(0))[1][0][-1])
-        gradients = torch.autograd.grad((out - 0.3).square().sum(), list(model.parameters()))
-        norm = float(torch.stack([g.norm() for g in gradients]).norm())
-        expected = [t + g * min(1.0, 0.5 / norm) for t, g in zip(expected, gradients, strict=True)]
-    clip = PerExampleClip(model.to(device), 0.5)
-    with pytest.warns(OneByOneWarning, match="packs a sequence"):
-        clip.accumulate(squares, x.to(device), torch.tensor([6, 5, 3]).to(device))
-    [total] = clip.pop_sums()
-    clip.close()
-    for found, truth in zip(total.grads, expected, strict=True):
-        torch.testing.assert_close(found.cpu(), truth, rtol=1e-9, atol=1e-11)
 
 
 def convolutions() -> nn.Module:
@@ -92,14 +57,6 @@ def test_channels_last(any_device: torch.device, weights: bool, dtype: torch.dty
     if weights:
         model = model.to(memory_format=torch.channels_last)
     both_ways(any_device, model, cross_entropy, (x.to(memory_format=torch.channels_last), y), dtype, *ENGINES)
-
-
-@BOTH
-def test_convolutions_in_one_and_three_axes(any_device: torch.device, dtype: torch.dtype) -> None:
-    one = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.ReLU(), nn.ConvTranspose1d(4, 2, 2), nn.Flatten())
-    both_ways(any_device, one, squares, floats(3, 8)(4), dtype, *QUICK)
-    three = nn.Sequential(nn.Conv3d(2, 4, 2), nn.InstanceNorm3d(4, affine=True), nn.Flatten())
-    both_ways(any_device, three, squares, floats(2, 4, 5, 4)(4), dtype, BookKeeping(), PerExampleLoop())
 
 
 def attend(m: Forward, x: Tensor, *, causal: bool = False) -> Tensor:
@@ -131,9 +88,3 @@ def test_layers_of_a_transformer(any_device: torch.device) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = Forward(forward, table=nn.Embedding(11, 8), places=nn.Embedding(6, 8), layer=layer)
     both_ways(any_device, model, squares, ids(6)(4), torch.float64, *QUICK)
-
-
-def test_bags_of_words(any_device: torch.device) -> None:
-    for mode in ("sum", "mean"):
-        model = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode), nn.Linear(6, 4))
-        both_ways(any_device, model, squares, ids(5)(4), torch.float64, BookKeeping(), PerExampleLoop())

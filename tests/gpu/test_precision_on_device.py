@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from device_check import accumulated
 from engine_check import ENGINES
 from model_cases import cross_entropy
 from noisette import PerExampleClip
@@ -14,12 +13,7 @@ from noisette.clipping.engines import BookKeeping
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 
-F = nn.functional
 EXAMPLES = 6
-
-
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x).float(), y)
 
 
 def model_of(device: torch.device) -> nn.Module:
@@ -44,22 +38,6 @@ def test_autocast_is_close_to_single_precision(device: torch.device, engine: Eng
         assert all(g.dtype in (torch.float32, torch.float64) for g in total.grads)
         sums.append(torch.cat([g.flatten().double() for g in total.grads]))
     assert float((sums[1] - sums[0]).norm()) <= 0.05 * 0.5 * EXAMPLES**0.5
-
-
-@pytest.mark.parametrize("capture", ["eager", "graph"])
-def test_accumulate_in_autocast(device: torch.device, capture: str) -> None:
-    model, (x, y) = model_of(device), batch(device)
-    plain = PerExampleClip(model, 0.5, capture="eager")
-    expected = accumulated(plain, loss, (x, y))
-    plain.close()
-    clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
-    for _ in range(3):
-        with torch.autocast(device.type, torch.bfloat16):
-            found = accumulated(clip, loss, (x, y))
-        difference = torch.cat([(found[name] - expected[name]).flatten().double() for name in expected])
-        assert float(difference.norm()) <= 0.05 * 0.5 * EXAMPLES**0.5
-    assert clip.capture_problems == ()
-    clip.close()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])

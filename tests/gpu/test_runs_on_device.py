@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,6 @@ from torch import Tensor, nn
 import noisette
 import pretend_device
 from noisette import PerExampleClip, PrivateRun, privatize
-from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import ForwardPass
-from noisette.core.clip import Clipping
 
 F = nn.functional
 RECORDS = 48
@@ -95,85 +92,6 @@ def test_a_checkpoint_of_the_device_is_resumed_on_the_processor(any_device: torc
         for _ in steps(resumed):
             pass
         assert resumed.steps_taken == 6
-
-
-class Hungry:
-    """An engine for which memory runs out where a microbatch has more examples than these."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> Any:
-        if len(forward.losses) > self._most:
-            raise torch.OutOfMemoryError(f"{len(forward.losses)} examples")
-        return BookKeeping().clipped_sum(forward, parameters, clipping)
-
-
-WIDE = 2**16  # floats of one example's activation, so 256 KiB
-
-
-@contextmanager
-def little_memory(device: torch.device, mebibytes: int) -> Iterator[None]:
-    """On a GPU torch may take only so much more than it holds."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + mebibytes * 2**20) / total)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        torch.cuda.empty_cache()
-
-
-def test_where_memory_runs_out_the_same_examples_come_again_in_halves(device: torch.device) -> None:
-    """A microbatch as large as the batch, then halves of it; the sum is that of small microbatches.
-
-    The size is set above what fits, as where something else has taken the memory since it was measured.
-    """
-    torch.manual_seed(5)
-    x, y = records(device)
-    engine = Hungry(most=13) if device.type == "cpu" else BookKeeping()
-    model = nn.Sequential(small(), nn.Identity() if device.type == "cpu" else Repeated()).to(device)
-    seen: list[int] = []
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    torch.autograd.grad(model(x[:1]).sum(), list(model.parameters()))  # products take memory of their own at first
-    clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
-    with run_of(clip, optimizer, (x, y), steps=1) as run:
-        for batch in run.batches():
-            batch.measured.now = RECORDS
-            with little_memory(device, 96):
-                for x_part, y_part in batch.microbatches("auto"):
-                    seen.append(len(x_part))
-                    run.accumulate(loss, x_part, y_part)
-            optimizer.step()
-    assert seen[0] == RECORDS
-    assert seen[1] == RECORDS // 2
-    assert sum(seen) > RECORDS, "some came again"
-    by_device = [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
-    with torch.no_grad():
-        for p, b in zip(model.parameters(), before, strict=True):
-            p.copy_(b)
-    clip = PerExampleClip(model, 1.0, capture="eager")
-    for k in range(RECORDS):
-        clip.accumulate(loss, x[k : k + 1], y[k : k + 1])
-    [total] = clip.pop_sums()
-    clip.close()
-    for moved, g in zip(by_device, total.grads, strict=True):
-        torch.testing.assert_close(moved, (-g / RECORDS).to(moved.dtype), rtol=1e-3, atol=1e-5)
-
-
-class Repeated(nn.Module):
-    """The same scores, by way of an activation of ``WIDE`` numbers for each example, and several of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.repeat_interleave(WIDE // 4, -1)
-        for _ in range(8):
-            wide = torch.sin(torch.asin(torch.clamp(wide * 0.05, -0.9, 0.9))) * 20  # each keeps what it was given
-        return wide.unflatten(-1, (4, WIDE // 4)).mean(-1)
 
 
 @contextmanager

@@ -76,19 +76,6 @@ def test_step_of_the_wrapper_is_exact() -> None:
         torch.testing.assert_close((before[name] - p.detach()) * 10 / 0.1, truth.sums[name], rtol=0, atol=1e-5)
 
 
-def test_prepared_optimizer_is_refused_by_privatize() -> None:
-    accelerator, model, optimizer = prepared()
-    with pytest.raises(noisette.PrivacyError, match="give privatize the optimizer that it wraps"):
-        private(accelerator.prepare(optimizer), model, records(10))
-
-
-def test_prepared_loader_is_refused() -> None:
-    accelerator, model, optimizer = prepared()
-    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*records(10))))
-    with pytest.raises(TypeError, match="not a DataLoader"):
-        private(optimizer, model, loader)
-
-
 def test_backward_of_accelerate_is_refused() -> None:
     accelerator, model, optimizer = prepared()
     with private(optimizer, model, records(10)) as run:

@@ -55,11 +55,6 @@ def test_wrong_bounds_are_refused(bounds: object, said: str) -> None:
         feature_bounds(bounds, ["a", "b"], 2)  # type: ignore[arg-type]
 
 
-def test_bounds_by_name_need_names() -> None:
-    with pytest.raises(ValueError, match="frame"):
-        feature_bounds({"a": (0, 1)}, None, 1)
-
-
 def test_bounds_of_constant_columns_are_apart() -> None:
     low, high = bounds_of_rows(np.array([[1.0, 1e20], [3.0, 1e20]]))
     assert (low < high).all()

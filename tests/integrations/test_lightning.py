@@ -171,23 +171,6 @@ def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_p
     assert not list(tmp_path.rglob("fingerprint.json")), "the run has ended"
 
 
-def test_what_follows_a_fit_is_as_always(tmp_path: Path) -> None:
-    saving = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=1, filename="best")
-    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)
-    training, module = trainer(tmp_path, max_epochs=5, callbacks=[saving, stopping]), private()
-    training.fit(module, loader(), held_out())
-    assert training.global_step == 8, "stopped after the second epoch"
-    assert released(tmp_path) == 8, "steps that were reserved are given back"
-    assert isinstance(module, Classifier)
-    (tested,) = training.test(module, held_out(), ckpt_path="best", verbose=False)
-    (validated,) = training.validate(module, held_out(), verbose=False)
-    assert tested["val_loss"] == pytest.approx(validated["val_loss"])
-    assert len(training.predict(module, held_out())) == 4
-    loaded = Classifier.load_from_checkpoint(tmp_path / "best.ckpt", weights_only=True)
-    assert type(loaded) is Classifier
-    assert all(torch.equal(p, module.state_dict()[name]) for name, p in loaded.state_dict().items())
-
-
 def test_metrics_of_torchmetrics_are_left_out_of_a_step(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 
@@ -315,13 +298,12 @@ class Manual(Classifier):
         self.log_dict({"largest": self(x).max()})
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little_noise(monkeypatch)
     found = []
     for made in (Classifier(rate=0.0), Manual()):
         watching = Watching()
-        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching], precision=precision)
+        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching])
         training.fit(private(made), loader(batch_size=SIZE), held_out())
         found.append(watching.gradients)
         assert training.global_step == released(tmp_path / f"{len(found) - 1}") == 3
@@ -331,12 +313,6 @@ def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest
     assert found[0].keys() == found[1].keys() == {name for name, _ in Classifier().named_parameters()}
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6)
-
-
-def test_manual_optimization_goes_on_where_batches_are_empty(tmp_path: Path) -> None:
-    training = trainer(tmp_path, max_epochs=5)
-    training.fit(private(Manual(), public_size=100, delta=1e-4), loader(batch_size=1))
-    assert training.global_step == released(tmp_path) == 500
 
 
 class PartAlone(Manual):

@@ -37,18 +37,6 @@ class Records(lightning.LightningDataModule):
         return self.loader
 
 
-class Reading(Classifier):
-    """Reads what a step may read of its trainer."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)["loss"]
-        rate = self.optimizers().param_groups[0]["lr"] + self.lr_schedulers().get_last_lr()[0]
-        assert self.trainer.lightning_module is self
-        assert self.trainer.max_epochs == 2
-        assert self.trainer.ckpt_path is None
-        return loss * (rate + self.trainer.datamodule.value + self.trainer.current_epoch)
-
-
 class Streamed(IterableDataset[Any]):
     """Records without a length."""
 
@@ -75,12 +63,6 @@ def test_a_step_that_gives_records_away_is_refused(tmp_path: Path, module: type[
     with pytest.raises(noisette.PrivacyError, match=said):
         training.fit(made, datamodule=Records(loader()))
     assert "loss" not in ((tmp_path / "metrics.csv").read_text() if (tmp_path / "metrics.csv").exists() else "")
-
-
-def test_a_step_reads_numbers_datamodule_optimizers_and_schedules(tmp_path: Path) -> None:
-    training = trainer(tmp_path)
-    training.fit(private(Reading()), datamodule=Records(loader()))
-    assert training.global_step == 8
 
 
 def test_all_problems_of_a_trainer_at_once(tmp_path: Path) -> None:

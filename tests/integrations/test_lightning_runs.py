@@ -148,15 +148,6 @@ def test_a_checkpoint_within_a_batch_holds_nothing_of_it(tmp_path: Path) -> None
     assert training.global_step == released(tmp_path) == 8, "the batch under way was not released"
 
 
-def test_a_fit_that_goes_on_with_its_trainer_pays_for_the_steps_that_it_adds(tmp_path: Path) -> None:
-    training, module = trainer(tmp_path, max_epochs=1), private()
-    training.fit(module, loader())
-    training.fit_loop.max_epochs = 2
-    training.fit(module, loader())
-    assert training.global_step == released(tmp_path) == 8
-    assert module._private_run.facts()["terms"]["steps"] == 4
-
-
 def test_later_fits_of_the_same_weights_add_up(tmp_path: Path) -> None:
     module = private()
     trainer(tmp_path / "one").fit(module, loader())

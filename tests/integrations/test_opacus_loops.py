@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import register_pytree_node
 from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
@@ -107,43 +106,6 @@ def test_gradients_are_those_of_single_examples(loop: Loop, little_noise: None) 
     assert engine.get_epsilon(1e-2) > 0
 
 
-class Answer(dict[str, Tensor]):
-    """What some libraries' models return."""
-
-    @property
-    def loss(self) -> Tensor:
-        return self["loss"]
-
-
-register_pytree_node(
-    Answer,
-    lambda answer: (list(answer.values()), list(answer)),
-    lambda values, names: Answer(zip(names, values, strict=True)),
-)
-
-
-class WithLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor, labels: Tensor) -> Answer:
-        logits = self.net(x)
-        return Answer(loss=F.cross_entropy(logits, labels), logits=logits)
-
-
-def test_a_loss_that_the_model_returns(little_noise: None) -> None:
-    records = data()
-    direct, inside = net(), WithLoss()
-    for model, loop in ((direct, LOOPS[0]), (inside, lambda m, x, y: m(x, labels=y).loss)):
-        _, wrapped, optimizer, loader = private(model, records)
-        for x, y in loader:
-            loop(wrapped, x, y).backward()
-            optimizer.step()
-    for one, other in zip(direct.parameters(), inside.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
-
-
 def test_a_whole_training_and_its_price() -> None:
     torch.manual_seed(0)
     model, records = net(), data(40)
@@ -203,20 +165,6 @@ def test_a_skipped_batch_and_a_loss_of_it_are_refused() -> None:
         loss.backward()
 
 
-def test_what_is_no_batch_of_the_loader_is_refused() -> None:
-    _, wrapped, _, loader = private(net(), data())
-    x, _ = next(iter(loader))
-    with pytest.raises(PrivacyError, match="12 rows, where 6 records"):
-        F.cross_entropy(wrapped(torch.randn(2 * len(x), 5)), torch.zeros(2 * len(x), dtype=torch.long)).backward()
-    _, wrapped, optimizer, loader = private(net(), data())
-    x, y = next(iter(loader))
-    F.cross_entropy(wrapped(x[:4]), y[:4]).backward()
-    with pytest.raises(PrivacyError, match="no gradient of 2 records"):
-        optimizer.step()
-    F.cross_entropy(wrapped(x[4:]), y[4:]).backward()
-    optimizer.step()
-
-
 def released(records: TensorDataset, step: Callable[[Any, Tensor, Tensor], None], **changed: Any) -> list[Tensor]:
     """The gradients that one step of a loop releases, with hardly any noise."""
     model = net()
@@ -246,15 +194,6 @@ def close(one: list[Tensor], other: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("little_noise")
-def test_numbers_of_the_loop_stay_as_they_are() -> None:
-    """Also where one happens to be the number of records, or one over it."""
-    ten, many = data(10), data(255)
-    smoothed, pixels = LOOPS[2], lambda m, x, y: F.cross_entropy(m(50 * x / 255), y)
-    close(released(ten, lambda m, x, y: smoothed(m, x, y).backward()), alone(ten, smoothed))
-    close(released(many, lambda m, x, y: pixels(m, x, y).backward()), alone(many, pixels))
-
-
-@pytest.mark.usefixtures("little_noise")
 def test_a_batch_in_pieces_and_a_loss_that_adds_up() -> None:
     def in_pieces(model: Any, x: Tensor, y: Tensor) -> None:
         for rows, labels in zip(x.split(4), y.split(4), strict=True):
@@ -266,15 +205,6 @@ def test_a_batch_in_pieces_and_a_loss_that_adds_up() -> None:
     records = data()
     close(released(records, in_pieces), alone(records, LOOPS[0]))
     close(released(records, added_up, loss_reduction="sum"), alone(records, LOOPS[0]))
-
-
-def test_what_is_refused_leaves_the_optimizer_as_it_was() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given: Any = {"module": model, "optimizer": optimizer, "data_loader": DataLoader(data(), batch_size=B)}
-    with pytest.raises(ValueError, match="noise"):
-        PrivacyEngine().make_private(noise_multiplier=-1.0, public_size=B, max_grad_norm=C, **given)
-    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_after_the_last_step_the_model_is_itself() -> None:
@@ -308,18 +238,6 @@ def test_masks_are_secret() -> None:
         torch.manual_seed(0)
         masks.append(wrapped(x) == 0)
     assert not torch.equal(*masks)
-
-
-def test_averages_of_weights_are_of_the_model_itself() -> None:
-    _, wrapped, optimizer, loader = private(net(), data())
-    average = torch.optim.swa_utils.AveragedModel(wrapped)
-    for x, y in loader:
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-    average.update_parameters(wrapped)
-    wrapped.eval()
-    x = torch.randn(3, 5)
-    torch.testing.assert_close(average(x), wrapped(x))
 
 
 def test_all_problems_at_once() -> None:

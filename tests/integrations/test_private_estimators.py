@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -140,26 +137,11 @@ def test_noise_that_hides_everything_is_warned_of(spent: bool) -> None:
         model.fit(X, Y)
 
 
-def test_pipelines_and_cross_validation() -> None:
-    pipeline = make_pipeline(FunctionTransformer(np.abs), classifier(bounds=(0, 1), epochs=15.0))
-    assert cross_val_score(pipeline, X, Y, cv=2).min() > 0.8
-
-
 def test_a_network_has_its_first_weights_from_random_state() -> None:
     settings = {"hidden_layer_sizes": (4,), "learning_rate": 1e-12, "epochs": 0.3}
     one, same, other = (classifier(**settings, random_state=s).fit(X, Y).model_[1][0].weight for s in (0, 0, 1))
     np.testing.assert_allclose(one.detach(), same.detach(), atol=1e-8)
     assert (one - other).abs().max() > 0.01
-
-
-def test_a_fitted_estimator_is_pickled(fitted: PrivateClassifier) -> None:
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
-
-
-def test_no_prediction_before_a_fit() -> None:
-    with pytest.raises(NotFittedError):
-        classifier().predict(X)
 
 
 def test_few_rows_are_no_error() -> None:
@@ -221,13 +203,6 @@ def test_wrong_columns_are_refused(tmp_path: Path) -> None:
     assert "spy" not in str(error.value)
 
 
-def test_a_search_over_arrays_of_numpy() -> None:
-    grid = {"epochs": np.arange(1, 3), "epsilon": np.array([2, 3], dtype=np.float32)}
-    found = GridSearchCV(classifier(), grid, cv=2, error_score="raise").fit(X, Y)
-    assert found.best_params_["epochs"] in (1, 2)
-    classifier(delta=np.float32(1e-5), learning_rate=np.float32(0.5), batch_size=np.int64(60)).fit(X, Y)
-
-
 @pytest.mark.parametrize(
     ("changed", "rows", "labels"),
     [
@@ -245,13 +220,6 @@ def test_a_fit_that_fails_leaves_the_last_one(changed: dict[str, Any], rows: np.
     assert (model.predict(X) == predicted).all()
 
 
-def test_a_regression_that_fails_leaves_the_last_one() -> None:
-    model = regressor(epochs=1.0).fit(X, X[:, 0])
-    with pytest.raises(ValueError, match="batch_size"):
-        model.set_params(target_bounds=(5, 6), batch_size=10**7).fit(X, X[:, 0])
-    assert model.target_bounds_.tolist() == [-1, 2]
-
-
 @pytest.mark.parametrize(
     "targets",
     [
@@ -264,12 +232,6 @@ def test_a_regression_that_fails_leaves_the_last_one() -> None:
 def test_texts_as_numbers_to_predict_are_refused(targets: Any) -> None:
     with pytest.raises(ValueError, match=r"^y holds texts.*y\.astype\(float\)"):
         regressor().fit(X, targets)
-
-
-@pytest.mark.parametrize("number", [2.0, np.float64(2.0)])
-def test_a_number_of_classes_is_whole(number: float) -> None:
-    with pytest.raises(ValueError, match=r"expected classes as all labels.* got classes=2\.0"):
-        classifier(classes=number).fit(X, Y)
 
 
 @pytest.mark.parametrize("make", [classifier, regressor])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -137,18 +136,6 @@ def test_other_records_are_refused_on_resuming(tmp_path: Path) -> None:
         PrivateTrainer(model(), args, train_dataset=records(LENGTHS[:-1])).train(resume_from_checkpoint=True)
 
 
-def test_checkpoints_are_limited_and_loaded_by_transformers(tmp_path: Path) -> None:
-    args = arguments(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=2)
-    trainer = PrivateTrainer(model(), args, train_dataset=records())
-    trainer.train()
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
-    loaded = BertForSequenceClassification.from_pretrained(tmp_path / "checkpoint-8")
-    for name, p in trainer.model.named_parameters():
-        assert torch.equal(p, dict(loaded.named_parameters())[name])
-    assert not (tmp_path / "checkpoint-8" / "optimizer.pt").exists()
-    assert json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())["global_step"] == 8
-
-
 def test_evaluation_and_the_best_model(tmp_path: Path) -> None:
     args = arguments(
         tmp_path, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True
@@ -187,12 +174,6 @@ def test_all_problems_of_the_arguments_at_once(tmp_path: Path) -> None:
     assert not arguments(tmp_path).push_to_hub
 
 
-def test_a_loader_of_the_training_set_is_refused(tmp_path: Path) -> None:
-    trainer = PrivateTrainer(model(), arguments(tmp_path), train_dataset=records())
-    with pytest.raises(TypeError, match="the private run draws its batches"):
-        trainer.get_train_dataloader()
-
-
 def test_adapters_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     adapted = peft.get_peft_model(model(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
@@ -204,28 +185,6 @@ def test_adapters_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     loaded = peft.PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
     x = torch.tensor([[5, 6, 7]])
     torch.testing.assert_close(loaded(input_ids=x).logits, adapted.eval()(input_ids=x).logits)
-
-
-@pytest.fixture
-def tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers", reason="Hugging Face's tokenizers are not installed")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3}, "[UNK]"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
-
-
-def test_language_models_with_a_tokenizer_and_a_collator(tmp_path: Path, tokenizer: Any) -> None:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=4, n_positions=16, n_embd=8, n_layer=1, n_head=2)
-    texts = [tokenizer(text) for text in ("good", "bad good", "good bad unknown", "bad bad bad bad bad")] * 2
-    trainer = PrivateTrainer(
-        transformers.GPT2LMHeadModel(config),
-        arguments(tmp_path),
-        train_dataset=texts,
-        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
-        processing_class=tokenizer,
-    )
-    assert trainer.train().global_step == 8
 
 
 # What was declared, and what is silently ignored
@@ -277,52 +236,6 @@ def test_the_schedule_goes_on_where_it_was(schedule: str, tmp_path: Path) -> Non
     assert len(found) > 2
 
 
-HELD_OUT = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "label": k % 2} for k in range(4)]
-
-
-def test_a_schedule_may_follow_the_evaluation(tmp_path: Path) -> None:
-    given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "threshold": 10.0}}
-    args = arguments(tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=4, **given)
-    trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=HELD_OUT)
-    trainer.train()
-    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
-    assert rates[0] == args.learning_rate
-    assert rates[-1] < args.learning_rate
-    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    follows = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    without = PrivateTrainer(
-        trainer.model,
-        arguments(tmp_path / "other"),
-        train_dataset=records(),
-        optimizers=(optimizer, follows),  # type: ignore[arg-type]
-    )
-    with pytest.raises(ValueError, match="follows a metric of the evaluation"):
-        without.train()
-
-
-class EndingEpochs(TrainerCallback):
-    """Ends each epoch after its first step."""
-
-    def __init__(self) -> None:
-        self.epochs = 0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_epoch_stop = True
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.epochs += 1
-
-
-def test_an_epoch_ends_without_the_training(tmp_path: Path) -> None:
-    ending = EndingEpochs()
-    trainer = PrivateTrainer(
-        model(), arguments(tmp_path, num_train_epochs=3), train_dataset=records(), callbacks=[ending]
-    )
-    assert trainer.train().global_step == 3
-    assert ending.epochs == 3
-    assert released(tmp_path) == 3, "what is left out is not spent"
-
-
 @pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
 def test_activations_are_recomputed_where_asked(name: str, tmp_path: Path) -> None:
     if name not in PrivateTrainingArguments.__dataclass_fields__:
@@ -330,22 +243,6 @@ def test_activations_are_recomputed_where_asked(name: str, tmp_path: Path) -> No
     trainer = PrivateTrainer(model(), arguments(tmp_path, max_steps=2, **{name: True}), train_dataset=records())
     assert trainer.train().global_step == 2
     assert trainer.model.is_gradient_checkpointing
-
-
-IGNORED = {
-    "neftune_noise_alpha": 5.0,
-    "data_seed": 1,
-    "debug": "underflow_overflow",
-    "include_num_input_tokens_seen": True,
-    "train_sampling_strategy": "group_by_length",
-    "save_only_model": True,
-}
-
-
-@pytest.mark.parametrize("name", IGNORED)
-def test_an_argument_without_effect_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name}="):
-        arguments(tmp_path, **{name: IGNORED[name]})
 
 
 def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> None:
@@ -357,11 +254,3 @@ def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> N
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=FutureWarning)
         PrivateTrainer(model(), arguments(tmp_path / "other"), train_dataset=records()).train()
-
-
-def test_the_best_model_is_saved_where_that_is_the_strategy(tmp_path: Path) -> None:
-    args = arguments(tmp_path, save_strategy="best", eval_strategy="steps", eval_steps=2, metric_for_best_model="loss")
-    trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=HELD_OUT)
-    trainer.train()
-    best = trainer.state.best_global_step
-    assert (tmp_path / f"checkpoint-{best}").is_dir()

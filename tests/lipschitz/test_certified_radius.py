@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
 from noisette.lipschitz import NormBound, Sensitivities
 from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.lipschitz.projections import project
@@ -68,16 +67,6 @@ def test_the_difference_of_the_two_largest_scores_gives_the_radius() -> None:
     assert round(float(certify(model, double([2.0, 0.5, -1.0]))), 5) == 1.06066
 
 
-def test_the_radius_is_the_distance_to_the_nearest_input_of_another_class() -> None:
-    """The scores 2 and 0.5 become equal at their mean, at a distance of 1.06."""
-    model = nn.Sequential(BoundedInput(10.0), same(3))
-    x = double([2.0, 0.5, -1.0])
-    way = double([-1.0, 1.0, 0.0]) / math.sqrt(2)
-    radius = certify(model, x)
-    assert int(model(x + way * (radius - 1e-9)).argmax()) == 0
-    assert int(model(x + way * (radius + 1e-9)).argmax()) == 1
-
-
 @pytest.mark.parametrize("shape", [(2, 1), (2,)])
 def test_the_radius_of_a_single_score_is_its_distance_from_zero(shape: tuple[int, ...]) -> None:
     model = nn.Sequential(BoundedInput(10.0), linear([[0.6, 0.8]]), *([] if len(shape) == 2 else [nn.Flatten(0)]))
@@ -114,12 +103,6 @@ def test_a_layer_used_twice_divides_radii_twice() -> None:
     torch.testing.assert_close(radius, ((first - second) * 16 / math.sqrt(2)).unsqueeze(0), **EXACT)
 
 
-def test_weights_of_a_norm_below_one_make_radii_larger() -> None:
-    head = SpectralLinear(2, 1, projection=noisette.lipschitz.projections.FrobeniusBall()).double()
-    head.load_state_dict({"weight": double([0.06, 0.08])})
-    assert float(certify(nn.Sequential(BoundedInput(10.0), head), double([3.0, 4.0]))) == pytest.approx(5.0)
-
-
 def test_radii_far_outside_of_the_ball_are_larger() -> None:
     slope = 0.1 / 3
     x = 55 * double([math.sqrt(1 - slope**2), slope])
@@ -127,18 +110,14 @@ def test_radii_far_outside_of_the_ball_are_larger() -> None:
     assert float(model(x).detach()) == pytest.approx(0.1)
     assert float(certify(model, x)) == pytest.approx(1.8032787, abs=5e-8)
     assert float(certify(nn.Sequential(Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
+    capped = nn.Sequential(BoundedInput(100.0), same(2), Scale(2.0), NormCap(3.0), linear([[0.0, 1.0]]))
+    assert float(certify(capped, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
 
 
 def test_radii_just_outside_of_the_ball_extend_to_its_surface() -> None:
     model = nn.Sequential(BoundedInput(3.0), linear([[0.0, 1.0]]))
     for norm, expected in ((2.0, 1.0), (3.0, 1.5), (4.0, 1.5), (5.0, 2.0), (6.0, 2.4)):
         assert float(certify(model, norm * double([math.sqrt(0.75), 0.5]))) == pytest.approx(expected)
-
-
-def test_a_norm_cap_inside_of_the_model_has_the_radii_of_a_bounded_input() -> None:
-    x = 55 * double([math.sqrt(1 - (0.1 / 3) ** 2), 0.1 / 3])
-    model = nn.Sequential(BoundedInput(100.0), same(2), Scale(2.0), NormCap(3.0), linear([[0.0, 1.0]]))
-    assert float(certify(model, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
 
 
 def inside_a_residual(part: nn.Module) -> nn.Module:
@@ -233,16 +212,6 @@ def test_certify_does_not_change_the_model() -> None:
     assert all(part.training for part in model.modules())
     assert all(p.requires_grad for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_many_examples_and_none_are_certified_one_by_one() -> None:
-    model = nn.Sequential(BoundedInput(1.0), SpectralLinear(4, 3)).double()
-    x = torch.randn(2301, 4, dtype=torch.float64)
-    radii = certify(model, x)
-    assert radii.shape == (2301,)
-    for i in (0, 999, 1000, 2300):
-        torch.testing.assert_close(certify(model, x[i : i + 1]), radii[i : i + 1], **EXACT)
-    assert certify(model, x[:0]).shape == (0,)
 
 
 def test_certified_accuracy_counts_correct_examples_with_a_larger_radius() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -80,8 +81,11 @@ TARGETS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t["to"].__name__)
-@pytest.mark.parametrize(("make", "message"), ADDING.values(), ids=ADDING)
+@pytest.mark.parametrize(
+    ("make", "message", "target"),
+    [(*added, target) for added, target in zip(ADDING.values(), cycle(TARGETS))],
+    ids=ADDING,
+)
 def test_what_adds_something_is_refused_by_name_and_nothing_is_changed(
     make: Callable[[int], nn.Module], message: str, target: dict[str, Any]
 ) -> None:

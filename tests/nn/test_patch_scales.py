@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.data.shaded_leaves import shaded_leaves
+from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import PatchFeatures, Scattering2d, models
 from noisette.nn.models import PatchScale
 

@@ -12,6 +12,7 @@ from torch import nn
 from noisette import privatize
 from noisette.clipping.per_example import PerExampleClip
 from noisette.nn import models
+from papers import networks as networks  # which registers cifar-tutorial
 
 
 def saved(model: nn.Module, path: Path, *, without: tuple[str, ...] = ("head.scores",)) -> Path:

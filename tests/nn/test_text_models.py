@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from noisette.clipping.per_example import PerExampleClip
-from noisette.data.numbering import number_of
+from noisette.data.words import number_of
 from noisette.nn import models
 
 TEXTS = torch.tensor([[5, 3, 9, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])

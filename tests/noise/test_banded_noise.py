@@ -78,25 +78,6 @@ def test_the_values_are_the_same_to_the_bit_however_a_tensor_is_divided(dtype: t
             assert torch.equal(part, one[start:end])
 
 
-def test_single_and_double_precision_alternate() -> None:
-    """Sums of several microbatches are in double precision; their noise has all of its digits."""
-    noise = BandedNoise(GaussianNoise(KEY), COEFFICIENTS)
-    kinds = [torch.float64, torch.float32, torch.float64, torch.float32, torch.float32, torch.float64]
-    rows = [drawn(noise, step, dtype)["bias"] for step, dtype in enumerate(kinds)]
-    truth = np.linalg.solve(matrix(COEFFICIENTS, len(kinds)), independent(len(kinds), "bias", 301))
-    np.testing.assert_allclose([row.double().numpy() for row in rows], 1 + truth, atol=1e-5)
-    assert (rows[-1].float().double() != rows[-1]).sum() > 290, "the last digits have noise too"
-
-
-def test_as_many_noises_are_kept_as_there_are_bands_less_one() -> None:
-    noise = BandedNoise(GaussianNoise(KEY), COEFFICIENTS)
-    for step in range(9):
-        drawn(noise, step)
-    kept = [earlier.noises for earlier in noise._earlier.values()]
-    assert [len(noises) for noises in kept] == [3, 3, 3]
-    assert {value.dtype for noises in kept for value in noises} == {torch.float32}
-
-
 def test_after_a_missing_step_the_recursion_starts_anew() -> None:
     """With a gap in the noise a record's steps would meet in one row; two blocks keep its columns apart."""
     noise, fresh = (BandedNoise(GaussianNoise(KEY), COEFFICIENTS) for _ in range(2))
@@ -105,11 +86,6 @@ def test_after_a_missing_step_the_recursion_starts_anew() -> None:
     for step in (5, 6, 7):
         found, expected = drawn(noise, step), drawn(fresh, step)
         assert all(torch.equal(found[name], expected[name]) for name in SHAPES)
-
-
-def test_windows_of_no_tensor_are_refused() -> None:
-    with pytest.raises(ValueError, match="windows of no tensor"):
-        BandedNoise(GaussianNoise(KEY), COEFFICIENTS).add_({"a": torch.zeros(3)}, step=0, windows={"b": Window(1)})
 
 
 @pytest.mark.parametrize("coefficients", [(), (1.0,), (0.5,), (0.9, 0.5), (0.0, 0.5), (-0.5, 0.5), (0.5, math.nan)])
@@ -169,11 +145,6 @@ def all_separated(steps: int, bands: int) -> list[tuple[int, ...]]:
     ]
 
 
-def test_steps_that_are_closer_would_cost_more() -> None:
-    c = matrix(banded_coefficients(3, 9), 9)
-    assert np.sum((c[:, 2] + c[:, 4]) ** 2) > 2.2
-
-
 @pytest.mark.parametrize("bands", [2, 8, 64])
 @pytest.mark.parametrize("steps", [3, 200])
 def test_columns_have_norm_one_also_in_single_precision(bands: int, steps: int) -> None:
@@ -188,15 +159,6 @@ def test_the_error_is_that_of_dense_matrices(bands: int, steps: int) -> None:
     coefficients = banded_coefficients(bands, steps)
     dense = np.tril(np.ones((steps, steps))) @ np.linalg.inv(matrix(coefficients, steps))
     assert mean_squared_error(coefficients, steps) == pytest.approx(np.square(dense).sum() / steps, rel=1e-9)
-
-
-@pytest.mark.parametrize("steps", [10, 1000, 20_000])
-def test_two_bands_are_the_best_of_all(steps: int) -> None:
-    best = mean_squared_error(banded_coefficients(2, steps), steps)
-    angles = np.linspace(0, np.pi / 4, 400)[:-1]  # beyond, the noise grows without end
-    others = min(mean_squared_error((math.cos(a), math.sin(a)), steps) for a in angles)
-    assert best <= others * (1 + 1e-5)
-    assert best == pytest.approx(others, rel=0.02)
 
 
 @pytest.mark.parametrize(("bands", "steps"), [(3, 50), (8, 300), (32, 2000)])

@@ -44,9 +44,3 @@ def test_each_tile_of_each_run_is_touched_once(tiles_of_program: int) -> None:
         for k in range(length)
     }
     assert needed <= set(found)
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_the_end_is_that_of_the_last_element(part: Part) -> None:
-    *_, (_, first, length) = part.window.segments(part.size)
-    assert device_noise.end_of(part) == (first + length - 1) // TILE + 1

@@ -1,7 +1,7 @@
 """The kernel gives the keystream and the noise of the processor, to the bit.
 
 Triton's interpreter runs it, so that no GPU is needed. It computes with NumPy: that proves the formulas and the places
-in memory; what a GPU's arithmetic does is tested on a GPU, in ``test_noise_on_a_gpu.py``.
+in memory; what a GPU's arithmetic does is tested on a GPU, in ``tests/gpu``.
 """
 
 from __future__ import annotations
@@ -76,21 +76,9 @@ def test_values_are_those_of_the_processor(kernel: ModuleType) -> None:
     check(kernel, sums(a=3, b=700, c=250, d=600), windows)
 
 
-def test_shards_of_columns_narrower_than_a_tile(kernel: ModuleType) -> None:
-    check(kernel, sums(a=40), {"a": Window(250, run=3, stride=10)}, tiles=64)
-
-
 @pytest.mark.parametrize("tiles", [2, 8])
 def test_values_do_not_depend_on_the_shape_of_the_launch(kernel: ModuleType, tiles: int) -> None:
     check(kernel, sums(a=1100), {"a": Window(200)}, tiles=tiles)
-
-
-def test_a_tensor_in_parts(kernel: ModuleType) -> None:
-    numbers = {"step": 3, "std": 0.5, "divisor": 4.0}
-    whole = noised(kernel, {"a": torch.ones(900)}, {}, tiles=4, **numbers)["a"]
-    for start, end in ((0, 130), (130, 900)):
-        part = noised(kernel, {"a": torch.ones(end - start)}, {"a": Window(start)}, tiles=4, **numbers)["a"]
-        assert torch.equal(part, whole[start:end])
 
 
 def test_a_rare_radius(kernel: ModuleType) -> None:
@@ -166,11 +154,6 @@ def test_words_and_angles_at_the_ends(kernel: ModuleType) -> None:
     words = (bits | levels.to(torch.int64) << 53).view(-1, PAIRS)
     assert torch.equal(radius, passed.radius(words, True).flatten())
     assert torch.equal(sine, passed.sines(turned.view(-1, PAIRS))[0].flatten())
-
-
-def test_every_call_looks_for_an_exhausted_stream(kernel: ModuleType) -> None:
-    with pytest.raises(RuntimeError, match="exhausted"):
-        noised(kernel, sums(a=5), {"a": Window(2**36)}, step=0, std=1.0, divisor=1.0)
 
 
 def test_the_kernel_is_compiled_without_fused_operations(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,6 @@ def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(images: DataS
         assert torch.equal(learned[name], value) == name.startswith("features")
 
 
-def test_a_linear_layer_can_be_frozen_too(images: DataSet, convolutions: Path) -> None:
-    recipe = short(convolutions, "features", "head.fc1")
-    outcome = train(recipe, images, ledger_path=None, on_step=lambda run, point: None)
-    assert len(outcome.run.bound.pop_sums()) == 2
-    assert torch.equal(outcome.model.state_dict()["head.fc1.weight"], load_file(convolutions)["head.fc1.weight"])
-
-
 def test_the_report_names_the_file_by_its_digest_and_excludes_its_records(images: DataSet, convolutions: Path) -> None:
     outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
     facts = facts_of(outcome)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.data.shaded_leaves import shaded_leaves
+from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import models
 from papers.abadi_2016 import public_convolutions
-from papers.abadi_2016.public_convolutions import contrast, distorted, learnt
+from papers.abadi_2016.public_convolutions import contrast, learnt
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,6 @@ def test_a_pictures_twin_is_half_the_batch_away() -> None:
     assert contrast(torch.cat([apart, apart])) < contrast(torch.cat([apart, apart.flip(0)]))
     alike = torch.ones(6, 3)
     assert contrast(alike).item() == pytest.approx(np.log(5)), "every other picture is as likely"
-
-
-def test_copies_of_an_image_differ_and_have_the_size_that_the_network_sees(images: torch.Tensor) -> None:
-    one, other = distorted(images), distorted(images)
-    assert one.shape == (40, 3, 24, 24)
-    assert not torch.equal(one, other)
-    assert torch.isfinite(one).all()
 
 
 def test_a_seed_gives_the_same_weights_and_features_of_unit_mean_square(images: torch.Tensor) -> None:

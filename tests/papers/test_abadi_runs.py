@@ -13,7 +13,7 @@ from papers.abadi_2016 import runs
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run, make, missing, read
 from papers.abadi_2016.setting import Plan, Setting
-from papers.abadi_2016.spread import course, of_setting, within
+from papers.abadi_2016.spread import of_setting, within
 
 SHORT = Plan(Mnist(), 0, 2.0, "moments")
 LONG = Plan(Mnist(), 0, 2.0, "pld")
@@ -33,29 +33,12 @@ def test_another_seed_or_setting_is_missing(tmp_path: Path) -> None:
     assert missing([SHORT, *others], read(write([SHORT], tmp_path))) == others
 
 
-def test_only_the_longest_of_equal_plans_is_run() -> None:
-    assert missing([SHORT, LONG, SHORT], []) == [LONG]
-
-
-def test_short_runs_come_first() -> None:
-    noisy = replace(SHORT, setting=Mnist(noise=2.0))
-    assert missing([LONG, noisy], []) == [noisy, LONG]
-
-
 @pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{", '{"seed": 0}', "[]"])
 def test_a_line_that_is_not_a_run_is_named(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(line(SHORT) + "\n" + broken + "\n")
     with pytest.raises(ValueError, match=r"line 2 of .*runs.jsonl is not a finished run"):
         read(path)
-
-
-def test_the_latest_accuracy_within_a_budget_is_taken() -> None:
-    made = run((10, 0.5), (20, 0.9), (30, 0.7))
-    assert made.accuracy_within(9) is None
-    assert made.accuracy_within(20) == 0.9
-    assert made.accuracy_within(29) == 0.9
-    assert made.accuracy_within(1000) == 0.7
 
 
 def test_seeds_are_summarised_by_median_and_range() -> None:
@@ -71,12 +54,6 @@ def test_of_each_seed_the_longest_run_is_taken() -> None:
     assert of_setting([long, short, other], Mnist()) == [long, other]
     assert of_setting([long, short, other], Mnist(), steps=16) == [long]
     assert of_setting([short], Mnist(clip=1.0)) == []
-
-
-def test_runs_of_different_lengths_have_a_common_course() -> None:
-    points = course([run((10, 0.5), (20, 0.6)), run((5, 0.3), (15, 0.7), (30, 0.8), seed=1)])
-    assert [(step, spread.low, spread.high) for step, spread in points] == [(10, 0.3, 0.5), (20, 0.6, 0.7)]
-    assert course([]) == []
 
 
 @pytest.fixture

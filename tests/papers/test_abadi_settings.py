@@ -6,12 +6,10 @@ import math
 
 import pytest
 
-from noisette.accounting import Gaussian, MomentsAccountant
 from noisette.nn import models
-from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6, panels
+from papers.abadi_2016 import figure_2, figure_3, figure_5, figure_6, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.setting import Plan
-from papers.paper import Asked
 
 
 @pytest.mark.parametrize(
@@ -36,13 +34,6 @@ def test_two_layers_on_one_lot_are_one_release_with_less_noise() -> None:
     assert Mnist().step.sampling_rate == 0.01
 
 
-def test_without_components_the_budget_allows_more_steps() -> None:
-    assert Mnist(pca_noise=5.0).before == {Gaussian(5.0): 1}
-    assert Mnist(components=0).before == {}
-    shorter, longer = (Plan(Mnist(components=k), 0, 2.0, "moments").steps for k in (60, 0))
-    assert shorter < longer
-
-
 def test_a_recipe_has_the_settings_of_the_paper() -> None:
     recipe = Plan(Mnist(noise=2.0, pca_noise=4.0), 3, 8.0, "pld").recipe
     assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp1000")
@@ -54,11 +45,6 @@ def test_a_recipe_has_the_settings_of_the_paper() -> None:
     assert (training.seed, training.momentum, training.averaging) == (3, 0.0, 0.0)
 
 
-def test_every_setting_of_every_grid_has_a_recipe() -> None:
-    for plan in figure_4.plans([0], full=True) + figure_5.plans([0], full=True):
-        assert plan.recipe.training.batch_size == plan.setting.lot
-
-
 def test_the_small_grid_is_part_of_the_full_one_and_changes_one_setting_at_a_time() -> None:
     few, full = ({plan.setting for plan in figure_5.plans([0], full=full)} for full in (False, True))
     assert few < full
@@ -67,18 +53,6 @@ def test_the_small_grid_is_part_of_the_full_one_and_changes_one_setting_at_a_tim
         for value in sweep.values:
             setting, reference = vars(sweep.setting(value)), vars(figure_5.REFERENCE)
             assert {name for name in reference if setting[name] != reference[name]} <= set(sweep.fields)
-
-
-def test_the_reference_of_figure_5_uses_the_runs_of_figure_3() -> None:
-    reference = Plan(figure_5.REFERENCE, 0, figure_5.EPSILON, MomentsAccountant.name)
-    longer = panels.plans(figure_3.PANELS, [0])[1]
-    assert longer.setting == reference.setting
-    assert longer.steps > reference.steps
-
-
-def test_a_budget_below_one_step_gives_no_plan() -> None:
-    assert Plan(figure_5.SWEEPS[-1].setting(1), 0, figure_5.EPSILON, MomentsAccountant.name).steps == 0
-    assert all(plan.steps for plan in figure_5.plans([0], full=True))
 
 
 def test_figure_2_has_the_numbers_of_the_paper() -> None:
@@ -104,12 +78,6 @@ def test_every_number_of_hidden_units_has_its_network(units: int) -> None:
 @pytest.mark.parametrize(("panel", "epochs"), list(zip(figure_6.PANELS, (44.3, 82.7, 295.4), strict=True)))
 def test_epochs_of_figure_6_agree_with_an_independent_computation(panel: panels.Panel, epochs: float) -> None:
     assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(epochs, rel=5e-3)
-
-
-def test_figure_6_leaves_its_longest_run_to_the_whole_grid() -> None:
-    few, whole = (figure_6.plans(Asked([0], full, "public.safetensors")) for full in (False, True))
-    assert [plan.epsilon for plan in few] == [2.0, 4.0]
-    assert [plan.epsilon for plan in whole] == [2.0, 4.0, 8.0]
 
 
 def test_figure_6_starts_from_the_given_file() -> None:

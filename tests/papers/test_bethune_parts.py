@@ -17,7 +17,6 @@ from papers.bethune_2024 import (
     figure_pareto,
     figure_robustness,
     figure_speed,
-    schedules,
     table_best,
     table_digits,
     table_summary,
@@ -68,73 +67,6 @@ def test_printed_accuracies_are_above_ours() -> None:
     assert mixer[2] == "", "there is no such cell"
 
 
-def test_a_narrow_mixer_stands_in_for_the_whole_one() -> None:
-    [row] = [row for row in figure_pareto.GRID.rows if row.name == "cifar10-mixer"]
-    narrow = figure_pareto.GRID.cells(Asked((0,), rows=("cifar10-mixer",)))[-1].setting
-    assert narrow == schedules.NARROW_MIXER.setting("cifar10", 50_000, 1e-5, 8.0) != row.whole(8.0)
-    runs = [finished(narrow, 0.4)]
-    *_, last = lines_of(figure_pareto.section(runs), "cifar10-mixer")
-    assert last[1:] == ("ours, 32 channels, half the steps", "", "not run", "not run", "40.0 (1 seed)")
-    [shown] = [row for row in table_summary.section(runs).rows if row[2] == "43.7" and row[4] == "1"]
-    assert shown[3] == "40.0"
-
-
-def test_the_panel_of_cifar10_is_drawn_once_one_of_its_networks_has_run() -> None:
-    runs = [finished(setting("mnist-pixels", 1.0)), finished(setting("cifar10-frequencies", 1.0), 0.41)]
-    assert "CIFAR-10" not in figure_pareto.section(runs[:1]).figure
-    assert "CIFAR-10" in figure_pareto.section(runs).figure
-
-
-def test_cifar10_has_the_settings_of_mnist() -> None:
-    for network in ("frequencies", "scattering"):
-        grey, colour = (setting(f"{data}-{network}", 3.0) for data in ("mnist", "cifar10"))
-        changed = {"data": "mnist", "size": 60_000, "lot": 8000, "public": grey.public}
-        assert replace(colour, **changed) == grey
-        assert colour.lot / colour.size == pytest.approx(grey.lot / grey.size, abs=1e-4)
-
-
-def test_the_first_table_has_the_printed_numbers_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert next(iter(PAPER.parts)) == PAPER.first == "table-summary"
-    chosen = setting("cifar10-frequencies", 3.0)
-    runs = [finished(chosen, reached, seed) for seed, reached in enumerate((0.461, 0.46, 0.47))]
-    rows = table_summary.section(runs).rows
-    quantity = "CIFAR-10, accuracy at epsilon 3"
-    ours = [row[2:5] for row in rows if row[1] == quantity]
-    assert ours == [("39", "46.1 (46.0 to 47.0)", "3"), *[("39", "not run", "")] * 2]
-    assert [row[0] for row in rows if row[0]] == [
-        "figure pareto",
-        "table tabular",
-        "table best",
-        "figure robustness",
-        "figure speed",
-    ]
-    campaign = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
-    assert [row[2:4] for row in campaign] == [("90.0", "not run")] * 2, "in our setting, and the best of a search"
-
-
-def test_the_ratio_of_times_is_that_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    figure_speed.MEASURED.parent.mkdir(parents=True)
-    methods = {"Clipless": {"seconds": 0.5}, "Opacus-functorch": {"seconds": 1.25}}
-    figure_speed.MEASURED.write_text(json.dumps({"cells": [{"title": "dense", "batch": 10_000, "methods": methods}]}))
-    row = table_summary.section([]).rows[-1]
-    assert row[:5] == ("figure speed", "dense, time of Opacus to clipless, batches of 10,000", "2.3 to 10", "2.5", "1")
-
-
-def test_the_table_of_anomalies_has_both_methods_beside_the_printed_ones() -> None:
-    clipped, clipless = (table_tabular.GRID.rows[6].whole(method) for method in table_tabular.METHODS)
-    assert clipped
-    assert clipless
-    section = table_tabular.GRID.section([finished(clipped, 0.991), finished(clipless, 0.999)])
-    assert section.header == ("set", "", "DP-SGD", "clipless")
-    assert lines_of(section, "skin") == [
-        ("skin", "paper", "100.0", "99.8"),
-        ("", "ours", "99.1 (1 seed)", "99.9 (1 seed)"),
-    ]
-    assert {row.whole(method) for row in table_tabular.GRID.rows for method in table_tabular.METHODS}.isdisjoint({None})
-
-
 def test_the_best_of_a_search_is_shown_once_all_of_its_settings_have_run() -> None:
     ours = table_tabular.GRID.rows[0].whole("DP-SGD")
     assert ours
@@ -175,21 +107,6 @@ def test_certified_accuracies_belong_to_their_radii() -> None:
     assert paper[2:] == ("38.4", "36.4", "34.7", "30.9", "24.1", "13.0", "", "")
 
 
-def test_all_radii_of_a_network_are_one_run() -> None:
-    jobs = PAPER.parts["figure-robustness"].missing(Asked((0,)), [])
-    assert len(jobs) == 3
-
-
-@pytest.mark.parametrize("name", PAPER.parts)
-def test_missing_runs_are_marked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    section = PAPER.parts[name].section([])
-    assert "not run" in {cell for row in section.rows for cell in row}
-    assert all(len(row) == len(section.header) for row in section.rows)
-    if section.figure:
-        ElementTree.fromstring(section.figure)
-
-
 def test_the_benchmark_is_shown_above_the_printed_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     figure_speed.MEASURED.parent.mkdir(parents=True)
@@ -203,19 +120,6 @@ def test_the_benchmark_is_shown_above_the_printed_times(tmp_path: Path, monkeypa
     assert section.rows[:2] == (("dense", "plain", "0.5", "2", "", "", ""), ("dense", "Opacus", "1.25", *[""] * 4))
     assert ("paper", "clipless, 130K weights", "", "0.13", "0.24", "0.55", "1.3") in section.rows
     ElementTree.fromstring(section.figure)
-
-
-def test_a_default_command_takes_no_more_than_an_hour() -> None:
-    for part in PAPER.parts.values():
-        assert sum(job.seconds for job in part.missing(Asked(part.seeds), [])) < 3600
-
-
-def test_only_the_full_command_needs_cifar10() -> None:
-    for name in ("figure-pareto", "figure-robustness"):
-        small, full = (PAPER.parts[name].missing(Asked((0,), full=full), []) for full in (False, True))
-        assert "cifar10" not in {data for job in small for data in job.sets}
-        assert "cifar10" in {data for job in full for data in job.sets}
-        assert all(isinstance(job, Cell) for job in full)
 
 
 def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:
@@ -254,14 +158,3 @@ def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(json.dumps(facts) + "\n")
     with pytest.raises(ValueError, match="line 1 of"):
         read(path)
-
-
-def test_small_and_wide_tables_train_one_layer_and_others_two() -> None:
-    tables = {"small": (1_000, 30), "wide": (200_000, 30), "narrow": (20_000, 10), "long": (300_000, 10)}
-    labels = {name: schedules.clipless_rows(*table).label for name, table in tables.items()}
-    assert labels == {
-        "small": "one layer on cosines",
-        "wide": "one layer on roots",
-        "narrow": "two layers",
-        "long": "two layers",
-    }

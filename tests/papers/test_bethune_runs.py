@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import certified_accuracy
 from noisette.data import DataSet, Split
 from noisette.nn import models
 from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
@@ -73,15 +72,6 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
     assert line["certified"][0] <= line["reached"] + 1e-9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10-frequencies", "cifar10-mixer", "robustness"])
-def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
-    settings = {name: of(name)} if name != "robustness" else {}
-    if at := figure_robustness.GRID.rows[-1].whole(1):
-        settings["robustness"] = at[0]
-    made(settings[name], [drawn("cifar10", (3, 32, 32), 0)], tmp_path)
-
-
 @pytest.mark.parametrize("method", table_tabular.METHODS)
 @pytest.mark.parametrize("name", ["yeast", "magic", "donors", "campaign"])
 def test_a_table_of_any_size_is_trained_by_both_methods(
@@ -115,21 +105,9 @@ def test_unconstrained_networks_have_the_layers_of_the_constrained_ones(bound: A
     assert layers[0] == layers[1]
 
 
-def test_roots_keep_the_sign() -> None:
-    assert networks.SignedRoots()(torch.tensor([[-4.0, 0.0, 0.25]])).tolist() == [[-2.0, 0.0, 0.5]]
-
-
 def test_products_of_random_cosines_approximate_a_gaussian_kernel() -> None:
     torch.manual_seed(0)
     cosines = networks.RandomCosines(3, cosines=200_000, breadth=0.5)
     one, other = cosines(torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0]]))
     assert 2 * (one * other).mean().item() == pytest.approx(math.exp(-0.5 * 0.25 * 5), abs=0.01)
     assert not list(cosines.parameters())
-
-
-def test_fixed_parts_and_head_can_be_certified_together() -> None:
-    model = models.lipschitz_dense((1, 8, 8), 10)
-    images, targets = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.long)
-    whole = nn.Sequential(model.features, model.head)
-    right = (model(images).argmax(1) == targets).double().mean().item()
-    assert certified_accuracy(whole, images, targets, [0.0])[0] == pytest.approx(right)

@@ -110,14 +110,6 @@ def test_bad_input_about_tables_writes_nothing(arguments: list[str], message: st
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_table_the_parts_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
-    done = reproduce(out=tmp_path / "out", paper="davody-2020")
-    assert done.exit_code == 0, done.output
-    for part in ("table 2", "table 3", "table 4", "table 5", "table 6", "table 7", "figure 1", "figure norms"):
-        assert f"--{part} " in done.output
-    assert not (tmp_path / "out").exists()
-
-
 def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,30 +137,6 @@ def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(
     assert 'id="table-2"' in page
     assert 'id="figure-1"' in page
     assert {file.name for file in tmp_path.iterdir()} == {"davody-2020.html", "figure-1.svg", "runs.jsonl"}
-
-
-def test_missing_data_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object, **__: object) -> None:
-        raise FileNotFoundError("no such data")
-
-    monkeypatch.setattr("noisette.data.load", absent)
-    done = reproduce("--figure", "3", out=tmp_path / "out")
-    assert done.exit_code == 2
-    assert "no such data" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_another_paper_is_an_error() -> None:
-    done = CliRunner().invoke(app, ["abadi-2015"])
-    assert done.exit_code == 2
-    assert "abadi-2016" in done.stderr
-
-
-def test_unreadable_runs_are_an_error_with_their_line(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text("{}\n")
-    done = reproduce("--figure", "3", out=tmp_path)
-    assert done.exit_code == 2
-    assert "line 1 of" in done.stderr
 
 
 def _never(*arguments: object, **more: object) -> None:

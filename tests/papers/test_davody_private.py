@@ -16,10 +16,7 @@ from noisette.nn import models
 from papers.davody_2020 import norms, schedules, table_6, table_7
 from papers.davody_2020.networks import lenet
 from papers.davody_2020.private import Private
-from papers.davody_2020.runs import Cell, read
-from papers.davody_2020.schedules import Schedule
-from papers.grid import missing
-from papers.paper import Asked
+from papers.davody_2020.runs import Cell
 
 
 def quiet(share: float, accuracy: float | None) -> None:
@@ -67,33 +64,11 @@ def test_a_run_with_every_norm_has_the_guarantee_of_the_norm(
     assert (made(two_steps(setting), digits, tmp_path)["epsilon"] is not None) == norm.guaranteed
 
 
-def test_a_run_that_is_done_is_not_missing(digits: list[DataSet], tmp_path: Path) -> None:
-    setting = norms.PLAIN.setting(1.0)
-    assert setting is not None
-    cell = Cell(two_steps(setting), 0, 1.0)
-    cell.make({one.name: one for one in digits}, tmp_path / "runs.jsonl", quiet)
-    [run] = read(tmp_path / "runs.jsonl")
-    assert run.setting == cell.setting
-    other = replace(cell, seed=1)
-    assert missing(lambda asked: [cell, other, other])(Asked((0,)), [run]) == [other]
-
-
 def test_all_rows_of_a_column_have_the_same_lots_epochs_bound_and_budget() -> None:
     for epsilon in schedules.TABLE_5:
         settings = [norm.setting(epsilon) for norm in norms.NORMS if norm.schedule is schedules.TABLE_5]
         assert len({(s.lot, s.epochs, s.clip, s.epsilon, s.data) for s in settings if s}) == 1
         assert len(settings) == 7
-
-
-def test_a_row_may_have_a_learning_rate_of_its_own() -> None:
-    schedule = Schedule(lot=32, epochs=1, lr=0.1, lr_of={"lenet-5": 0.7})
-    rates = [replace(norm, schedule={1.0: schedule}).setting(1.0) for norm in (norms.PLAIN, norms.LAYER)]
-    assert [setting.lr for setting in rates if setting] == [0.7, 0.1]
-
-
-def test_the_images_of_a_row_may_move() -> None:
-    settings = [norm.setting(1.0) for norm in (norms.PUBLIC_BATCH, norms.MOVED)]
-    assert [setting.recipe(0).augmentation.shift for setting in settings if setting] == [0, 1]
 
 
 @pytest.mark.parametrize("norm", ["plain", "bn", "ln"])

@@ -13,7 +13,6 @@ from torch import nn
 
 from noisette.nn import models
 from papers.davody_2020 import figure_1, figure_norms, networks, norms, table_2, table_3, table_5
-from papers.davody_2020.parts import PAPER
 from papers.davody_2020.runs import Run, Setting, mean_of, read
 from papers.paper import Asked
 from papers.section import Section
@@ -73,34 +72,6 @@ def test_table_5_prints_the_mixture_without_a_guarantee_and_takes_its_last_colum
     assert [row[-2] for row in section.rows if row[0] == "noise multiplier"] == ["0.800"]
 
 
-def test_the_first_table_sets_the_sound_norm_against_the_printed_one() -> None:
-    public = norms.MOVED.setting(7.0)
-    assert public
-    runs = [finished(public, seed, accuracy) for seed, accuracy in enumerate((0.98, 0.99))]
-    runs += [finished(figure_1.setting(sigma), points=(0.99,) * 5) for sigma in (1.0, 10.0)]
-    section = PAPER.parts["table-summary"].section(runs)
-    shown = {(row[1], *row[2:5]) for row in section.rows}
-    assert ("moved-public-bn-lenet-5, ε 7", "98.68", "98.50 ± 0.50", "2") in shown
-    assert ("vgg-16, σ 1", "63.12 ± 8.21", "not run", "") in shown
-    assert ("epochs that LeNet-5 needs at σ 10 to those at σ 1", "about 7", "1.0", "1") in shown
-    assert next(iter(PAPER.parts)) == section.name
-
-
-@pytest.mark.parametrize("part", PAPER.parts.values(), ids=PAPER.parts)
-def test_what_was_not_run_is_said_and_drawn_without(part: object) -> None:
-    section = part.section([])  # pyright: ignore[reportAttributeAccessIssue]
-    assert "not run" in {cell for row in section.rows for cell in row}
-    assert all(len(row) == len(section.header) for row in section.rows)
-    if section.figure:
-        ElementTree.fromstring(section.figure)
-
-
-def test_all_cells_of_a_seed_come_before_the_next_seed() -> None:
-    cells = table_2.GRID.cells(Asked((0, 1, 2)))
-    assert len(cells) == 90
-    assert [cell.seed for cell in cells] == [0] * 30 + [1] * 30 + [2] * 30
-
-
 def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_for() -> None:
     def models(asked: Asked) -> set[str]:
         return {cell.setting.model for cell in table_2.GRID.cells(asked)}
@@ -136,19 +107,6 @@ def test_a_narrow_network_has_an_eighth_of_the_channels_and_the_same_norms(row: 
     assert [8 * count for count in channels] == [
         part.out_channels for part in whole.modules() if isinstance(part, nn.Conv2d)
     ]
-
-
-def test_a_default_command_takes_an_hour_or_so_for_each_seed() -> None:
-    for part in (part for part in PAPER.parts.values() if part.seeds):
-        jobs = part.missing(Asked(part.seeds), [])
-        assert jobs
-        assert sum(job.seconds for job in jobs) / len(part.seeds) < 2 * 3600
-
-
-def test_the_plateau_is_reached_with_the_first_epoch_near_it() -> None:
-    curve = [0.5, 0.9, 0.984, 0.986, 0.99, 0.99, 0.99, 0.99, 0.99]
-    assert figure_1.plateau(curve) == pytest.approx(0.99)
-    assert figure_1.epochs_to_plateau(curve) == 4
 
 
 def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None:
@@ -187,13 +145,3 @@ def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(json.dumps(facts | {"kind": "other", "setting": {}}) + "\n")
     with pytest.raises(ValueError, match="line 1 of"):
         read(path)
-
-
-def test_every_cell_names_the_sets_that_it_needs() -> None:
-    jobs = [job for part in PAPER.parts.values() for job in part.missing(Asked(part.seeds, full=True, weights="w"), [])]
-    assert {frozenset(job.sets) for job in jobs} == {
-        frozenset({"mnist"}),
-        frozenset({"mnist", norms.PUBLIC}),
-        frozenset({"cifar10"}),
-        frozenset({"ag-news"}),
-    }

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.steps.methods import METHODS
 from papers.__main__ import app
 from papers.lee_kifer_2020 import table_memory
 from papers.lee_kifer_2020.figures import COLUMNS, FIGURES
@@ -59,14 +57,6 @@ def jobs(part: str, *, full: bool = False, done: list[Run] | None = None) -> lis
     return [job for job in left if isinstance(job, Job)]
 
 
-@pytest.mark.parametrize("name", PAPER.parts)
-def test_missing_measurements_are_marked(name: str) -> None:
-    section = PAPER.parts[name].section([])
-    assert "not run" in {cell for row in section.rows for cell in row}
-    assert all(len(row) == len(section.header) for row in section.rows)
-    assert not section.figure
-
-
 def test_the_first_table_has_every_figure_with_its_printed_numbers() -> None:
     assert next(iter(PAPER.parts)) == PAPER.first == "table-summary"
     section = summary([])
@@ -84,22 +74,6 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
     assert row[1:4] == ("25.0", "50.0", "3, 1 of 4 networks and sizes")
     [line] = [row for row in FIGURES[2].section([run]).rows if row[0] == "MLP"]
     assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
-
-
-def test_time_per_example_is_compared_between_the_smallest_and_the_largest_batch() -> None:
-    flat = {name: seconds * 8 for name, seconds in MLP.items()}
-    runs = [finished("fig6", "mlp", 16, MLP), finished("fig6", "mlp", 128, flat | {"ReweightGP": 0.008})]
-    rows = claims(summary(runs), "6")
-    assert rows["the same, nxBP"][1] == "1.00"
-    assert rows["time per example, batch 128 to 16"][1:3] == ("0.25", "1.00")
-    assert rows["time of nxBP to ours, batch 128"][1] == "100"
-
-
-def test_the_slowest_network_is_one_of_those_for_images() -> None:
-    slower = {name: 2 * seconds for name, seconds in MLP.items()}
-    runs = [finished("fig5", "lstm", 32, slower), finished("fig5", "rnn", 32, MLP)]
-    runs.append(finished("fig5", "transformer", 32, dict.fromkeys(MLP, 9.0)))
-    assert claims(summary(runs), "5")["slowest network on images"][:3] == ("LSTM", "LSTM", "LSTM")
 
 
 def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
@@ -131,38 +105,6 @@ def test_memory_is_a_ratio_to_plain_training() -> None:
     assert table["multiLoss"] == ("18", "failed", "")
 
 
-@pytest.mark.parametrize("remade", FIGURES, ids=lambda remade: remade.name)
-def test_every_figure_is_drawn(remade: Any) -> None:
-    runs = [finished(remade.plan.experiment, c.name, c.batch, MLP, c.image) for c in remade.plan.small[:3]]
-    svg = remade.section(runs).figure
-    texts = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
-    assert {"nxBP", "noisette captured", "noisette ReweightGP"} <= texts
-
-
-def test_the_last_measurement_of_a_cell_is_shown_with_its_machine() -> None:
-    older = finished("fig7", "mlp", 128, MLP | {"ReweightGP": 0.01})
-    runs = [replace(older, setting=replace(older.setting, threads=1)), finished("fig7", "mlp", 128, MLP)]
-    section = summary(runs)
-    assert claims(section, "7")["time of nxBP to ours, 2 hidden layers"][1] == "25.0"
-    assert "A processor, 2 threads" in section.about[-1]
-    assert "1 thread;" not in section.about[-1]
-
-
-def test_every_method_of_the_paper_and_the_captured_step_are_measured() -> None:
-    assert set(COLUMNS) <= set(METHODS)
-    for remade in FIGURES:
-        for job in jobs(remade.name):
-            left_out = set(COLUMNS) - set(job.setting.methods)
-            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
-            assert not left_out or remade.number not in (5, 7)
-    assert {job.setting.image for job in jobs("figure-8", full=True)} == {64, 256}
-    assert {job.setting.image for job in jobs("figure-9", full=True)} == {32, 64, 128, 256}
-
-
-def test_a_default_command_takes_no_more_than_an_hour() -> None:
-    assert sum(job.seconds for name in PAPER.parts for job in jobs(name)) < 3600
-
-
 def test_a_measured_cell_is_not_repeated_unless_threads_differ() -> None:
     first, *rest = jobs("figure-7")
     done = [Run(first.setting, {}, "A processor")]
@@ -183,19 +125,6 @@ def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> N
     assert shares[-1] == pytest.approx(1)
     assert all(row["seconds"] > 0 for row in run.measured["methods"].values())
     assert captured_gain(run.measured)
-
-
-def test_memory_is_measured_by_the_benchmark(tmp_path: Path) -> None:
-    setting = Setting("memory", "mlp", 2, None, ("plain",), torch.get_num_threads(), rounds=1)
-    Job(setting, 1.0).make({}, tmp_path / RUNS, lambda share, accuracy: None)
-    [run] = read(tmp_path / RUNS)
-    assert run.measured["methods"]["plain"]["bytes"] > 0
-
-
-def test_unreadable_lines_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / RUNS).write_text(json.dumps({"setting": asdict(finished("fig7", "mlp", 128, MLP).setting)}) + "\n")
-    with pytest.raises(ValueError, match="line 1 of"):
-        read(tmp_path / RUNS)
 
 
 def test_the_command_continues_and_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdp_loop import refused, restored, run_out_once, shared_numbers, spoilt, start_and_save, take_steps
+from fsdp_loop import refused, restored, run_out_once, start_and_save, take_steps
 from noisette.run import checkpoint as checkpoint_file
 from process_group import alone, on_ranks
 from ranks_loop import Course
@@ -59,11 +59,6 @@ def same(courses: list[Course], truth: Course) -> None:
                 assert float((found[name] - grad).abs().max()) < 1e-15, name
 
 
-@pytest.mark.filterwarnings("ignore:the loss of")
-def test_records_without_a_finite_gradient_count_for_nothing() -> None:
-    same([outcome.value for outcome in on_ranks(3, spoilt, 4, known_key=True)], alone(spoilt, 4))
-
-
 def test_memory_that_runs_out_on_one_rank_takes_the_microbatch_again_on_all() -> None:
     same([outcome.value for outcome in on_ranks(2, run_out_once, known_key=True)], alone(run_out_once))
 
@@ -92,8 +87,3 @@ def test_what_cannot_be_done_is_refused_with_the_remedy(what: str, way_out: str)
     for outcome in on_ranks(2, refused, what):
         assert outcome.error == "PrivacyError"
         assert way_out in outcome.text
-
-
-def test_a_loss_whose_texts_would_share_numbers_is_refused() -> None:
-    for outcome in on_ranks(2, shared_numbers):
-        assert "share the numbers" in outcome.text

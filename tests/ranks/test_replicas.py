@@ -11,7 +11,7 @@ import torch
 from noisette import Alone, PrivacyError
 from noisette.ranks import ranks_of
 from process_group import alone, on_ranks
-from ranks_loop import DIFFERENCES, Course, components, differ, drawn_words, in_small_buckets, take_steps
+from ranks_loop import DIFFERENCES, Course, components, differ, drawn_words, take_steps
 
 
 def differences(course: Course, truth: Course) -> list[float]:
@@ -55,14 +55,6 @@ def test_the_noise_of_empty_batches_is_the_same_bit_for_bit(dtype: torch.dtype, 
     truth = alone(work)
     for outcome in on_ranks(3, work, known_key=True):
         assert not any(outcome.value.indices)
-        for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
-            assert all(torch.equal(found[name], grad) for name, grad in expected.items())
-
-
-def test_sums_of_many_values_go_in_buckets() -> None:
-    """With buckets smaller than a tensor, the values are those of a single process all the same."""
-    truth = alone(partial(take_steps, rate=1e-9, expected=10.0))
-    for outcome in on_ranks(3, partial(in_small_buckets, rate=1e-9, expected=10.0), known_key=True):
         for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
             assert all(torch.equal(found[name], grad) for name, grad in expected.items())
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.ranks.process_group import canonical_name, canonical_parameters
+from noisette.ranks.process_group import canonical_parameters
 
 
 class OptimizedModule(nn.Module):
@@ -18,25 +18,11 @@ class OptimizedModule(nn.Module):
         self._orig_mod = module
 
 
-class Holder(nn.Module):
-    """A user's module with a part that happens to have the name of a wrapper's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 2)
-        self.weight = nn.Parameter(self.module.weight.detach().clone())
-
-
 def test_wrappers_are_left_out_of_names() -> None:
     inside = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), OptimizedModule(nn.Linear(2, 2)))
     whole = OptimizedModule(inside)
     plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert [name for name, _ in canonical_parameters(whole)] == [name for name, _ in plain.named_parameters()]
-
-
-def test_a_module_of_the_user_keeps_its_name() -> None:
-    assert [name for name, _ in canonical_parameters(Holder())] == ["weight", "module.weight", "module.bias"]
-    assert canonical_name(Holder(), "module.weight") == "module.weight"
 
 
 def test_data_parallel_is_refused() -> None:

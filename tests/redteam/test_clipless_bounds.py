@@ -7,7 +7,6 @@ is within the sensitivity by which the noise of this very batch is scaled. Every
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -18,22 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError, certify, privatize
-from noisette.lipschitz import LipschitzFunction, NormBound, propagation, register_bounds
+from noisette import AdaptiveClip, LipschitzBound, PrivacyError, certify
+from noisette.lipschitz import LipschitzFunction, register_bounds
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.nn.lipschitz import (
-    HKR,
-    KR,
-    MAE,
     MSE,
     BoundedInput,
     GlobalL2NormPool2d,
     GroupSort2,
-    HuberLoss,
     KCosine,
     LipschitzConcat,
     MulticlassHinge,
-    MultiMargin,
     Patches,
     Scale,
     SpectralConv2d,
@@ -130,14 +124,6 @@ class AsToken(nn.Module):
         return F.pad(x, (0, 0, 0, self.length - x.shape[1]))
 
 
-class CutZeros(nn.Module):
-    """Returns the part of an image that is not zero in any record."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        side = 1 + int(x.abs().sum((0, 1, 2)).nonzero().max())
-        return x[..., :side, :side]
-
-
 def sigmoid(length: int) -> LipschitzBound:
     layers = (AsToken(length), BoundedInput(0.1), nn.Sigmoid(), SpectralLinear(4, 2))
     return bound_of(nn.Sequential(*layers).double(), (length, 4))
@@ -167,33 +153,16 @@ def test_no_way_into_the_model_avoids_the_check_of_shapes(give, side: int) -> No
 
 
 def test_a_front_part_that_changes_its_shape_later_is_refused() -> None:
-    longer = sigmoid(3)
-
-    def attack(x: Tensor, y: Tensor) -> None:
-        longer.model[0].length = 90  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-        add(longer, x, y)
-
+    longer: Any = sigmoid(3)
+    longer.model[0].length = 90
     with pytest.raises(PrivacyError, match=r"AsToken returned examples of shape \(90, 4\).*\(3, 4\)"):
-        attack(torch.ones(2, 3, 4, dtype=torch.float64), torch.tensor([0, 1]))
-
-
-def test_a_front_part_whose_shape_depends_on_values_is_refused() -> None:
-    layers = (CutZeros(), BoundedInput(2.0), Patches(7, padding=3), SpectralConv2d(49, 4, 1), GlobalL2NormPool2d())
-    with pytest.raises((PrivacyError, RuntimeError)):
-        bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, 13, 13))
-
-
-def rows_as_examples() -> LipschitzBound:
-    layers = (nn.Flatten(0, 1), BoundedInput(2.0), SpectralLinear(4, 4), nn.Unflatten(0, (-1, 9)))
-    return bound_of(nn.Sequential(*layers).double(), (9, 4))
+        add(longer, torch.ones(2, 3, 4, dtype=torch.float64), torch.tensor([0, 1]))
 
 
 def test_rows_of_an_example_cannot_pass_as_examples() -> None:
+    layers = (nn.Flatten(0, 1), BoundedInput(2.0), SpectralLinear(4, 4), nn.Unflatten(0, (-1, 9)))
     with pytest.raises(PrivacyError, match="first axis must hold the examples"):
-        rows_as_examples()
-
-
-def test_several_rows_of_an_example_are_refused() -> None:
+        bound_of(nn.Sequential(*layers).double(), (9, 4))
     bound = bound_of(dense(6, 6, 4))
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
     with pytest.raises(PrivacyError, match="4 rows for one example"):
@@ -228,53 +197,30 @@ def lively() -> LipschitzBound:
     return bound_of(nn.Sequential(*layers).double())
 
 
-def larger_input(bound: LipschitzBound) -> None:
-    bound.model[0].x0 = 0.25  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+def certified_norm(bound: Any) -> None:
+    bound.model[1].norm = bound.model[5].norm = 1e-3
 
 
-def evaluation(bound: LipschitzBound) -> None:
-    bound.model.eval()
-
-
-def factor(bound: LipschitzBound) -> None:
-    bound.model[3].factor = 0.01  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-
-
-def slope(bound: LipschitzBound) -> None:
-    bound.model[4].negative_slope = 0.1  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-
-
-def a_weaker_loss(bound: LipschitzBound) -> None:
-    bound.loss = KCosine(k=30.0)
-
-
-def tau(bound: LipschitzBound) -> None:
-    bound.loss = TauCrossEntropy(1e-4, classes=4)
-
-
-def certified_norm(bound: LipschitzBound) -> None:
-    bound.model[1].norm = 1e-3  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-    bound.model[5].norm = 1e-3  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-
-
-def a_layer_with_the_same_weight(bound: LipschitzBound) -> None:
+def a_layer_with_the_same_weight(bound: Any) -> None:
     other = SpectralLinear(6, 4, FrobeniusBall(1e-3)).double()
-    other.weight = bound.model[5].weight  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
-    bound.model[5] = other  # pyright: ignore[reportIndexIssue]
+    other.weight = bound.model[5].weight
+    bound.model[5] = other
 
 
-CHANGES = {
-    change.__name__: change
-    for change in (
-        *(larger_input, evaluation, factor, slope, a_weaker_loss, tau, certified_norm),
-        a_layer_with_the_same_weight,
-    )
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "larger input": lambda bound: setattr(bound.model[0], "x0", 0.25),
+    "evaluation": lambda bound: bound.model.eval(),
+    "factor": lambda bound: setattr(bound.model[3], "factor", 0.01),
+    "slope": lambda bound: setattr(bound.model[4], "negative_slope", 0.1),
+    "a weaker loss": lambda bound: setattr(bound, "loss", KCosine(k=30.0)),
+    "certified norm": certified_norm,
+    "a layer with the same weight": a_layer_with_the_same_weight,
 }
 every_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 
 @contextmanager
-def for_a_while(bound: LipschitzBound, change: Callable[[LipschitzBound], None]) -> Iterator[None]:
+def for_a_while(bound: LipschitzBound, change: Callable[[Any], Any]) -> Iterator[None]:
     """A change, and the settings from before it again."""
     model = bound.model
     assert isinstance(model, nn.Sequential)
@@ -304,22 +250,19 @@ def test_a_change_before_the_step_does_not_lower_the_bound_of_the_batch(change) 
 
 
 @every_change
-def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(change) -> None:
+@pytest.mark.parametrize("tightened", [False, True], ids=["loosened later", "tightened later"])
+def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(change, tightened: bool) -> None:
     bound = lively()
 
-    def loosened_later(x: Tensor, y: Tensor) -> None:
+    def batch(x: Tensor, y: Tensor) -> None:
+        if tightened:
+            add(bound, x[1:], y[1:])
         with for_a_while(bound, change):
             add(bound, x[:1], y[:1])
-        add(bound, x[1:], y[1:])
+        if not tightened:
+            add(bound, x[1:], y[1:])
 
-    def tightened_later(x: Tensor, y: Tensor) -> None:
-        add(bound, x[1:], y[1:])
-        with for_a_while(bound, change):
-            add(bound, x[:1], y[:1])
-
-    assert holds(bound, loosened_later)
-    bound = lively()
-    assert holds(bound, tightened_later)
+    assert holds(bound, batch)
 
 
 @pytest.mark.parametrize("change", [certified_norm, a_layer_with_the_same_weight])
@@ -332,7 +275,7 @@ def test_norms_that_were_not_certified_for_the_weights_are_certified_again(chang
 def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcome() -> None:
     bound = lively()
     x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
-    with for_a_while(bound, evaluation):
+    with for_a_while(bound, CHANGES["evaluation"]):
         add(bound, x, y)
         small = popped(bound)
         add(bound, x, y)
@@ -341,17 +284,6 @@ def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcom
     popped(bound)
     add(bound, x, y)
     assert popped(bound)["1.weight"][1] == pytest.approx(10 * small["1.weight"][1])
-
-
-def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch() -> None:
-    bound = bound_of(dense(6, 6, 4), logit_clipping=FlatClipping(1.0))
-
-    def batch(x: Tensor, y: Tensor) -> None:
-        bound.slack, bound.input = 0.0, NormBound(math.inf, (6,))
-        add(bound, x, y)
-        bound.slack, bound.input = -0.9, NormBound(0.01, (6,))
-
-    assert holds(bound, batch)
 
 
 def test_evaluation_between_microbatches_is_harmless() -> None:
@@ -363,68 +295,32 @@ def test_evaluation_between_microbatches_is_harmless() -> None:
         bound.model.train()
         add(bound, x[part], y[part])
         bound.model.eval()
-        with torch.no_grad():
-            bound.model(x)
         bound.model(x)  # with gradients, and without a backward pass
     assert {name: limit for name, (_, limit) in popped(bound).items()} == limits, "as with a batch of no example"
-    assert {name: limit for name, (_, limit) in popped(bound).items()} == limits
 
 
 # Hooks
-
-
-KINDS = ["forward hook", "forward pre-hook", "forward hook of the root", "pre-hook of the root"]
-KINDS += ["full backward hook", "full backward pre-hook"]
-GLOBAL = ["global forward hook", "global forward pre-hook", "global backward hook"]
-every_kind = pytest.mark.parametrize("kind", KINDS + GLOBAL)
-
-
-def attached(kind: str, model: nn.Sequential, do: Callable[[Tensor], Any]) -> Any:
-    """A hook of this kind that does something to what passes it, and returns what that returns."""
-    match kind:
-        case "forward hook":
-            return model[1].register_forward_hook(lambda module, args, output: do(output))
-        case "forward pre-hook":
-            return model[3].register_forward_pre_hook(lambda module, args: do(args[0]))
-        case "forward hook of the root":
-            return model.register_forward_hook(lambda module, args, output: do(output), prepend=True)
-        case "pre-hook of the root":
-            return model.register_forward_pre_hook(lambda module, args: do(args[0]))
-        case "full backward hook":
-            return model[3].register_full_backward_hook(lambda module, to_input, to_output: in_tuple(do(to_input[0])))
-        case "full backward pre-hook":
-            return model[3].register_full_backward_pre_hook(lambda module, to_output: in_tuple(do(to_output[0])))
-        case "global forward hook":
-            return torch_module.register_module_forward_hook(
-                lambda module, args, output: do(output) if module is model[1] else None  # pyright: ignore[reportArgumentType]
-            )
-        case "global forward pre-hook":
-            return torch_module.register_module_forward_pre_hook(
-                lambda module, args: do(args[0]) if module is model[1] else None  # pyright: ignore[reportArgumentType]
-            )
-        case "global backward hook":
-            return torch_module.register_module_full_backward_hook(
-                lambda module, to_input, to_output: in_tuple(do(to_input[0])) if module is model[3] else None
-            )
-        case _:
-            raise LookupError(kind)
 
 
 def in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, Tensor) else None
 
 
-def written(x: Tensor) -> None:
-    x.mul_(10)
+HOOKS: dict[str, Callable[[Any, Callable[[Tensor], Any]], Any]] = {
+    "forward hook": lambda model, do: model[1].register_forward_hook(lambda module, args, output: do(output)),
+    "pre-hook of the root": lambda model, do: model.register_forward_pre_hook(lambda module, args: do(args[0])),
+    "full backward hook": lambda model, do: model[3].register_full_backward_hook(
+        lambda module, to_input, to_output: in_tuple(do(to_input[0]))
+    ),
+    "global forward hook": lambda model, do: torch_module.register_module_forward_hook(
+        lambda module, args, output: do(output) if module is model[1] else None
+    ),
+}
+NAMED = {"forward hook": "1", "pre-hook of the root": "the model itself", "full backward hook": "3"}
 
 
-CHANGED = {"tenfold": lambda x: 10 * x, "in place": written, "only read": lambda x: print(x.detach().norm())}
-
-
-@every_kind
-@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-@pytest.mark.filterwarnings("ignore:hooks of:UserWarning")
-def test_hooks_of_the_user_take_no_part_and_are_there_again(kind: str, change) -> None:
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_the_user_take_no_part_and_are_there_again(kind: str) -> None:
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
     bound = bound_of(nn.Sequential(*layers).double())
     x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
@@ -432,54 +328,40 @@ def test_hooks_of_the_user_take_no_part_and_are_there_again(kind: str, change) -
     add(bound, x, y)
     expected, after = popped(bound), torch.rand(3)
     calls: list[int] = []
-    with attached(kind, bound.model, lambda x: calls.append(1) or change(x)):  # pyright: ignore[reportArgumentType]
+    refusal = (
+        nullcontext() if "global" in kind else pytest.warns(UserWarning, match=f"hooks of {NAMED[kind]} do not run")
+    )
+    with HOOKS[kind](bound.model, lambda x: calls.append(1) or 10 * x):
         torch.manual_seed(5)
-        add(bound, x, y)
+        with refusal:
+            add(bound, x, y)
         assert torch.equal(torch.rand(3), after)
         assert not calls
-        if change is not written:
-            bound.model(x.requires_grad_()).sum().backward()
-            assert calls, "a call of one's own runs them"
+        bound.model(x.clone().requires_grad_()).sum().backward()
+        assert calls, "a call of one's own runs them"
     for name, (total, limit) in popped(bound).items():
         assert torch.equal(total, expected[name][0])
         assert limit == expected[name][1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_that_does_not_run_is_named_once(kind: str) -> None:
-    bound = bound_of(dense(6, 6, 6, 4))
-    x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
-    with attached(kind, bound.model, print):  # pyright: ignore[reportArgumentType]
-        name = "the model itself" if "root" in kind else "1" if kind == "forward hook" else "3"
-        with pytest.warns(UserWarning, match=f"hooks of {name} do not run in accumulate"):
-            add(bound, x, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        add(bound, x, y)
-
-
-def test_a_hook_on_a_parameter_changes_no_sum() -> None:
-    bound = bound_of(dense(6, 6, 4))
+def test_a_hook_on_a_parameter_changes_no_sum_and_a_replaced_forward_is_refused() -> None:
+    bound: Any = bound_of(dense(6, 6, 4))
     x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
     add(bound, x, y)
     expected = popped(bound)
-    with bound.parameters["1.weight"].register_hook(lambda g: 100 * g):  # pyright: ignore
+    with bound.parameters["1.weight"].register_hook(lambda g: 100 * g):
         add(bound, x, y)
     assert torch.equal(popped(bound)["1.weight"][0], expected["1.weight"][0])
-
-
-def test_a_forward_that_was_replaced_is_refused() -> None:
-    bound = bound_of(dense(6, 6, 4))
-    plain = bound.model[1].forward  # pyright: ignore
-    bound.model[1].forward = lambda x: 10 * plain(x)  # pyright: ignore
+    plain = bound.model[1].forward
+    bound.model[1].forward = lambda x: 10 * plain(x)
     with pytest.raises(PrivacyError, match="forward of a SpectralLinear was replaced"):
-        add(bound, torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+        add(bound, x, y)
 
 
 # Constants of activations
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("threshold", [0.0, 5.0])
 def test_an_activation_with_a_jump_has_no_bound_and_no_certificate(threshold: float) -> None:
     model = nn.Sequential(
         BoundedInput(3.0), SpectralLinear(2, 2), nn.Softplus(threshold=threshold), SpectralLinear(2, 2)
@@ -503,13 +385,6 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
         certify(model, torch.randn(3, 2))
 
 
-@pytest.mark.parametrize("activation", [nn.ELU(4.0), nn.LeakyReLU(-5.0), nn.SELU(), nn.CELU(0.1)], ids=str)
-def test_no_slope_of_an_activation_exceeds_the_bound(activation: nn.Module) -> None:
-    layers = (BoundedInput(2.0), SpectralLinear(6, 6), activation, SpectralLinear(6, 4))
-    bound = bound_of(nn.Sequential(*layers).double())
-    assert holds(bound, lambda x, y: add(bound, x, y))
-
-
 def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -> None:
     branches = LipschitzConcat([nn.Sequential(nn.Identity(), nn.LeakyReLU(9.0, inplace=True)), SpectralLinear(6, 4)])
     bound = bound_of(nn.Sequential(BoundedInput(1.0), branches, SpectralLinear(10, 4)).double())
@@ -517,37 +392,19 @@ def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -
     assert largest_ratio(bound, with_negative, (6,)) <= 1 + 1e-9
 
 
-def test_dropout_has_the_bound_of_training_and_no_part_in_a_certificate() -> None:
-    assert propagation.backward(nn.Dropout(0.75).eval(), NormBound(1.0, (3,)), 1.0)[0] == 4.0
-    assert propagation.backward(nn.Dropout(1.0), NormBound(1.0, (3,)), 1.0)[0] == 1.0
-    plain = nn.Sequential(BoundedInput(3.0), SpectralLinear(4, 4))
-    dropped = nn.Sequential(BoundedInput(3.0), nn.Dropout(0.5), plain[1])
-    x = torch.randn(5, 4)
-    assert torch.equal(certify(plain, x), certify(dropped, x))
-    assert dropped[1].p == 0.5
-
-
 # Targets
 
-LOSSES: list[tuple[nn.Module, int, list[float]]] = [
-    (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
-    (KCosine(0.5), 4, [-1, 4, math.nan]),
-    (MulticlassHinge(4), 4, [-1, 4, math.nan]),
-    (MultiMargin(), 4, [-1, 4, math.nan]),
-    (KR(4), 4, [-1, 4, math.nan]),
-    (HKR(4, 2.0), 4, [-1, 4, math.nan]),
-    (MSE(4), 4, [-1, 4, math.nan]),
-    (MAE(4), 4, [-1, 4, math.nan]),
-    (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
-    (KR(1), 1, [-1, 2, math.inf, math.nan]),
-    (HKR(1, 2.0), 1, [-1, 2, math.nan]),
-    (MAE(1), 1, [math.nan, math.inf]),
-    (HuberLoss(1), 1, [math.nan, -math.inf]),
-    (MSE(1, target_bound=2.0), 1, [2.1, -1e30, math.nan, math.inf]),
-]
 
-
-@pytest.mark.parametrize(("loss", "outputs", "wrong"), LOSSES, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("loss", "outputs", "wrong"),
+    [
+        (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
+        (MulticlassHinge(4), 4, [-1, 4, math.nan]),
+        (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
+        (MSE(1, target_bound=2.0), 1, [2.1, -1e30, math.nan, math.inf]),
+    ],
+    ids=str,
+)
 def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong) -> None:
     model = dense(6, 6, outputs)
     bound = LipschitzBound(model, loss=loss, input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
@@ -563,20 +420,3 @@ def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, o
         y[0] = target
         for one, other in zip(sums(x, y), without, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-12)
-
-
-def test_a_run_with_targets_that_are_none_goes_on() -> None:
-    model = dense(6, 6, 1)
-    bound = LipschitzBound(model, loss=MAE(1), input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
-    targets = torch.tensor([math.nan, 1.0, math.inf, 2.0] * 10, dtype=torch.float64)
-    records = torch.utils.data.TensorDataset(torch.randn(40, 6, dtype=torch.float64), targets)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings: dict[str, Any] = {"sampling_rate": 0.5, "expected_batch_size": 20, "steps": 3, "noise_multiplier": 1.0}
-    with privatize(bound, optimizer, records, **settings) as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(8):
-                run.accumulate(lambda model, x, y: MAE(1)(model(x), y), x, y)
-            optimizer.step()
-            optimizer.zero_grad()
-    assert run.steps_taken == 3
-    assert all(p.isfinite().all() for p in model.parameters())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,34 +20,40 @@ from torch.utils.data import Dataset, Subset
 
 from noisette import PaddedBuckets, PerExampleClip, Users, privatize
 from noisette.run.loading import records_of
+from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
 
 C, MOST = 0.3, 1 + 2.0**-13  # what a sum may move, in bounds
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 Y = torch.arange(20) % 3
 RECORDS = [{"x": x, "y": int(y)} for x, y in zip(X, Y, strict=True)]
 FORGED = {"x": 1e3 * torch.ones(6, dtype=torch.float64), "y": 2}
+Make = Callable[[], nn.Module]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
+def net() -> nn.Module:
+    torch.manual_seed(8)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+class Pooled(nn.Module):
+    """Pools the embeddings of all positions, padding included, without a mask on purpose."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(8)
-        self.hidden, self.out = nn.Linear(6, 5).double(), nn.Linear(5, 3).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.hidden(x)))
-
-
-class Words(nn.Module):
-    """Averages over all positions, padding included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(8)
-        self.words, self.out = nn.Embedding(30, 5).double(), nn.Linear(5, 3).double()
+        self.words, self.out, self.pool = nn.Embedding(30, 5), nn.Linear(5, 3), pool
+        self.double()
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.words(ids).mean(1))
+        return self.out(self.pool(torch.tanh(self.words(ids))))
+
+
+POOLS: dict[str, Make] = {
+    "mean": partial(Pooled, lambda h: h.mean(1)),
+    "last position": partial(Pooled, lambda h: h[:, -1]),
+    "root of the width": partial(Pooled, lambda h: h.sum(1) / h.shape[1] ** 0.5),
+}
+words = POOLS["mean"]
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -57,34 +64,55 @@ def of_fields(model: nn.Module, fields: Any) -> Tensor:
     return loss(model, fields["x"], fields["y"])
 
 
+def of_graph(model: nn.Module, nodes: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(nodes).mean(1), y)
+
+
+def _out_of_memory(*batch: Any, **keywords: Any) -> None:
+    raise torch.OutOfMemoryError("out of memory")
+
+
 def released_sum(
-    dataset: Any, collate: Any = None, model: type[nn.Module] = Net, size: int | str = 7, **loading: Any
+    dataset: Any,
+    collate: Any = None,
+    make: Make = net,
+    size: int | str = 7,
+    *,
+    loss: Callable[..., Tensor] = loss,
+    holds: int = 10**6,
+    as_batch: Callable[[Any], Any] = lambda part: part,
+    **loading: Any,
 ) -> Tensor:
-    """The clipped sum of one batch of all records."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    clip = PerExampleClip(net, C, capture="eager")
+    """The clipped sum of one batch of all records, by a memory that holds so many examples."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    clip = PerExampleClip(model, C, capture="eager")
     declared: dict[str, Any] = {"expected_batch_size": 1, "sampling_rate": 1.0, "steps": 1, "noise_multiplier": 1e-9}
     with privatize(clip, optimizer, dataset, **declared, collate_fn=collate) as run:
+        run._measured = MeasuredSize(UnmeasuredMemory())
         for batch in run.batches(**loading):
             for part in batch.microbatches(size):
-                if isinstance(part, tuple | list):
-                    run.accumulate(loss, *part)
-                else:
-                    run.accumulate(of_fields, part)
+                with pytest.MonkeyPatch.context() as patch:
+                    if isinstance(part, tuple | list):
+                        if len(part[-1]) > holds:
+                            patch.setattr(clip, "add", _out_of_memory)
+                        run.accumulate(loss, *as_batch(part))
+                    else:
+                        run.accumulate(of_fields, part)
             optimizer.step()
-    return torch.cat([p.grad.flatten() for p in net.parameters()])
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def one_at_a_time(model: type[nn.Module], rows: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """The sum of the clipped gradients of inputs and labels, each differentiated alone."""
-    net = model()
-    total = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
+def assert_alone(
+    found: Tensor, make: Make, rows: Sequence[tuple[Tensor, int]], *, loss: Callable[..., Tensor] = loss
+) -> None:
+    """Check that this is the sum of the clipped gradients of inputs and labels, each differentiated alone."""
+    model, total = make(), torch.zeros(())
     for x, y in rows:
-        grads = torch.autograd.grad(loss(net, x[None], torch.tensor([y])), list(net.parameters()))
+        grads = torch.autograd.grad(loss(model, x[None], torch.tensor([y])), list(model.parameters()))
         one = torch.cat([g.flatten() for g in grads])
-        total += one * min(1.0, C / float(one.norm()))
-    return total
+        total = total + one * min(1.0, C / float(one.norm()))
+    torch.testing.assert_close(found, total, rtol=1e-6, atol=1e-7)
 
 
 def stacked(records: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -139,17 +167,24 @@ def transformed(records: Sequence[Any]) -> Table:
 
 
 def within(records: Sequence[Any]) -> Subset:
-    return Subset(Table(records, normalised), range(len(records)))
+    return Subset(transformed(records), range(len(records)))
 
 
-MIXING: dict[str, tuple[Any, Any, Callable[[Any], Tensor]]] = {
-    "padding": (list, padding, lambda r: r["x"]),
-    "sorting": (list, sorting, lambda r: r["x"]),
-    "normalising": (list, normalising, lambda r: r["x"] / (1e-3 + r["x"].abs())),
-    "mixing": (list, mixing, lambda r: r["x"]),
-    "transform": (transformed, None, lambda r: r["x"] / (1e-3 + r["x"].abs())),
-    "transform and subset": (within, None, lambda r: r["x"] / (1e-3 + r["x"].abs())),
-    "transform and mixing": (transformed, mixing, lambda r: r["x"] / (1e-3 + r["x"].abs())),
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def by_its_size(x: Tensor) -> Tensor:
+    return x / (1e-3 + x.abs())
+
+
+MIXING: dict[str, tuple[Any, Any, Callable[[Tensor], Tensor]]] = {
+    "padding": (list, padding, as_it_is),
+    "sorting": (list, sorting, as_it_is),
+    "normalising": (list, normalising, by_its_size),
+    "mixing": (list, mixing, as_it_is),
+    "transform": (transformed, None, by_its_size),
+    "transform and subset": (within, None, by_its_size),
 }
 
 
@@ -158,27 +193,25 @@ def test_neighbours(kind: str) -> None:
     """The sum is that of each record collated alone, and a forged record moves it by no more than the bound."""
     dataset, collate, alone = MIXING[kind]
     without, joined = (released_sum(dataset(r), collate) for r in (RECORDS, [*RECORDS[:4], FORGED, *RECORDS[4:]]))
-    torch.testing.assert_close(without, one_at_a_time(Net, [(alone(r), r["y"]) for r in RECORDS]), rtol=1e-6, atol=1e-7)
+    assert_alone(without, net, [(alone(r["x"]), r["y"]) for r in RECORDS])
+    assert_alone(joined - without, net, [(alone(FORGED["x"]), FORGED["y"])])
     assert (joined - without).norm() <= C * MOST
-    torch.testing.assert_close(
-        joined - without, one_at_a_time(Net, [(alone(FORGED), FORGED["y"])]), rtol=1e-6, atol=1e-7
-    )
 
 
-@pytest.mark.parametrize("kind", ["normalising", "transform"])
-def test_loading_processes_collate_alone(kind: str) -> None:
-    dataset, collate, alone = MIXING[kind]
-    found = released_sum(dataset(RECORDS), collate, workers=1)
-    torch.testing.assert_close(found, one_at_a_time(Net, [(alone(r), r["y"]) for r in RECORDS]), rtol=1e-6, atol=1e-7)
+def test_loading_processes_collate_alone() -> None:
+    found = released_sum(transformed(RECORDS), mixing, workers=1)
+    assert_alone(found, net, [(by_its_size(r["x"]), r["y"]) for r in RECORDS])
 
 
 def test_users_by_a_function_do_not_see_two_records() -> None:
     numbers = Users(lambda record: round(float(record["x"].sum()), 6), most_records=1).numbers(transformed(RECORDS), 20)
-    expected = [round(float((r["x"] / (1e-3 + r["x"].abs())).sum()), 6) for r in RECORDS]
+    expected = [round(float(by_its_size(r["x"]).sum()), 6) for r in RECORDS]
     assert [expected.index(value) for value in expected] == [numbers.tolist().index(n) for n in numbers]
 
 
-# Sequences of several lengths, and the remedies that the message names
+# Sequences of several lengths: one forged long record must not change how any other record is padded
+
+EDGES = (4, 8, 32)
 
 
 def texts(lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -186,29 +219,50 @@ def texts(lengths: Sequence[int]) -> list[dict[str, Any]]:
     return [{"x": torch.randint(1, 30, (n,), generator=draw), "y": k % 3} for k, n in enumerate(lengths)]
 
 
-TEXTS, LONG = texts((3, 2, 4, 3, 7)), {"x": torch.full((29,), 7), "y": 1}
+TEXTS, LONG = texts((3, 2, 4, 3, 7, 12)), {"x": torch.full((29,), 7), "y": 1}
+FORGED_TEXTS = {
+    "long": LONG,
+    "beyond the last bucket": {"x": torch.arange(5000) % 30, "y": 2},
+    "empty": {"x": torch.zeros(0, dtype=torch.int64), "y": 0},
+    "at an edge": {"x": torch.full((8,), 3), "y": 0},
+}
+
+
+def padded(record: dict[str, Any]) -> tuple[Tensor, int]:
+    x = record["x"][: EDGES[-1]]
+    width = next(edge for edge in EDGES if edge >= len(x))
+    return nn.functional.pad(x, (0, width - len(x))), record["y"]
+
+
+def in_buckets(records: Sequence[Any]) -> PaddedBuckets:
+    return PaddedBuckets([(r["x"], r["y"]) for r in records], EDGES)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("forged", FORGED_TEXTS.values(), ids=FORGED_TEXTS)
+def test_a_forged_record_moves_the_sum_by_no_more_than_the_bound(forged: dict[str, Any], pool: str) -> None:
+    before, after = in_buckets(TEXTS), in_buckets([forged, *TEXTS])
+    assert all(torch.equal(before[k][0], after[k + 1][0]) for k in range(len(TEXTS)))
+    without, joined = (released_sum(records, None, POOLS[pool], 100) for records in (before, after))
+    assert (joined - without).norm() <= C * MOST
+    assert_alone(joined - without, POOLS[pool], [padded(forged)])
+
+
+@pytest.mark.parametrize(("size", "holds"), [(1, 99), (3, 99), ("auto", 99), ("auto", 2), ("auto", 1)])
+def test_the_sum_is_that_of_records_padded_one_at_a_time(size: int | str, holds: int) -> None:
+    records = [*TEXTS, *FORGED_TEXTS.values()]
+    found = released_sum(in_buckets(records), None, words, size, holds=holds)
+    assert_alone(found, words, [padded(r) for r in records])
 
 
 def test_padding_to_the_longest_is_refused_and_buckets_are_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"another shape .*PaddedBuckets.*microbatches\(1\)"):
-        released_sum(TEXTS, padding, Words)
-    sums = []
+        released_sum(TEXTS, padding, words)
     for records in (TEXTS, [*TEXTS, LONG]):
-        found = released_sum(PaddedBuckets(records, (4, 8, 32), pad={"x": 0}), padding, Words)
-        rows = [(torch.zeros(4 if len(r["x"]) <= 4 else 8 if len(r["x"]) <= 8 else 32).long(), r["y"]) for r in records]
-        for (row, _), r in zip(rows, records, strict=True):
-            row[: len(r["x"])] = r["x"]
-        torch.testing.assert_close(found, one_at_a_time(Words, rows), rtol=1e-6, atol=1e-7)
-        sums.append(found)
-    assert (sums[1] - sums[0]).norm() <= C * MOST
-
-
-def test_one_at_a_time_records_have_any_shape() -> None:
-    sums = [released_sum(records, padding, Words, size=1) for records in (TEXTS, [*TEXTS, LONG])]
-    for found, records in zip(sums, (TEXTS, [*TEXTS, LONG]), strict=True):
-        expected = one_at_a_time(Words, [(r["x"], r["y"]) for r in records])
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    assert (sums[1] - sums[0]).norm() <= C * MOST
+        found = released_sum(PaddedBuckets(records, EDGES, pad={"x": 0}), padding, words)
+        assert_alone(found, words, [padded(r) for r in records])
+        one_by_one = released_sum(records, padding, words, size=1)
+        assert_alone(one_by_one, words, [(r["x"], r["y"]) for r in records])
 
 
 def test_a_transform_that_pads_is_refused_and_one_shape_is_the_remedy() -> None:
@@ -219,11 +273,9 @@ def test_a_transform_that_pads_is_refused_and_one_shape_is_the_remedy() -> None:
         return {"x": torch.stack([nn.functional.pad(x, (0, 32 - len(x))) for x in rows["x"]]), "y": rows["y"]}
 
     with pytest.raises(ValueError, match=r"the field 'x' has another shape .*bring each record to one shape"):
-        released_sum(Table(TEXTS, pads), None, Words)
-    without, joined = (released_sum(Table(r, pads_to_one_length), None, Words) for r in (TEXTS, [*TEXTS, LONG]))
-    rows = [(nn.functional.pad(r["x"], (0, 32 - len(r["x"]))), r["y"]) for r in TEXTS]
-    torch.testing.assert_close(without, one_at_a_time(Words, rows), rtol=1e-6, atol=1e-7)
-    assert (joined - without).norm() <= C * MOST
+        released_sum(Table(TEXTS, pads), None, words)
+    found = released_sum(Table(TEXTS, pads_to_one_length), None, words)
+    assert_alone(found, words, [(nn.functional.pad(r["x"], (0, 32 - len(r["x"]))), r["y"]) for r in TEXTS])
 
 
 def test_time_first_is_refused_and_the_record_on_the_first_axis_is_the_remedy() -> None:
@@ -231,43 +283,24 @@ def test_time_first_is_refused_and_the_record_on_the_first_axis_is_the_remedy() 
         return pad_sequence([r["x"] for r in records]), torch.tensor([r["y"] for r in records])
 
     equal = texts((5, 5, 5))
-    with pytest.raises(
-        ValueError, match=r"the field 0 of one record the shape \(5, 1\).*first axis.*microbatches\(1\)"
-    ):
-        released_sum(equal, time_first, Words)
-    with_rows = released_sum(equal, lambda records: (time_first(records)[0].mT, time_first(records)[1]), Words)
-    expected = one_at_a_time(Words, [(r["x"], r["y"]) for r in equal])
-    torch.testing.assert_close(with_rows, expected, rtol=1e-6, atol=1e-7)
+    refusal = r"the field 0 of one record the shape \(5, 1\).*first axis.*microbatches\(1\)"
+    with pytest.raises(ValueError, match=refusal):
+        released_sum(equal, time_first, words)
+    found = released_sum(equal, lambda records: (time_first(records)[0].mT, time_first(records)[1]), words)
+    assert_alone(found, words, [(r["x"], r["y"]) for r in equal])
 
 
 def test_graphs_come_one_at_a_time() -> None:
     """A graph has its nodes on the first axis; the loop gives it an axis of examples."""
     graphs = [(X[k : k + n], torch.tensor(k % 3)) for k, n in enumerate((2, 5, 3, 1))]
 
-    def batched(records: list[Any]) -> dict[str, Any]:
-        return {"nodes": torch.cat([nodes for nodes, _ in records]), "y": torch.stack([y for _, y in records])}
+    def batched(records: list[Any]) -> tuple[Tensor, Tensor]:
+        return torch.cat([nodes for nodes, _ in records]), torch.stack([y for _, y in records])
 
-    def of_graph(model: nn.Module, nodes: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(model(nodes).mean(1), y)
-
-    with pytest.raises(ValueError, match=r"the field 'nodes' of one record the shape \(2, 6\).*graphs"):
+    with pytest.raises(ValueError, match=r"the field 0 of one record the shape \(2, 6\).*graphs"):
         records_of(graphs, batched).gather(np.arange(3))
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    declared: dict[str, Any] = {"expected_batch_size": 1, "sampling_rate": 1.0, "steps": 1, "noise_multiplier": 1e-9}
-    with privatize(PerExampleClip(net, C, capture="eager"), optimizer, graphs, **declared, collate_fn=batched) as run:
-        for batch in run.batches():
-            for graph in batch.microbatches(1):
-                run.accumulate(of_graph, graph["nodes"][None], graph["y"])
-            optimizer.step()
-    found, total = torch.cat([p.grad.flatten() for p in net.parameters()]), torch.zeros(0)
-    other = Net()
-    for nodes, y in graphs:
-        grads = torch.autograd.grad(of_graph(other, nodes[None], y[None]), list(other.parameters()))
-        one = torch.cat([g.flatten() for g in grads])
-        one = one * min(1.0, C / float(one.norm()))
-        total = one if not len(total) else total + one
-    torch.testing.assert_close(found, total, rtol=1e-6, atol=1e-7)
+    found = released_sum(graphs, batched, size=1, loss=of_graph, as_batch=lambda graph: (graph[0][None], graph[1]))
+    assert_alone(found, net, [(nodes, int(y)) for nodes, y in graphs], loss=of_graph)
 
 
 def test_a_transform_that_makes_several_records_of_one_is_refused() -> None:

@@ -34,9 +34,9 @@ def test_the_key_comes_from_rank_0_however_a_group_is_ordered() -> None:
     assert keys != {bytes(32)}
 
 
-def test_ranks_have_one_noise_on_the_weights() -> None:
+def test_ranks_have_one_draw_for_the_statistics_of_a_public_batch() -> None:
     """Which records a rank computes depends on the others: with noises of its own, one more moves those behind it."""
-    first, second = (outcome.value for outcome in on_ranks(2, ranks_attacks.noises_of_batches))
+    first, second = (outcome.value for outcome in on_ranks(2, ranks_attacks.statistics_of_batches))
     assert first == second
     assert len(first) == STEPS
     assert len({str(noise) for noise in first}) == STEPS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.core.forms import Examples
-from noisette.rules.linear import add_other, unbroadcast, unbroadcast_channels
+from noisette.rules.linear import add_other, unbroadcast_channels
 from rule_oracle import by_autograd, check_form, double
 
 B = 4
@@ -27,8 +27,3 @@ def test_channels(places: tuple[int, ...]) -> None:
     aligned = [-1, *[1] * len(places)]
     form = unbroadcast_channels(Examples(B), dy, p)
     check_form(form, by_autograd(lambda v: x + v.view(aligned), p, dy, B))
-
-
-def test_an_output_whose_first_axis_does_not_hold_the_examples_is_refused() -> None:
-    with pytest.raises(ValueError, match="first axis"):
-        unbroadcast(Examples(B), double(3, B, 5), double(1, 5))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.core.forms import Dense, Examples, Outer
-from noisette.rules.linear import GroupedOuter, explicit_letters, factor_gradients
+from noisette.rules.linear import GroupedOuter, factor_gradients
 from rule_oracle import by_autograd, check_form, double
 
 B = 4
@@ -45,14 +45,6 @@ def test_factor(equation: str, shapes: list[tuple[int, ...]], place: int, form: 
     check(Examples(B), equation, shapes, place, form)
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes", "place"),
-    [("bti,io->bto", [(1, 6, 3), (3, 5)], 1), ("bij,i,j->b", [(1, 3, 4), (3,), (4,)], 1)],
-)
-def test_one_example(equation: str, shapes: list[tuple[int, ...]], place: int) -> None:
-    check(Examples(1), equation, shapes, place)
-
-
 def check(examples: Examples, equation: str, shapes, place: int, form: type | None = None) -> None:
     tensors = [double(*shape) for shape in shapes]
     dy = torch.randn_like(torch.einsum(equation, *tensors))
@@ -74,20 +66,3 @@ def test_diagonal_of_a_weight_is_refused() -> None:
 def test_a_weight_that_holds_the_examples_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"a weight holds the {B} examples"):
         factor_gradients(Examples(B), double(B, 3), "bi,bi->bi", [double(B, 3), double(*shape)], 1)
-
-
-@pytest.mark.parametrize(
-    ("equation", "axes"),
-    [
-        ("bi,io", [2, 2]),
-        ("b...i , ...io -> ...bo", [4, 3]),
-        ("...i,oi->...o", [2, 2]),
-        ("zb,ba", [2, 2]),
-        ("...,...", [3, 1]),
-    ],
-)
-def test_equations_with_explicit_letters_are_equivalent(equation: str, axes: list[int]) -> None:
-    tensors = [double(*[2] * n) for n in axes]
-    terms, out = explicit_letters(equation, axes)
-    assert [len(term) for term in terms] == axes
-    assert torch.equal(torch.einsum(f"{','.join(terms)}->{out}", *tensors), torch.einsum(equation, *tensors))

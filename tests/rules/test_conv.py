@@ -15,7 +15,6 @@ from noisette.core.forms import Examples, compact, find_rule
 from noisette.rules.conv import (
     EXPLICIT_PLANS,
     GRAM_PLANS,
-    Geometry,
     KernelGradients,
     conv_over_time,
     few_operations,
@@ -146,21 +145,6 @@ def test_full_lattice_in_one_dimension() -> None:
         check(torch.conv1d, double(B, 2, 8), double(3, 2, kernel), Examples(B), **numbers)
 
 
-def test_full_lattice_of_transposed_in_one_dimension() -> None:
-    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1]):
-        for extra in range(max(stride, dilation)):
-            numbers = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": extra}
-            check(torch.conv_transpose1d, double(B, 2, 4), double(2, 3, kernel), Examples(B), **numbers)
-
-
-@pytest.mark.parametrize("operation", FORWARD)
-def test_settings_may_be_integers_or_lists(operation) -> None:
-    axes = FORWARD.index(operation) + 1
-    x, w = double(B, 2, *(7, 6, 5)[:axes]), double(3, 2, *(3, 2, 3)[:axes])
-    for numbers in ({"stride": 2, "padding": 1}, {"stride": [2], "padding": [1]}, {"dilation": 2, "padding": (1,)}):
-        check(operation, x, w, Examples(B), **numbers)
-
-
 def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:
     x, w, bias = double(B, 4, 5, 4), double(4, 3, 3, 2), double(6)
     operation, arguments = torch.conv_transpose2d, ((2, 3), (1, 0), (1, 2), 2, (2, 1))
@@ -186,23 +170,6 @@ def test_measured_choice_is_exact() -> None:
 def test_convolution_over_time_is_rewritten(pad: int) -> None:
     x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
     torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
-
-
-def test_padding_by_name_makes_no_copy_if_both_ends_are_equal() -> None:
-    x = double(B, 2, 6, 5)
-    form = rule_of(torch.conv2d)(Examples(B), double(B, 3, 6, 5), x, double(3, 2, 3, 5), None, padding="same")
-    assert form.x is x
-    assert form.geometry == Geometry((3, 5), (1, 1), (1, 2), (1, 1), 1)
-
-
-@pytest.mark.parametrize("operation", FORWARD + TRANSPOSED)
-@pytest.mark.parametrize("operand", ["weight", "bias"])
-def test_refusals(operation, operand: str) -> None:
-    axes = (FORWARD + TRANSPOSED).index(operation) % 3 + 1
-    size, rule = (4, 5, 6)[:axes], rule_of(operation, operand)
-    w = double(*[2] * (axes + 2))
-    with pytest.raises(ValueError, match=r"does not hold the 2 examples|3 volumes in a batch of 2"):
-        rule(Examples(2), double(3, 2, *size), double(3, 2, *size), w, double(2))
 
 
 def test_volumes_folded_into_the_batch_are_refused() -> None:

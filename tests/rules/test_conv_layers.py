@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine_check import check, check_thoroughly
+from engine_check import check_thoroughly
 from model_cases import Case, Forward, floats, parameter
-from noisette.clipping.engines import BookKeeping, ReweightGP
 
 
 def chain(*layers: nn.Module) -> nn.Module:
@@ -68,13 +67,6 @@ def padded(axes: int) -> Callable[[], nn.Module]:
     return model
 
 
-def tied_autoencoder() -> nn.Module:
-    """The decoder's weight is the encoder's."""
-    return Forward(
-        lambda m, x: F.conv_transpose2d(torch.tanh(F.conv2d(x, m.w, stride=2)), m.w, stride=2), w=parameter(3, 2, 2, 3)
-    )
-
-
 def frame_by_frame() -> nn.Module:
     """An image network on the frames of videos, which are folded into the batch axis."""
 
@@ -85,18 +77,6 @@ def frame_by_frame() -> nn.Module:
     return Forward(forward, first=nn.Conv2d(2, 3, (3, 2), stride=(2, 1)), second=nn.ConvTranspose2d(3, 2, (1, 3)))
 
 
-def recurrent() -> nn.Module:
-    """One kernel at every step."""
-
-    def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
-        h = torch.zeros_like(x[:, 0])
-        for t in range(x.shape[1]):
-            h = torch.tanh(m.cell(torch.cat([x[:, t], h], 1)))
-        return h
-
-    return Forward(forward, cell=nn.Conv1d(4, 2, 3, padding="same"))
-
-
 MODELS = [
     Case("one axis", one_axis, floats(3, 10)),
     Case("two axes", two_axes, floats(3, 5, 4)),
@@ -104,9 +84,7 @@ MODELS = [
     Case("depthwise", depthwise, floats(3, 5, 4)),
     Case("odd ends", odd_ends, floats(2, 4, 5)),
     *(Case(f"padding of {axes} axes", padded(axes), floats(2, *(4, 5, 3)[:axes])) for axes in (1, 2, 3)),
-    Case("tied autoencoder", tied_autoencoder, floats(2, 4, 7)),
     Case("frame by frame", frame_by_frame, floats(4, 2, 5, 4)),
-    Case("recurrent", recurrent, floats(3, 2, 5)),
     Case(
         "convolution over time",
         lambda: Forward(
@@ -116,13 +94,6 @@ MODELS = [
         ),
         floats(5, 2),
     ),
-    Case(
-        "standardised kernel",
-        lambda: Forward(
-            lambda m, x: F.conv_transpose1d(x, m.w / m.w.norm(dim=(1, 2), keepdim=True)), w=parameter(3, 2, 2)
-        ),
-        floats(3, 5),
-    ),
 ]
 
 
@@ -130,10 +101,3 @@ MODELS = [
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name.replace(" ", "-"))
 def test_models(case: Case) -> None:
     check_thoroughly(case)
-
-
-@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d], ids=lambda m: m.__name__)
-def test_images_without_a_batch_axis(layer: type[nn.Module]) -> None:
-    model = lambda: Forward(lambda m, x: m.layer(x[0])[None], layer=layer(2, 2, 3))  # noqa: E731
-    for b in (3, 1):
-        check(Case("one image", model, floats(2, 5)), BookKeeping(), ReweightGP(), b=b, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from noisette.core.forms import Dense, Examples, compact, find_rule
+from noisette.core.forms import Examples, compact, find_rule
 from noisette.rules import conv as autotune
 from noisette.rules import conv as kernel_gradients
-from noisette.rules.conv import NotMeasuredError, few_operations, operations_are_few
-
-F = torch.nn.functional
+from noisette.rules.conv import NotMeasuredError, few_operations
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +30,11 @@ class Case:
 
 
 CASES = {
-    "one axis": Case(torch.conv1d, (3, 40), (5, 3, 4), {"stride": 2}),
     "late layer": Case(torch.conv2d, (48, 4, 4), (48, 48, 3, 3), {"padding": 1}),
-    "early layer": Case(torch.conv2d, (3, 32, 32), (8, 3, 3, 3), {"padding": 1}),
-    "larger than its factors": Case(torch.conv2d, (32, 10, 10), (32, 32, 3, 3), {"padding": 1}),
     "uneven": Case(torch.conv2d, (4, 9, 6), (6, 2, 3, 2), {"stride": (2, 1), "padding": (1, 0), "groups": 2}),
-    "depthwise": Case(torch.conv2d, (8, 12, 12), (8, 1, 3, 3), {"groups": 8, "padding": 1}),
     "many parts": Case(torch.conv2d, (32, 2, 2), (32, 32, 5, 5), {"padding": 2}),
     "three axes": Case(torch.conv3d, (2, 5, 6, 4), (3, 2, 2, 3, 2), {"padding": 1, "dilation": (1, 2, 1)}),
     "transposed": Case(torch.conv_transpose2d, (4, 6, 5), (4, 3, 3, 2), {"stride": 2, "output_padding": (1, 0)}),
-    "transposed in groups": Case(torch.conv_transpose1d, (4, 9), (4, 3, 3), {"groups": 2}),
-    "transposed, three axes": Case(torch.conv_transpose3d, (2, 3, 4, 3), (2, 3, 2, 2, 2), {}),
 }
 
 
@@ -86,7 +77,7 @@ def last_plans(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     monkeypatch.setattr(kernel_gradients, "fastest", choose)
 
 
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("place", [0, 2, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_every_plan_has_as_many_operations_for_twice_the_batch(name: str, place: int, monkeypatch) -> None:
     last_plans(monkeypatch, place)
@@ -128,51 +119,6 @@ def test_nothing_is_measured_within_a_trace() -> None:
         make_fx(run)(*tensors)
 
 
-def test_batches_too_small_to_measure_can_be_traced() -> None:
-    case = CASES["late layer"]
-    tensors = inputs(case, 5)
-    with few_operations():
-        make_fx(norms_and_sum(case))(*tensors)
-
-
-def test_the_context_ends_and_is_of_one_thread() -> None:
-    seen: list[bool] = []
-    with few_operations():
-        assert operations_are_few()
-        other = threading.Thread(target=lambda: seen.append(operations_are_few()))
-        other.start()
-        other.join()
-        with few_operations():
-            pass
-        assert operations_are_few()
-    assert not operations_are_few()
-    assert seen == [False]
-
-
-def test_the_context_ends_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), few_operations():
-        _ = 1 / 0
-    assert not operations_are_few()
-
-
-def test_few_parts_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that need 5.8 times the memory of their factors are dropped in three parts, of twice that memory."""
-    held: list[int] = []
-    whole = Dense.squared_norms
-
-    def counted(form: Dense) -> Tensor:
-        held.append(len(form.gradients))
-        return whole(form)
-
-    monkeypatch.setattr(Dense, "squared_norms", counted)
-    last_plans(monkeypatch, -1)
-    case = Case(torch.conv2d, (32, 5, 5), (32, 32, 3, 3), {"padding": 1})
-    x, weight, dy, _ = inputs(case, 32)
-    with few_operations():
-        gradients(case, x, weight, dy).squared_norms()
-    assert held == [11, 11, 10]
-
-
 def test_plans_of_unbounded_memory_are_left_out() -> None:
     """A patch embedding would take a Gram matrix of all pixels; large weights, explicit gradients of every example."""
     patches = Case(torch.conv2d, (3, 64, 64), (64, 3, 16, 16), {"stride": 16})
@@ -182,15 +128,3 @@ def test_plans_of_unbounded_memory_are_left_out() -> None:
         plans = [kernel_gradients.plans_of_few_parts(form) for form in forms]
     assert set(plans[0]) == {"gram of patches", "unfold, dropped", "backend, dropped", "grouped, dropped"}
     assert set(plans[1]) == {"gram of pixels"}
-
-
-def test_normalization_takes_the_batch_at_once() -> None:
-    scale, nodes = find_rule(F.group_norm, "weight"), []
-    assert scale is not None
-    for b in (16, 64):
-        x, dy, weight = torch.randn(b, 8, 64, 64), torch.randn(b, 8, 64, 64), torch.ones(8)
-        with few_operations():
-            traced = make_fx(lambda x, dy, w: scale(Examples(len(x)), dy, x, 2, w).explicit())(x, dy, weight)
-        nodes.append(len(traced.graph.nodes))
-        torch.testing.assert_close(traced(x, dy, weight), scale(Examples(b), dy, x, 2, weight).explicit())
-    assert nodes[0] == nodes[1]

@@ -80,12 +80,6 @@ def test_norms_are_the_same_by_every_plan_of_few_operations(tried, monkeypatch, 
         torch.testing.assert_close(found, truth, **TOLERANCE)
 
 
-def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_gradients, "_KEEP_EXPLICIT", 10**9)
-    compact(plain_form(7))
-    assert tried.keys() == NORMS | FORMS
-
-
 def small_kernel(b: int) -> tuple[Tensor, Tensor, KernelGradients]:
     """A form whose explicit gradients need less memory than its factors."""
     x, dy = double(b, 2, 12, 11), double(b, 3, 10, 9)
@@ -102,41 +96,6 @@ def test_gradients_replace_their_factors(b: int) -> None:
     del x, dy
     gc.collect()
     assert [ref() for ref in factors] == [None, None]
-
-
-def test_large_gradients_are_not_kept() -> None:
-    form = rule_of(torch.conv2d)(Examples(2), double(2, 30, 2, 2), double(2, 30, 4, 4), double(30, 30, 3, 3), None)
-    assert compact(form) is form
-
-
-def test_small_gradients_may_be_kept_if_larger_than_their_factors(tried, monkeypatch) -> None:
-    x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
-    form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
-    monkeypatch.setattr(kernel_gradients, "_KEEP_EXPLICIT", 0)
-    assert isinstance(compact(form), Dense)
-    assert tried.keys() >= FORMS, "the factors may still be quicker"
-    monkeypatch.setattr(kernel_gradients, "_SMALL", 2 * 8100 - 1)
-    assert compact(form) is form
-
-
-def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
-    def form(size: int) -> KernelGradients:  # a gradient of 9 elements, factors of 2 * size
-        x = double(2, 1, size)
-        return rule_of(torch.conv1d)(Examples(2), x, x, double(1, 1, 9), None, padding=4)
-
-    assert isinstance(compact(form(5)), Dense)
-    assert isinstance(compact(form(4)), KernelGradients)
-
-
-def test_gram_matrices_are_for_few_positions() -> None:
-    def has_few_positions(size: int, channels: int, groups: int) -> bool:
-        w = double(channels, channels // groups, 3, 3)
-        x, numbers = double(1, channels, size, size), {"padding": 1, "groups": groups}
-        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_positions
-
-    assert has_few_positions(4, 16, 1)
-    assert not has_few_positions(12, 4, 1)
-    assert not has_few_positions(3, 16, 16)
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -21,21 +21,9 @@ def test_linear(between: tuple[int, ...]) -> None:
     check_form(linear_bias(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
 
 
-def test_positions_folded_into_the_example_axis() -> None:
-    x, w, bias, dy = double(B * 3, 5), double(6, 5), double(6), double(B * 3, 6)
-    check_form(linear_weight(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, v), w, dy, B))
-    check_form(linear_bias(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
-
-
 @pytest.mark.parametrize("between", AXES)
 def test_matrix_product(between: tuple[int, ...]) -> None:
     x, w, dy = double(B, *between, 5), double(5, 6), double(B, *between, 6)
-    check_form(matmul_other(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
-
-
-@pytest.mark.parametrize("between", AXES)
-def test_matrix_product_with_a_vector(between: tuple[int, ...]) -> None:
-    x, w, dy = double(B, *between, 5), double(5), double(B, *between)
     check_form(matmul_other(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
@@ -53,23 +51,6 @@ def shared_across() -> nn.Module:
     return model
 
 
-class Symmetric(nn.Module):
-    def forward(self, w: Tensor) -> Tensor:
-        return w.triu() + w.triu(1).transpose(-1, -2)
-
-
-class Positive(nn.Module):
-    def forward(self, w: Tensor) -> Tensor:
-        return F.softplus(w)
-
-
-def parametrized(*steps: nn.Module) -> nn.Module:
-    layer = nn.Linear(5, 5)
-    for step in steps:
-        parametrize.register_parametrization(layer, "weight", step)
-    return nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 4))
-
-
 class Lists(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +86,6 @@ def mixed_inputs(b: int) -> tuple[Tensor, ...]:
     )
 
 
-Heads = namedtuple("Heads", ["near", "far"])
-
-
 class Nested(nn.Module):
     """Outputs in a nested structure."""
 
@@ -120,36 +98,10 @@ class Nested(nn.Module):
         return self._wrap(self.near(h), self.far(h))
 
 
-def of_leaves(model: nn.Module, x: Tensor) -> Tensor:
-    leaves = torch.utils._pytree.tree_leaves(model(x))
-    return torch.stack([leaf.square().sum(1) for leaf in leaves if isinstance(leaf, Tensor)]).sum(0)
-
-
-STRUCTURES = {
-    "dictionary": lambda a, b: {"near": a, "far": b},
-    "ordered dictionary": lambda a, b: OrderedDict(near=a, far=b),
-    "named tuple": Heads,
-    "nested": lambda a, b: (a, [{"deep": (b,)}], None, "word"),
-}
-
-
 def weighted_heads(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A loss from several outputs, weighted by the example's own label."""
     near, far = model(x)
     return F.cross_entropy(near, y % 3, reduction="none") + y * F.mse_loss(far, x[:, :2], reduction="none").mean(1)
-
-
-def middle_and_end(model: nn.Module, x: Tensor) -> Tensor:
-    early, late = model(x)
-    return early.square().sum(1) + late.abs().sum(1)
-
-
-def deep_supervision() -> nn.Module:
-    def forward(m: Forward, x: Tensor) -> tuple[Tensor, Tensor]:
-        early = m.first(x)
-        return early, m.second(torch.tanh(early))
-
-    return Forward(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
 
 
 def masked(m: Forward, x: Tensor, mask: Tensor) -> Tensor:
@@ -168,18 +120,6 @@ CASES = [
     Case("convolutions frozen", frozen(nn.Conv2d), labelled(3, 9, 6), cross_entropy),
     Case("head frozen", frozen(nn.Linear), labelled(3, 9, 6), cross_entropy),
     Case("shared by three modules", shared_across, ids(4, 6)),
-    Case("symmetric weight", lambda: parametrized(Symmetric()), floats(5)),
-    Case("chain of parametrizations", lambda: parametrized(Symmetric(), Positive()), floats(5)),
-    Case(
-        "orthogonal weight",
-        lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, 3)),
-        floats(5),
-    ),
-    Case(
-        "weight norm of a convolution",
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), nn.Flatten()),
-        floats(2, 5, 5),
-    ),
     Case("lists and dictionaries of parameters", Lists, floats(5)),
     Case(
         "channels last",
@@ -191,9 +131,6 @@ CASES = [
     Case("input that belongs to no example", lambda: Forward(masked, first=nn.Linear(4, 5), second=nn.Linear(5, 2)),
          floats(4), with_one_mask),
     Case("loss of several outputs", lambda: Nested(lambda a, b: (a, b)), labelled(6), weighted_heads),
-    Case("loss of a middle and an end", deep_supervision, floats(6), middle_and_end),
-    *(Case(f"outputs in a {name}", lambda wrap=wrap: Nested(wrap), floats(6), of_leaves)
-      for name, wrap in STRUCTURES.items()),
 ]  # fmt: skip
 
 
@@ -275,11 +212,6 @@ def checkpointed(reentrant: bool, *, input_needs_gradient: bool = False) -> nn.M
     return Forward(forward, before=nn.Linear(6, 6), inside=mlp(), after=nn.Linear(4, 3))
 
 
-def test_checkpointed_inside_a_model_is_exact() -> None:
-    case = Case("checkpointed", lambda: checkpointed(False), floats(6))
-    check(case, *WITH_RULES, b=5, dtype=torch.float64)
-
-
 @pytest.mark.filterwarnings("ignore")
 @every_engine
 @pytest.mark.parametrize("input_needs_gradient", [False, True])
@@ -294,25 +226,6 @@ def test_reentrant_checkpoints_run_once_and_are_exact(engine: Engine, input_need
 
 
 # Half precision
-
-
-@every_engine
-@pytest.mark.parametrize("bound", [1e-3, 1.0, 1e3])
-def test_autocast_is_close_to_single_precision_and_never_above_the_bound(engine, bound: float) -> None:
-    model, (x, y) = mlp(), labelled(6)(5)
-
-    def autocast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return cross_entropy(model, x, y)
-
-    _, single = measured(model, cross_entropy, (x, y), bound, engine)
-    _, half = measured(model, autocast, (x, y), bound, engine)
-    straight, turned = (torch.cat([g.flatten() for g in sums.values()]) for sums in (single, half))
-    assert float((straight - turned).norm()) <= 0.05 * float(straight.norm())
-    assert all(p.dtype is torch.float32 for p in model.parameters())
-    for i in range(5):
-        _, alone = measured(model, autocast, (x[i : i + 1], y[i : i + 1]), bound, engine)
-        assert float(torch.cat([g.flatten() for g in alone.values()]).norm()) <= bound * (1 + ROUNDING)
 
 
 # Compiled models
@@ -334,8 +247,8 @@ PLACES = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("make", [mlp, lambda: twice_in_a_loop()], ids=["mlp", "loop"])
+@pytest.mark.parametrize("backend", ["aot_eager"])
+@pytest.mark.parametrize("make", [lambda: twice_in_a_loop()], ids=["loop"])
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_compiled_is_exact(place, make: Callable[[], nn.Module], backend: str) -> None:
     torch.manual_seed(5)

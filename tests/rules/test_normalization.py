@@ -105,15 +105,3 @@ def test_running_statistics_of_private_data_are_refused(operand: object) -> None
     x, w, bias, mean, variance = double(B, 6, 3), double(6), double(6), double(6), double(6).square()
     with pytest.raises(ValueError, match="running statistics"):
         operand(Examples(B), x, x, mean, variance, w, bias)  # type: ignore[operator]
-
-
-def test_positions_merged_into_the_first_axis() -> None:
-    x, w, bias, dy = double(3 * B, 5), double(5), double(5), double(3 * B, 5)
-    check_form(
-        layer_norm_weight(Examples(B), dy, x, (5,), w, bias),
-        by_autograd(lambda v: F.layer_norm(x, (5,), v, bias), w, dy, B),
-    )
-    check_form(
-        layer_norm_bias(Examples(B), dy, x, (5,), w, bias),
-        by_autograd(lambda v: F.layer_norm(x, (5,), w, v), bias, dy, B),
-    )

@@ -121,7 +121,12 @@ class Twice:
     """An engine of the user, which passes twice over one graph."""
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        per_example_gradients(forward, parameters, lambda name, form: form.squared_norms(), retain_graph=True)
+        per_example_gradients(
+            forward,
+            parameters,
+            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
+            retain_graph=True,
+        )
         return BookKeeping().clipped_sum(forward, parameters, clipping)
 
 

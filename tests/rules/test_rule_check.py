@@ -31,7 +31,7 @@ def product(input: Tensor, weight: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
-    monkeypatch.setattr(registry, "_OPERANDS", dict(registry._OPERANDS))
+    monkeypatch.setattr(registry, "OPERANDS", dict(registry.OPERANDS))
     monkeypatch.setattr(rule_check, "_AGREED", set())
     for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
         monkeypatch.delitem(table, product, raising=False)
@@ -163,26 +163,6 @@ def test_non_finite_example_does_not_refuse_a_right_rule() -> None:
     torch.testing.assert_close(found.double(), clipped_sum(net, squares, (x,), 0.5).sums["w"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_size_of_the_gradient_does_not_refuse_a_right_rule(scale: float) -> None:
-    rule(product)(right)
-    clip_once(Forward(lambda m, x: product(x, m.w) * scale, w=parameter(6, 4)), torch.randn(5, 3, 6))
-
-
-def test_comparison_is_made_once_for_each_shape() -> None:
-    calls = []
-
-    def counted(examples, dy, input, weight):
-        calls.append(examples.count)
-        return right(examples, dy, input, weight)
-
-    rule(product)(counted)
-    net = model()
-    for x in (torch.randn(5, 3, 6), torch.randn(5, 3, 6), torch.randn(7, 3, 6), torch.randn(5, 2, 6)):
-        clip_once(net, x)
-    assert calls == [5, 5, 5, 7, 5, 5]
-
-
 def test_a_batch_of_one_example_is_no_proof() -> None:
     rule(product)(batch_mean)
     net = model()
@@ -221,16 +201,3 @@ def test_a_call_that_the_rule_refuses_runs_in_vmap() -> None:
     net, x = model(), torch.randn(5, 3, 6)
     truth = clipped_sum(net, squares, (x,), 0.5).sums["w"]
     torch.testing.assert_close(clip_once(net, x).double(), truth, rtol=1e-4, atol=1e-6)
-
-
-def test_a_weight_without_a_rule_makes_the_operation_run_in_vmap() -> None:
-    """The rule is for the right factor, and here the left one trains."""
-    rule(product)(lambda examples, dy, input, weight: pytest.fail("called"))
-    net, x = Forward(lambda m, x: product(m.v, x[0])[None], v=parameter(3, 6)), torch.randn(5, 6, 4)
-    truth = clipped_sum(net, squares, (x,), 0.5).sums["v"]
-    torch.testing.assert_close(clip_once(net, x).double(), truth, rtol=1e-4, atol=1e-6)
-
-
-def test_rules_of_this_package_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_check, "_compare", lambda *arguments: pytest.fail("compared"))
-    clip_once(Forward(lambda m, x: x @ m.w, w=parameter(6, 4)), torch.randn(5, 3, 6))

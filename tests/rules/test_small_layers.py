@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,6 @@ from model_cases import Case, Forward, floats, ids, parameter, squares
 from noisette import PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
-from oracle import clipped_sum
 
 every_engine = pytest.mark.parametrize(
     "engine", [BookKeeping(), ReweightGP(), PerExampleLoop()], ids=lambda e: type(e).__name__
@@ -27,12 +25,6 @@ rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], 
 def class_token(m: Forward, x: Tensor) -> Tensor:
     x = torch.cat([m.token.expand(x.shape[0], -1, -1), m.embed(x), m.last.expand(x.shape[0], 1, 6)], dim=1)
     return torch.tanh(x + m.positions).mean(1)
-
-
-def class_token_time_first(m: Forward, x: Tensor) -> Tensor:
-    x = m.embed(x.transpose(0, 1))
-    x = torch.cat([m.token.expand(-1, x.shape[1], -1), x])
-    return torch.tanh(torch.stack([x, m.token.expand_as(x)], 2)).mean(0)
 
 
 def heads(m: Forward, x: Tensor) -> Tensor:
@@ -64,21 +56,6 @@ def in_place(m: Forward, x: Tensor) -> Tensor:
     z = torch.empty_like(h)
     z.copy_(m.shift)
     return z * h + h * half.sum(1, keepdim=True)
-
-
-def packed_weights(m: Forward, x: Tensor) -> Tensor:
-    w = torch.block_diag(m.a, m.b)
-    v = torch.cat([m.a, m.b], 1)
-    return (
-        F.linear(x, w)
-        + F.linear(x[:, :5], v).sum(1, keepdim=True)
-        + F.linear(x[:, :2], torch.stack([m.b[0], m.b[1]])).sum(1, keepdim=True)
-    )
-
-
-class Symmetric(nn.Module):
-    def forward(self, w: Tensor) -> Tensor:
-        return w.triu() + w.triu(1).mT
 
 
 class Low(nn.Module):
@@ -131,12 +108,6 @@ def written_into_data(m: Forward, x: Tensor) -> Tensor:
     return x * x
 
 
-def written_over(m: Forward, x: Tensor) -> Tensor:
-    z = m.p.exp().expand(len(x), -1).clone()
-    z *= x
-    return z
-
-
 CASES = [
     Case(
         "class token",
@@ -149,32 +120,7 @@ CASES = [
         ),
         floats(5, 4),
     ),
-    Case(
-        "class token, time first",
-        lambda: Forward(
-            lambda m, x: class_token_time_first(m, x).flatten(1), token=parameter(1, 1, 6), embed=nn.Linear(4, 6)
-        ),
-        floats(5, 4),
-    ),
-    Case(
-        "rows and columns set side by side",
-        lambda: Forward(
-            lambda m, x: torch.vstack([torch.hstack([x, m.p.expand(len(x), -1)]).mT, m.q.expand(1, len(x))]).mT,
-            p=parameter(3),
-            q=parameter(1, 1),
-        ),
-        floats(4),
-    ),
     Case("bilinear", lambda: nn.Bilinear(3, 5, 4), lambda b: (torch.randn(b, 3), torch.randn(b, 5))),
-    Case(
-        "bilinear of sequences",
-        lambda: Forward(
-            lambda m, x: m.two(torch.tanh(m.one(x, x[..., :2])), x),
-            one=nn.Bilinear(4, 2, 3, bias=False),
-            two=nn.Bilinear(3, 4, 2),
-        ),
-        floats(2, 3, 4),
-    ),
     Case(
         "heads by einsum",
         lambda: Forward(
@@ -204,17 +150,7 @@ CASES = [
     Case(
         "instance norm", lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True)), floats(2, 5, 6)
     ),
-    Case(
-        "instance norm with fixed statistics",
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)).eval(),
-        floats(2, 6),
-    ),
     Case("scalars to learn", lambda: Forward(temperatures, t=nn.Parameter(torch.tensor(0.7))), floats(3, 4)),
-    Case(
-        "vectors in the place of scalars",
-        lambda: Forward(temperatures, t=nn.Parameter(torch.rand(4) + 0.3)),
-        floats(3, 4),
-    ),
     Case("in place", lambda: Forward(in_place, w=parameter(4, 6), scale=parameter(4), shift=parameter(4)), floats(6)),
     Case(
         "sparse embedding",
@@ -223,7 +159,6 @@ CASES = [
     ),
     Case("bags by sum", lambda: bags(mode="sum", sparse=True), ids(6)),
     Case("bags by mean", lambda: bags(mode="mean", padding_idx=3), ids(6)),
-    Case("bags by most", lambda: bags(mode="max"), ids(6)),
     Case("bags that scale by frequency", lambda: bags(mode="sum", scale_grad_by_freq=True), ids(6)),
     Case(
         "weighted bags",
@@ -237,23 +172,15 @@ CASES = [
         ),
         lambda b: (torch.randint(0, 11, (b, 6)), torch.randn(b, 6)),
     ),
-    Case(
-        "joined weights",
-        lambda: Forward(packed_weights, a=parameter(2, 3), b=parameter(2, 2)),
-        lambda b: (torch.randn(b, 5),),
-    ),
-    Case("symmetric weight", lambda: parametrized(nn.Linear(5, 5), Symmetric()), floats(5)),
     Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), Low()), floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
     Case("spectral norm", spectral, floats(6)),
-    Case("orthogonal weight", lambda: parametrizations.orthogonal(nn.Linear(6, 4)), floats(6)),
     Case("standardised convolution", standardised, floats(3, 6)),
     Case(
         "parameter written into data",
         lambda: Forward(written_into_data, layer=nn.Linear(6, 4), p=parameter(1)),
         floats(6),
     ),
-    Case("data written over a weight", lambda: Forward(written_over, p=parameter(4)), floats(4)),
 ]
 
 
@@ -281,28 +208,7 @@ def test_weights_that_a_hook_computes(build: Callable[[], nn.Module], engine: En
 
 
 @rule_engines
-def test_spectral_norm_that_is_still_iterating(engine: Engine) -> None:
-    """Its buffers depend on the weight alone, so a forward pass of a copy leaves those of the recorded one."""
-    model, x = parametrizations.spectral_norm(nn.Linear(6, 4)).double(), torch.randn(5, 6).double()
-    after = copy.deepcopy(model)
-    after(x)
-    assert any(not torch.equal(value, model.state_dict()[name]) for name, value in after.state_dict().items())
-    bound = 0.5
-    norms, sums = measured(model, squares, (x,), bound, engine)
-    truth = clipped_sum(after.eval(), squares, (x,), bound)
-    torch.testing.assert_close(norms, truth.norms)
-    for name, expected in truth.sums.items():
-        torch.testing.assert_close(sums[name], expected)
-
-
-@rule_engines
 def test_instance_norm_that_tracks_private_data_is_refused(engine: Engine) -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True))
     with pytest.raises(PrivacyError, match="running statistics"):
         measured(model, squares, (torch.randn(3, 2, 6),), 1.0, engine)
-
-
-def test_numpys_name_of_the_axis_is_understood() -> None:
-    model = Forward(lambda m, x: torch.cat([m.p.expand(len(x), -1), x], axis=1), p=parameter(2))
-    for engine in (BookKeeping(), ReweightGP()):
-        check(Case("axis", lambda: model, floats(6)), engine, b=3, dtype=torch.float64)

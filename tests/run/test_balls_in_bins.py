@@ -58,7 +58,3 @@ def test_a_record_does_not_see_the_others() -> None:
 
 def test_a_resumed_run_begins_a_new_pass() -> None:
     chosen(BallsInBinsSampler(100, 8, SecretKey(), first_step=13), passes=2)
-
-
-def test_no_records() -> None:
-    assert len(BallsInBinsSampler(0, 4, KEY).indices(step=2)) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from noisette import (
     CyclicPoisson,
     Ledger,
     PerExampleClip,
-    PerLayerClipping,
     PldAccountant,
-    Poisson,
     PrivacyError,
     PrivateRun,
     Users,
@@ -125,20 +122,6 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: 
                 np.testing.assert_allclose(p.grad.numpy().reshape(-1), expected, atol=2e-5)
 
 
-@pytest.mark.usefixtures("known_key")
-def test_one_band_is_dp_sgd() -> None:
-    """To the bit, at the same price."""
-    courses = []
-    for sampling in (CyclicPoisson(1), Poisson()):
-        with start(sampling=sampling) as run:
-            released = take_steps(run)
-            courses.append((released, run.epsilon(delta=1e-3)))
-    (banded, cost), (plain, plain_cost) = courses
-    assert cost == plain_cost
-    for one, other in zip(banded, plain, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_run_pays_for_whole_rounds_and_keeps_its_budget() -> None:
     with start(noise_multiplier=None, epsilon=2.0, delta=1e-3) as run:
         assert run.ledger.events == {}
@@ -220,36 +203,6 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(
     again.ledger.close()
 
 
-@pytest.mark.parametrize("taken", [21, 22])
-def test_the_end_of_the_last_round_is_no_lost_step(taken: int, tmp_path: Path) -> None:
-    with start(tmp_path) as run:
-        take_steps(run, taken)
-        run.save(tmp_path)
-    run.ledger.close()
-    with resume(tmp_path) as again:
-        assert (again.steps_taken, again.steps_lost, again.steps_left) == (taken, STEPS - taken, 0)
-        assert again.ledger.events == {STEP: 24}
-    again.ledger.close()
-
-
-@pytest.mark.usefixtures("known_key")
-def test_after_a_resume_the_noise_is_that_of_a_new_matrix(tmp_path: Path) -> None:
-    """Nothing of the earlier noise is known to the process, nor in any file."""
-    with start(tmp_path, dataset=X[:0]) as run:
-        take_steps(run, 5)
-        run.save(tmp_path)
-    run.ledger.close()
-    bound, optimizer = parts()
-    with PrivateRun.resume(tmp_path, bound, optimizer, X[:0]) as again:
-        released = take_steps(again)
-        names = {name: p.numel() for name, p in bound.parameters.items()}
-        truth = correlated(names, len(released), STEPS - 8, first=5)
-        for found, expected in zip(released, truth, strict=True):
-            for name in names:
-                np.testing.assert_allclose(found[name].numpy().reshape(-1), STD * expected[name], atol=1e-6)
-    again.ledger.close()
-
-
 def test_no_noise_is_saved(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         take_steps(run, 6)
@@ -288,23 +241,6 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         for name, grad in released.items():
             torch.testing.assert_close(grad.view(-1), seen[-1][name] * STD, rtol=1e-6, atol=0)
         assert run.steps_taken == 5
-
-
-CASES: dict[str, Callable[[], PrivateRun]] = {
-    "per layer": lambda: start(clipping=PerLayerClipping(0.5)),
-    "adaptive": lambda: start(clipping=AdaptiveClip(0.5)),
-    "one record at a time": lambda: start(),
-    "no records": lambda: start(dataset=X[:0]),
-    "fewer steps than bands": lambda: start(steps=2),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_other_settings_train(case: str) -> None:
-    with CASES[case]() as run:
-        released = take_steps(run, size=1 if case == "one record at a time" else "auto")
-        assert len(released) == run.steps
-        assert all(bool(grad.isfinite().all()) for grads in released for grad in grads.values())
 
 
 def test_what_is_refused() -> None:

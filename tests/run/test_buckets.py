@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 from noisette import PaddedBuckets
 from noisette.core.batches import Batch
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.loading import Fetch, Thread, records_of
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.agreement import Fingerprint
+from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
 EDGES = (4, 8, 16)
@@ -49,14 +47,6 @@ def test_each_record_comes_once_in_the_bucket_of_its_own_length(size: int | str)
     for part in parts:
         for ids in ids_of(part):
             assert part.shape[1] == next((edge for edge in EDGES if edge >= len(ids)), EDGES[-1])
-
-
-def test_given_size_is_filled_within_a_bucket() -> None:
-    assert [tuple(part.shape) for part in microbatches(PaddedBuckets(IDS, EDGES), range(12), 4)] == [
-        *((4, 4), (2, 4)),
-        (2, 8),
-        (4, 16),
-    ]
 
 
 def test_automatic_size_grows_in_each_bucket_by_itself() -> None:
@@ -120,23 +110,10 @@ def test_fields_of_a_tokenizer_with_labels_for_each_token() -> None:
     assert all(len(field) == 16 for field in dataset[5].values()), "longer ones are cut to the last edge"
 
 
-def test_positions_may_be_vectors_and_the_dtype_stays() -> None:
-    frames = [torch.randn(n, 3, dtype=torch.float64) for n in LENGTHS]
-    parts = microbatches(PaddedBuckets(frames, EDGES, pad=-1.0), range(12), 100)
-    assert [tuple(part.shape) for part in parts] == [(6, 4, 3), (2, 8, 3), (4, 16, 3)]
-    assert {part.dtype for part in parts} == {torch.float64}
-    assert torch.equal(parts[0][1], torch.full((4, 3), -1.0, dtype=torch.float64)), "no position at all"
-    assert torch.equal(parts[0][0][:3], frames[0])
-
-
 def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
     mark = Fingerprint.of(PaddedBuckets(IDS, EDGES))
     assert mark.fits(PaddedBuckets([ids.clone() for ids in IDS], EDGES))
     assert not mark.fits(PaddedBuckets([ids + (k == 5) for k, ids in enumerate(IDS)], EDGES))
-
-
-def test_data_sets_that_are_read_record_by_record() -> None:
-    assert len(PaddedBuckets(Subset(IDS, [1, 4]), EDGES)[1]) == 8
 
 
 REFUSED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from noisette.accounting import atomic_files
@@ -39,16 +40,14 @@ def same(a: Any, b: Any) -> bool:
     return a == b and type(a) is type(b)
 
 
-def tensors_file(folder: Path) -> Path:
-    (path,) = folder.glob("*.safetensors")
-    return path
-
-
 def reseal(folder: Path, **changes: Any) -> None:
     """What someone would write who knows how the seal is made."""
-    facts = json.loads((folder / checkpoint_file.FILE).read_text())
-    del facts["seal"]
-    (folder / checkpoint_file.FILE).write_bytes(checkpoint_file._sealed({**facts, **changes}))
+    path = folder / checkpoint_file.FILE
+    with safe_open(path, "pt") as file:
+        facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    facts |= changes
+    facts["sha256"] = checkpoint_file._seal(facts["format"], facts["content"], tensors)
+    save_file(tensors, path, metadata=facts)
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_a_later_checkpoint_takes_the_place_of_the_first(tmp_path: Path) -> None
     for number in range(3):
         checkpoint_file.write(tmp_path, {"n": number, "t": torch.tensor(number)})
         assert same(checkpoint_file.read(tmp_path), {"n": number, "t": torch.tensor(number)})
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
@@ -78,11 +77,11 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
         checkpoint_file.write(tmp_path, CONTENT)
     finally:
         os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600, 0o600]
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
 
 
 @pytest.mark.parametrize("name", ["sync", "replace"])
-@pytest.mark.parametrize("failing", range(4))
+@pytest.mark.parametrize("failing", range(3))
 def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(
     name: str, failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,13 +110,13 @@ def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(
         assert same(kept, CONTENT)
     checkpoint_file.write(tmp_path, {"newest": 2})
     assert same(checkpoint_file.read(tmp_path), {"newest": 2})
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, metadata: object) -> None:
         raise SafetensorError("no space left")
 
     monkeypatch.setattr(checkpoint_file, "save_file", fail)
@@ -126,10 +125,9 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("which", ["json", "safetensors"])
-def test_a_byte_that_changed_is_refused(which: str, tmp_path: Path) -> None:
+def test_a_byte_that_changed_is_refused(tmp_path: Path) -> None:
     checkpoint_file.write(tmp_path, CONTENT)
-    path = tmp_path / checkpoint_file.FILE if which == "json" else tensors_file(tmp_path)
+    path = tmp_path / checkpoint_file.FILE
     content, coins = path.read_bytes(), random.Random(4)
     for _ in range(500):
         place = coins.randrange(len(content))
@@ -141,24 +139,14 @@ def test_a_byte_that_changed_is_refused(which: str, tmp_path: Path) -> None:
     assert same(checkpoint_file.read(tmp_path), CONTENT)
 
 
-@pytest.mark.parametrize("which", ["json", "safetensors"])
-def test_a_file_that_was_cut_or_grew_is_refused(which: str, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_or_grew_is_refused(tmp_path: Path) -> None:
     checkpoint_file.write(tmp_path, CONTENT)
-    path = tmp_path / checkpoint_file.FILE if which == "json" else tensors_file(tmp_path)
+    path = tmp_path / checkpoint_file.FILE
     content = path.read_bytes()
     for part in (b"", content[:1], content[: len(content) // 2], content[:-1], content + b"\n", content + content):
         path.write_bytes(part)
         with pytest.raises(ValueError, match="cut or altered"):
             checkpoint_file.read(tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=checkpoint_file.FILE):
-        checkpoint_file.read(tmp_path)
-    checkpoint_file.write(tmp_path, CONTENT)
-    tensors_file(tmp_path).unlink()
-    with pytest.raises(ValueError, match=r"tensors-1\.safetensors is absent"):
-        checkpoint_file.read(tmp_path)
 
 
 @pytest.mark.parametrize("value", [print, {1, 2}, b"bytes", torch.optim.SGD, 1j], ids=str)
@@ -171,11 +159,8 @@ def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_pat
 
 
 def test_a_pickle_by_another_name_is_never_loaded(tmp_path: Path) -> None:
-    checkpoint_file.write(tmp_path, CONTENT)
-    path = tensors_file(tmp_path)
-    path.write_bytes(pickle.dumps(Loud()))
-    reseal(tmp_path, sha256=checkpoint_file._digest(path))
-    with pytest.raises(ValueError, match="is not a file of safetensors"):
+    (tmp_path / checkpoint_file.FILE).write_bytes(pickle.dumps(Loud()))
+    with pytest.raises(ValueError, match="cut or altered"):
         checkpoint_file.read(tmp_path)
 
 
@@ -184,21 +169,11 @@ class Loud:
         return exec, ("raise SystemExit('a pickle was loaded')",)
 
 
-def test_no_path_leads_out_of_the_folder(tmp_path: Path) -> None:
-    for folder in ("mine", "other"):
-        checkpoint_file.write(tmp_path / folder, CONTENT)
-    os.rename(tensors_file(tmp_path / "other"), tmp_path / "outside.safetensors")
-    reseal(tmp_path / "mine", tensors="../outside.safetensors")
-    with pytest.raises(ValueError, match="is absent"):
-        checkpoint_file.read(tmp_path / "mine")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format": "noisette checkpoint 1"}, "this version reads"),
-        ({"content": {"tensor": "no such"}}, "lacks a part"),
-        ({"tensors": None}, "lacks a part"),
+        ({"content": '{"tensor": "no such"}'}, "lacks a part"),
     ],
 )
 def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -208,13 +183,14 @@ def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_pa
         checkpoint_file.read(tmp_path)
 
 
-def test_json_that_would_fill_the_memory_or_the_stack_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path) -> None:
     checkpoint_file.write(tmp_path, CONTENT)
-    (tmp_path / checkpoint_file.FILE).write_bytes(b"[" * 100_000)
+    path = tmp_path / checkpoint_file.FILE
+    content = path.read_bytes()
+    path.write_bytes((2**50).to_bytes(8, "little") + content[8:])  # a header of a petabyte
     with pytest.raises(ValueError, match="cut or altered"):
         checkpoint_file.read(tmp_path)
-    monkeypatch.setattr(checkpoint_file, "_MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match="larger than any checkpoint"):
+    path.write_bytes(content)
+    reseal(tmp_path, content="[" * 100_000)
+    with pytest.raises(ValueError, match="lacks a part"):
         checkpoint_file.read(tmp_path)

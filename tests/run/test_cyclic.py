@@ -23,9 +23,9 @@ def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.4, 0.05])
-@pytest.mark.parametrize("bands", [1, 2, 7, 300])
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize(
+    ("rate", "bands", "first"), [(1.0, 1, 0), (0.4, 2, 5), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)]
+)
 def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate: float, bands: int, first: int) -> None:
     found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
     for start in range(2 * bands + 3):
@@ -72,7 +72,3 @@ def test_one_band_is_poisson_sampling(rate: float) -> None:
 def test_another_key_draws_other_groups() -> None:
     one, other = (CyclicPoissonSampler(1000, 1.0, 4, key)._groups for key in (KEY, SecretKey()))
     assert 150 < (one == other).sum() < 350
-
-
-def test_no_records() -> None:
-    assert len(CyclicPoissonSampler(0, 0.5, 4, KEY).indices(step=2)) == 0

@@ -39,13 +39,13 @@ def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
 
 
 def test_bytes_are_those_that_a_step_holds_at_once() -> None:
-    """Two float32 copies of a million numbers: the activation and its gradient, or a gradient of the weight."""
-    million, model = 2**20, nn.Linear(1, 1, bias=False)
-    found = explain(model, lambda model, x: model(x).square().sum(), torch.ones(million, 1))
+    """Two float32 copies of the numbers: the activation and its gradient, or a gradient of the weight."""
+    many, model = 2**16, nn.Linear(1, 1, bias=False)
+    found = explain(model, lambda model, x: model(x).square().sum(), torch.ones(many, 1))
     assert found.cost is not None
     assert found.cost.plain_bytes is not None
-    assert 2 * 4 * million <= found.cost.plain_bytes <= 6 * 4 * million
-    assert found.cost.private_bytes >= 4 * million
+    assert 2 * 4 * many <= found.cost.plain_bytes <= 6 * 4 * many
+    assert found.cost.private_bytes >= 4 * many
 
 
 def test_weights_buffers_and_random_states_stay_as_they_are() -> None:
@@ -97,19 +97,6 @@ def test_batch_norm_and_a_wrong_optimizer_are_refused_together() -> None:
     assert "0.weight: trainable, but not in the optimizer" in other
     model[1].eval()
     assert explain(model, loss, X, Y, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).refused == ()
-
-
-def test_an_optimizer_with_a_closure_is_refused() -> None:
-    model = net()
-    [refused] = explain(model, loss, X, Y, optimizer=torch.optim.LBFGS(model.parameters())).refused
-    assert "use SGD or Adam" in refused
-
-
-def test_a_loss_for_one_example_alone_has_no_plain_step() -> None:
-    found = explain(net(), lambda model, x, y: model(x.reshape(1, 4)).sum(), X, Y)
-    assert found.cost is not None
-    assert found.cost.plain_seconds is None
-    assert found.cost.private_seconds > 0
 
 
 def test_a_lipschitz_bound_has_its_layers() -> None:

@@ -56,8 +56,7 @@ def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> list[torch.Tensor
     return loaded
 
 
-@pytest.mark.parametrize("loading", [{"ahead": 0}, {}, {"ahead": 7, "to": "cpu"}], ids=str)
-@pytest.mark.parametrize("size", [4, "auto"])
+@pytest.mark.parametrize(("loading", "size"), [({"ahead": 0}, 4), ({}, "auto"), ({"ahead": 7, "to": "cpu"}, 4)])
 def test_a_thread_loads_every_batch_whole(tmp_path: Path, loading: dict[str, Any], size: Any) -> None:
     with Ledger(tmp_path / "ledger") as ledger, run_on(X, ledger, steps=40) as run:
         assert sum(map(len, trained(run, size, **loading))) > 300
@@ -83,7 +82,7 @@ class Died(Decoded):
 def test_processes_load_every_batch_whole(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
-        assert sum(map(len, trained(run, workers=2, ahead=2, to="cpu"))) > 300
+        assert sum(map(len, trained(run, workers=1, ahead=2, to="cpu"))) > 300
     torch.set_rng_state(state)
 
 
@@ -100,8 +99,8 @@ def test_processes_get_no_key() -> None:
     with run_on(Decoded(), collate_fn=torch.stack) as run:
         worker = WorkerRecords(run._records.gather)
         again = pickle.loads(pickle.dumps(worker))
-        assert torch.equal(again.__getitems__([3, 5]), X[[3, 5]])
-        assert set(vars(worker)) == {"_gather"}
+        assert torch.equal(again[np.array([3, 5])], X[[3, 5]])
+        assert set(vars(worker)) == {"gather"}
         fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None)
         loader = fetch._source._loader  # pyright: ignore[reportAttributeAccessIssue]
         for given in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
@@ -150,23 +149,6 @@ def parts(*lengths: int) -> Iterator[np.ndarray]:
         start += length
 
 
-def test_a_thread_loads_so_many_ahead() -> None:
-    for ahead in (0, 1, 3):
-        asked: list[np.ndarray] = []
-        allowed = threading.Semaphore(100)
-
-        def gather(at: np.ndarray, asked: list[np.ndarray] = asked, allowed: Any = allowed) -> np.ndarray:
-            allowed.acquire()
-            asked.append(at)
-            return at
-
-        source = Thread(gather, ahead)  # pyright: ignore[reportArgumentType]
-        arriving = source.microbatches(parts(*[2] * 8))
-        next(arriving)
-        source._helper.shutdown(wait=True)
-        assert len(asked) == 1 + ahead
-
-
 class Read(Decoded):
     """Notes which thread reads its records."""
 
@@ -201,37 +183,6 @@ def test_another_plan_drops_what_was_ahead() -> None:
     assert fetch(whole[2:4], plan(2, 2)) == [2, 3]
     assert fetch(whole[4:6], plan(0, 3)) == [4, 5], "of the plan before, which is kept while it holds"
     fetch.close()
-
-
-def test_an_error_is_raised_and_the_next_call_begins_anew() -> None:
-    broken = [True]
-
-    def gather(at: np.ndarray) -> list[int]:
-        if broken:
-            raise OSError("disk gone")
-        return at.tolist()
-
-    fetch = Fetch(Thread(gather))
-    for _ in range(2):
-        with pytest.raises(OSError, match="disk gone"):
-            fetch(np.arange(2), lambda: parts(2, 2))
-    broken.clear()
-    assert fetch(np.arange(2), lambda: parts(2, 2)) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("loading", "error"),
-    [
-        ({"workers": -1}, ValueError),
-        ({"workers": 1.0}, TypeError),
-        ({"ahead": -1}, ValueError),
-        ({"workers": 1, "ahead": 0}, ValueError),
-        ({"to": "nowhere"}, RuntimeError),
-    ],
-)
-def test_numbers_that_are_refused(loading: dict[str, Any], error: type[Exception]) -> None:
-    with run_on(X) as run, pytest.raises(error):
-        next(run.batches(**loading))
 
 
 def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from noisette import (
     BallsInBins,
     Ledger,
-    PaddedBuckets,
     PerExampleClip,
     Poisson,
     PoissonGaussian,
@@ -25,9 +23,6 @@ from noisette import (
     privatize,
 )
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
-from noisette.accounting.calibrate import RunParameters
-from noisette.core.noise import SecretKey
-from noisette.ranks import Alone
 
 SIZE = 60
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1))
@@ -73,8 +68,7 @@ def take_steps(run: PrivateRun, steps: int, size: Any = 4) -> list[np.ndarray]:
     return batches
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [4, "auto"])
+@pytest.mark.parametrize(("kind", "size"), list(zip(KINDS, [4, "auto"] * 3, strict=False)))
 def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
     given, event = KINDS[kind]
     with start(**given) as run:
@@ -92,63 +86,6 @@ def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
         assert 1 < np.bincount(IDS[used]).max() <= 3
     if kind == "one record of a user":
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_empty_batches_are_released(kind: str) -> None:
-    given = dict(KINDS[kind][0])
-    if "users" in given:
-        given["users"] = Users([], 3)
-    with start(dataset=X[:0], **given) as run:
-        assert [len(batch) for batch in take_steps(run, 10)] == [0] * 10
-        assert run.ledger.events == {run.event: 10}
-
-
-def test_sampling_users_keeps_several_records_of_each() -> None:
-    """One of them in a batch, and another one in another batch."""
-    event = UserLevel(PoissonGaussian(0.5, 1.0), 1)
-    terms = RunParameters(event, 6.0, 40)
-    users = Users(IDS, 3, public_users=12)
-    run = start()
-    run.close()
-    again = PrivateRun(
-        PerExampleClip(nn.Linear(3, 1), 1.0),
-        torch.optim.SGD(run.bound.model.parameters(), lr=0.1),
-        X,
-        terms=terms,
-        accountant=run.accountant,
-        ledger=Ledger(),
-        users=users,
-        key=SecretKey(),
-        ranks=Alone(),
-    )
-    drawn = [again._sampler.indices(step=step) for step in range(40)]
-    again.close()
-    assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in drawn)
-    assert np.bincount(IDS[np.unique(np.concatenate(drawn))]).max() == 3
-
-
-def test_buckets_hold_kept_records_alone() -> None:
-    texts = PaddedBuckets([torch.ones(1 + k % 4, 1) for k in range(SIZE)], edges=(2, 4))
-    with start(dataset=texts, users=Users(IDS, 2), sampling_rate=1.0) as run:
-        (batch, *_) = take_lengths(run)
-        assert len(batch.indices) == 24
-        assert (np.bincount(IDS[batch.indices]) == 2).all()
-
-
-def take_lengths(run: PrivateRun) -> list[Any]:
-    taken = []
-    for batch in run.batches():
-        assert {x.shape[1] for x in batch.microbatches(1) if run.accumulate(summed, x) is None} <= {2, 4}
-        run.optimizer.step()
-        taken.append(batch)
-        if len(taken) == 2:
-            break
-    return taken
-
-
-def summed(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x.sum(1).expand(-1, 3)).square().sum(1)
 
 
 def test_a_batch_that_was_changed_is_refused() -> None:
@@ -210,29 +147,6 @@ def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: i
                 assert 2.9 < whole.epsilon(delta=1e-3) <= 3.0
 
 
-def test_one_ledger_has_a_guarantee_of_one_kind() -> None:
-    ledger = Ledger()
-    with start() as run:
-        take_steps(run, 1)
-        ledger = run.ledger
-    model = nn.Linear(3, 1)
-    with pytest.raises(ValueError, match="different neighbouring relations"):
-        privatize(
-            PerExampleClip(model, 1.0),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            X,
-            users=Users(IDS, 3),
-            ledger=ledger,
-            **DECLARED,
-        )
-    assert ledger.events == {run.event: 1}
-
-
-def test_the_declared_size_is_the_most_records_of_truncated_batches() -> None:
-    with start(sampling=TruncatedPoisson(13), sampling_rate=None, public_size=60) as run:
-        assert run.event == TruncatedPoissonGaussian(0.2, 1.0, 13, 60)
-
-
 @pytest.mark.parametrize(("rate", "bins"), [(1.0, 1), (1 / 49, 49), (0.07, 15), (0.3, 4)])
 def test_bins_follow_from_the_declared_rate(rate: float, bins: int) -> None:
     assert BallsInBins().release(rate, None, ())(1.0) == BallsInBinsGaussian(bins, 1.0)
@@ -275,30 +189,3 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
             resume(tmp_path, users=users)
     with resume(tmp_path, users=Users([f"user {k}" for k in IDS], 3)) as run:  # other names of the same users
         take_steps(run, 1)
-
-
-def test_a_run_for_records_takes_no_users(tmp_path: Path) -> None:
-    with start(tmp_path) as run:
-        take_steps(run, 2)
-        run.save(tmp_path)
-    run.ledger.close()
-    with pytest.raises(PrivacyError, match="not for users"):
-        resume(tmp_path, users=Users(IDS, 3))
-
-
-def test_no_id_is_saved(tmp_path: Path) -> None:
-    names = [f"person-{k}" for k in IDS]
-    with start(tmp_path, users=Users(names, 3)) as run:
-        take_steps(run, 2)
-        run.save(tmp_path)
-        assert not [path for path in tmp_path.iterdir() if b"person" in path.read_bytes()]
-
-
-def test_fixed_keys_fix_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
-    for given, _ in KINDS.values():
-        runs = []
-        for _ in range(2):
-            with start(**given) as run:
-                runs.append([batch.tolist() for batch in take_steps(run, 5)])
-        assert runs[0] == runs[1]

@@ -13,26 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from noisette import PaddedBuckets
 from noisette.run.loading import records_of
 
 AT = np.array([2, 5, 9])
-
-
-def test_a_function_collates_each_record_alone() -> None:
-    x, seen = torch.arange(24.0).view(12, 2), list[int]()
-
-    def doubled(records: list[Any]) -> torch.Tensor:
-        seen.append(len(records))
-        return 2 * torch.stack([record[0] if isinstance(record, tuple) else record for record in records])
-
-    for dataset in (list(x), TensorDataset(x), PaddedBuckets(list(x), edges=(2,))):
-        assert torch.equal(records_of(dataset, doubled).gather(AT), 2 * x[AT])
-    assert seen == [1] * 9
-    for columns in (x, x.numpy(), (x, x), {"x": x}):
-        records_of(columns, default_collate)  # which is what collates without a function
-        with pytest.raises(TypeError, match="these are columns"):
-            records_of(columns, doubled)
 
 
 class Scaled(TensorDataset):
@@ -60,11 +43,6 @@ def test_masked_values_are_refused() -> None:
         records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
 
 
-def test_several_data_sets_by_name_are_refused() -> None:
-    with pytest.raises(TypeError, match="'train' of the data set is a TensorDataset, not a column"):
-        records_of({"train": TensorDataset(torch.ones(3))})
-
-
 @pytest.fixture
 def mapped(tmp_path: Path) -> np.memmap:
     np.save(tmp_path / "x.npy", np.arange(60.0, dtype=np.float32).reshape(20, 3))
@@ -85,16 +63,7 @@ def test_rows_of_mapped_files(mapped: np.memmap) -> None:
                 assert torch.equal(first, torch.from_numpy(np.array(view[AT[:2]])))
 
 
-def test_changes_in_memory_alone_are_pickled(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(10))
-    private = np.load(tmp_path / "x.npy", mmap_mode="c")
-    private[2] = 7
-    assert pickle.loads(pickle.dumps(records_of(private).gather))(AT[:1]).tolist() == [7]
-    own = np.load(tmp_path / "x.npy", mmap_mode="r+")
-    own[5] = 3
-    assert pickle.loads(pickle.dumps(records_of(own).gather))(AT[1:2]).tolist() == [3]
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     """In a process of its own: 400 MB on disk, of which rows of 4 kB are read, move the peak by less than 40 MB."""
@@ -144,14 +113,3 @@ def test_rows_of_a_table_are_asked_for_one_at_a_time(collate: Any) -> None:
     assert table.asked == [[1], [10**9 - 1]]
     assert found["label"].tolist() == [1, 1]
     assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
-
-
-@pytest.mark.filterwarnings("ignore:Cannot locate reference")  # of its own pickling
-def test_a_data_set_of_hugging_face() -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"x": np.arange(40.0).reshape(20, 2), "y": list(range(20))}).with_format("torch")
-    found = records_of(table).gather(AT)
-    assert found["y"].tolist() == AT.tolist()
-    assert found["x"].tolist() == [[4.0, 5.0], [10.0, 11.0], [18.0, 19.0]]
-    with pytest.raises(TypeError, match="'train' of the data set is a Dataset"):
-        records_of(datasets.DatasetDict(train=table))

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, RepeatAndSelect
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.errors import PrivacyError
 from noisette.run.repeat_and_select import repeat_and_select
 
@@ -61,26 +61,11 @@ def test_numbers_of_runs_differ_between_searches():
     assert min(lengths) >= 1
 
 
-def test_a_failed_run_is_the_lowest_and_not_visible(monkeypatch):
-    drawn(monkeypatch, 3)
-    for failure in (ValueError("record 7"), PrivacyError("no budget"), MemoryError()):
-        assert repeat_and_select(Ledger(), SEARCH, results_of([failure, 1.0, 0.5]), identity, fallback=-9.0) == 1.0
-        assert repeat_and_select(Ledger(), SEARCH, results_of([failure] * 3), identity, fallback=-9.0) == -9.0
-
-
 def test_scores_that_are_no_numbers_or_fail_are_the_lowest(monkeypatch):
     drawn(monkeypatch, 2)
     assert repeat_and_select(Ledger(), SEARCH, results_of([math.nan, 0.5]), identity, fallback=-1.0) == 0.5
     assert repeat_and_select(Ledger(), SEARCH, results_of(["one", 0.5]), float, fallback=-1.0) == 0.5
     assert repeat_and_select(Ledger(), SEARCH, results_of([math.nan, -math.inf]), identity, fallback=-1.0) == -1.0
-
-
-def test_no_run_gives_the_fallback(monkeypatch):
-    drawn(monkeypatch, 0)
-    search = RepeatAndSelect(((RELEASE, 2),), mean=1.0, shape=math.inf)
-    ledger = Ledger()
-    assert repeat_and_select(ledger, search, results_of([]), identity, fallback=-1.0) == -1.0
-    assert ledger.events == {search: 1}
 
 
 def test_the_search_is_on_disk_before_the_number_is_drawn(tmp_path, monkeypatch):
@@ -96,13 +81,6 @@ def test_the_search_is_on_disk_before_the_number_is_drawn(tmp_path, monkeypatch)
         repeat_and_select(ledger, SEARCH, results_of([1.0, 2.0]), identity, fallback=0.0)
     assert seen == [{SEARCH: 1}]
     assert Ledger.read(path).events == {SEARCH: 1}  # the runs themselves are paid by the search
-
-
-def test_nothing_runs_where_the_search_cannot_be_recorded():
-    ledger = Ledger()
-    ledger.path = "read-only"
-    with pytest.raises(PrivacyError, match="read-only"):
-        repeat_and_select(ledger, SEARCH, results_of([AssertionError("it ran")]), identity, fallback=0.0)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(1)])

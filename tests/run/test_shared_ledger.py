@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -136,24 +136,7 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
     assert ledger.events == {one.event: STEPS}
 
 
-@pytest.mark.parametrize(
-    "order",
-    [pytest.param(order, marks=[pytest.mark.slow] * (n % 9 > 0)) for n, order in enumerate(orders(3, 2))],
-    ids=str,
-)
-def test_three_runs_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
-    """Two of equal terms, and one whose given noise leaves room for the others for a while."""
-    with Ledger(tmp_path / "ledger.jsonl") as ledger, ExitStack() as open_runs:
-        equal: dict[str, Any] = {"noise_multiplier": noise_for(BUDGET)}
-        small: dict[str, Any] = {"epsilon": None, "noise_multiplier": 40.0}
-        runs = [open_runs.enter_context(begin(ledger, **given)) for given in (equal, equal, small)]
-        taken = take_turns(runs, order, ledger)
-        for run, number in zip(runs, taken, strict=True):
-            assert run.steps_taken == number == run.terms.spent(ledger)
-    assert sum(Ledger.read(tmp_path / "ledger.jsonl").events.values()) == sum(taken)
-
-
-@pytest.mark.parametrize("order", orders(2, 3)[::3], ids=str)
+@pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
 def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
     """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
@@ -166,7 +149,7 @@ def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tup
             run.end()
         again = []
         for number, run in enumerate(runs):
-            if (tmp_path / str(number) / "checkpoint.json").exists():
+            if (tmp_path / str(number) / "checkpoint.safetensors").exists():
                 again.append(go_on(tmp_path / str(number), ledger))
                 assert again[-1].terms == run.terms
                 assert (again[-1].steps_taken, again[-1].steps_lost) == (1, 1)
@@ -195,42 +178,7 @@ def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
     assert Ledger.read(path).committed == 6
 
 
-def test_equal_steps_of_another_run_are_not_lost_steps_of_this_one(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 40}
-        with begin(ledger, **given) as one:
-            next(steps_of(one))
-            one.save(tmp_path / "saved")
-        with begin(ledger, **given) as other:
-            going = steps_of(other)
-            for _ in range(20):
-                next(going)
-        with go_on(tmp_path / "saved", ledger) as again:
-            assert (again.steps_taken, again.steps_lost) == (1, 0)
-            assert again.terms.run == one.terms.run != other.terms.run
-            assert len(list(steps_of(again))) == 39
-    assert Ledger.read(tmp_path / "ledger.jsonl").events == {one.event: 60}
-
-
-def test_a_copy_of_a_run_that_shares_its_ledger_keeps_the_budget(tmp_path: Path) -> None:
-    """The object that was saved goes on beside the one that was resumed from its checkpoint."""
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        one = begin_for(ledger, BUDGET)
-        first = steps_of(one)
-        next(first)
-        one.save(tmp_path / "saved")
-        copy = go_on(tmp_path / "saved", ledger)
-        second, taken = steps_of(copy), 1
-        for going in (second, first, second, first, second, first, second):
-            taken += is_taken(going)
-            assert price(ledger) <= BUDGET * (1 + 1e-9)
-        assert taken == STEPS
-        one.close()
-        copy.close()
-
-
-@pytest.mark.parametrize("trial", range(3))
-def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> None:
+def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
     failures: list[BaseException] = []
     highest = []
 
@@ -257,18 +205,6 @@ def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> 
         assert not failures
         assert max(highest) <= BUDGET * (1 + 1e-9)
     assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
-
-
-@pytest.mark.parametrize(
-    ("steps", "lease"), [(1, 1), (19, 1), (29, 1), (39, 1), (40, 2), (300, 15), (1280, 64), (10**6, 64)]
-)
-def test_a_lease_is_a_twentieth_of_the_planned_steps(steps: int, lease: int, tmp_path: Path) -> None:
-    with (
-        Ledger(tmp_path / "ledger.jsonl") as ledger,
-        begin(ledger, steps=steps, epsilon=None, noise_multiplier=9.0) as run,
-    ):
-        next(run.batches())
-        assert ledger.events == {run.event: lease}
 
 
 def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: Path) -> None:

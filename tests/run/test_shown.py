@@ -59,13 +59,6 @@ def test_names_are_escaped_in_a_notebook() -> None:
     assert re.search(r"3 x Gaussian\(.*2\.0", repr(ledger))
 
 
-def test_a_progress_bar_has_a_total() -> None:
-    run, _ = a_run(steps=7)
-    batches = run.batches()
-    assert len(batches) == 7
-    batches.close()
-
-
 def test_a_finished_run_says_so_when_it_is_looped_over_again() -> None:
     run, optimizer = a_run(steps=1)
     with warnings.catch_warnings():

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from itertools import combinations
 from math import comb
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -53,20 +52,6 @@ def test_a_record_is_added_or_replaces_one() -> None:
         seen[full, bool(added)] += 1
     assert len(seen) == 4
     assert seen[False, True] / (seen[False, True] + seen[False, False]) == pytest.approx(0.5, abs=0.06)
-
-
-def test_sizes() -> None:
-    sizes = np.array([len(sampler(200, 0.1, 22).indices(step=step)) for step in range(3000)])
-    expected = stats.binom.pmf(range(15, 22), 200, 0.1) * 3000
-    assert sizes.max() == 22
-    assert abs((sizes == 22).sum() - 3000 * stats.binom.sf(21, 200, 0.1)) < 6 * 25
-    assert stats.chisquare(np.bincount(sizes)[15:22], expected, sum_check=False).pvalue > 1e-6
-
-
-def test_large_enough_batches_are_poisson() -> None:
-    for step in range(50):
-        drawn = PoissonSampler(50, 0.3, KEY).indices(step=step)
-        np.testing.assert_array_equal(sampler(50, 0.3, 50).indices(step=step), drawn)
 
 
 def test_more_records_than_declared_are_refused() -> None:

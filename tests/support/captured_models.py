@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from lipschitz_networks import NETWORKS as LIPSCHITZ
 from model_cases import Forward
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
+from papers import networks
 
 Batch = dict[str, Tensor]
 Loss = Callable[..., Tensor]  # (model, **batch) -> a tensor with one value for one example
@@ -55,7 +56,7 @@ def group_norm(channels: int, axes: int) -> nn.Module:
 
 
 def vgg_with_batch_norm() -> nn.Module:
-    return models.light_vgg((2, 8, 8), 3, width=4, norm=models.batch_norm)
+    return networks.light_vgg((2, 8, 8), 3, width=4, norm=models.batch_norm)
 
 
 def with_public_statistics(norm: Any, make: Callable[[], nn.Module] = vgg_with_batch_norm) -> nn.Module:
@@ -153,23 +154,23 @@ def normed() -> nn.Module:
 
 
 MODELS = {
-    "LeNet-5": Model(lambda: models.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
+    "LeNet-5": Model(lambda: networks.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
     "LeNet-300-100, layer norm": Model(
-        lambda: models.lenet_300_100((1, 4, 4), 3, norm=models.layer_norm), labelled(1, 4, 4), entropy
+        lambda: networks.lenet_300_100((1, 4, 4), 3, norm=models.layer_norm), labelled(1, 4, 4), entropy
     ),
     "ResNet-18, group norm": Model(
         lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
     ),
     "VGG, group norm": Model(
-        lambda: models.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
+        lambda: networks.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
     ),
     "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), labelled(2, 8, 8), entropy),
     "VGG, per-example batch norm": Model(
         lambda: with_public_statistics(PerExampleBatchNorm), labelled(2, 8, 8), entropy
     ),
     "VGG, frozen batch norm": Model(lambda: with_public_statistics(FrozenBatchNorm), labelled(2, 8, 8), entropy),
-    "BiLSTM": Model(lambda: models.bilstm_dl((5, 4), 3, dropout=0.0), labelled(5, 4), entropy),
-    "BiLSTM, layer norm": Model(lambda: models.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
+    "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3, dropout=0.0), labelled(5, 4), entropy),
+    "BiLSTM, layer norm": Model(lambda: networks.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
     "RNN": Model(lambda: Reader(nn.RNN), words(4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM), words(4), entropy),
     "GRU": Model(lambda: Reader(nn.GRU), words(4), entropy),

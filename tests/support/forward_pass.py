@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import noisette.rules  # noqa: F401 - registers them
-from noisette.core.backward import ForwardPass, search
+from noisette.core.backward import ForwardPass, record_losses
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import RecordedLosses, record_losses
 
 
-def recorded_losses(model: nn.Module, loss: Loss, *batch: Tensor) -> RecordedLosses:
+def recorded_losses(model: nn.Module, loss: Loss, *batch: Tensor) -> ForwardPass:
     """The losses of a batch, computed for all examples at once, and what was recorded."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return record_losses(loss, model, Microbatch(batch, {}), trained, ModelBuffers(model), OutsideTensors(), ())
@@ -19,7 +18,4 @@ def recorded_losses(model: nn.Module, loss: Loss, *batch: Tensor) -> RecordedLos
 
 def recorded(model: nn.Module, loss: Loss, *batch: Tensor) -> tuple[ForwardPass, dict[str, Tensor]]:
     """The forward pass of a batch, and the trainable parameters by name."""
-    found = recorded_losses(model, loss, *batch)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    graph = search(found.losses, found.recording.uses, trained)
-    return ForwardPass(found.losses, found.recording, graph), trained
+    return recorded_losses(model, loss, *batch), {n: p for n, p in model.named_parameters() if p.requires_grad}

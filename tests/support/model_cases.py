@@ -59,20 +59,6 @@ class Forward(nn.Module):
         return self._forward(self, *inputs)
 
 
-class Scaling(torch.autograd.Function):
-    """A product that the tape cannot see."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        return g * w, (g * x).sum(0)
-
-
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) * 0.5)
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users, privatize
 from noisette.core.noise import GaussianNoise
-from noisette.nn import WeightNoise
+from noisette.nn import PublicBatchNorm, convert_batch_norm
 from ranks_loop import RECORDS, TERMS, loss, network, records
 from ranks_loop import STEPS as STEPS
 
@@ -45,17 +45,17 @@ def order_of_records() -> None:
     take(start(PerExampleClip(network(), 0.5), data=(x.flip(0), y.flip(0)) if other() else (x, y)))
 
 
-def noises_of_batches() -> list[list[float]]:
-    """The noise on the weights of each batch, on a rank whose generator has a seed of its own."""
-    model, found = network(), list[list[float]]()
-    WeightNoise(model, 0.5)
+def statistics_of_batches() -> list[list[float]]:
+    """Those of a public batch behind dropout, for each batch, on a rank whose generator has a seed of its own."""
+    model, found = nn.Sequential(nn.Dropout(0.3), network()[0], nn.BatchNorm1d(7), nn.Linear(7, 2)).double(), []
+    convert_batch_norm(model, to=PublicBatchNorm, public=records()[0][:9])
     run = start(PerExampleClip(model, 0.5))
     torch.manual_seed(dist.get_rank())
     for batch in run.batches():
         for x, y in batch.microbatches(5):
             run.accumulate(loss, x, y)
             if len(found) == run.steps_taken:
-                found.append(torch.cat([noise.flatten() for noise in model.buffers()]).tolist())
+                found.append(model[2].running_mean.tolist())
         run.optimizer.step()
     return found
 

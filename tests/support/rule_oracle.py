@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from noisette.rules.conv import Geometry, KernelGradients
-
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -48,16 +46,3 @@ def check_form(form, truth: Tensor) -> None:
 
 def double(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
-
-
-def uneven(b: int) -> KernelGradients:
-    """Of a convolution with two groups, and settings that differ from axis to axis."""
-    geometry = Geometry((3, 2), (2, 1), (1, 0), (1, 2), 2)
-    return KernelGradients(double(b, 4, 5, 6), double(b, 6, 3, 4), geometry, torch.Size((6, 2, 3, 2)))
-
-
-def of_single_examples(form: KernelGradients) -> Tensor:
-    """The gradients of a convolution's kernel, of one example after another by autograd."""
-    g, weight = form.geometry, torch.zeros(form.weight, dtype=form.x.dtype, requires_grad=True)
-    each = (torch.conv2d(x[None], weight, None, g.stride, g.padding, g.dilation, g.groups) for x in form.x)
-    return torch.stack([torch.autograd.grad(y, weight, dy[None])[0] for y, dy in zip(each, form.dy, strict=True)])

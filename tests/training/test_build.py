@@ -56,7 +56,7 @@ def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
     needs_public = batch_norm not in (None, "group", "layer", "instance")
     settings: dict[str, Any] = {
         "data": DataSection("mine"),
-        "model": ModelSection("bn-lenet-300-100", batch_norm=batch_norm),
+        "model": ModelSection("papers.davody_2020.networks:bn_300_100", batch_norm=batch_norm),
         "privacy": BUDGET,
         "training": TrainingSection(epochs=1, batch_size=50, lr=0.5, averaging=0.9),
         "public": PublicSection("others", examples=16) if needs_public else PublicSection(),

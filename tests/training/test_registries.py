@@ -19,8 +19,9 @@ from noisette.cli import app
 from noisette.clipping import registry as clipping
 from noisette.clipping.engines import BookKeeping
 from noisette.data import DataSet, Split
-from noisette.data import registry as data_sets
-from noisette.nn.models import registry as models
+from noisette.data.files import BuiltIn
+from noisette.data.load import REGISTRY
+from noisette.nn import models
 
 SPLIT = Split(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2)
 RECIPE = {
@@ -64,7 +65,7 @@ ADDITIONS: dict[tuple[str, str], Callable[[], tuple[Any, Any]]] = {
         clipping.ENGINES,
         replace(clipping.ENGINES["book-keeping"], resolve=lambda: DummyEngine, description="the dummy engine"),
     ),
-    ("data", "name"): lambda: (data_sets.REGISTRY, data_sets.BuiltIn(dummy_data, "four random numbers")),
+    ("data", "name"): lambda: (REGISTRY, BuiltIn(dummy_data, "four random numbers")),
     ("model", "name"): lambda: (models.REGISTRY, models.BuiltIn(dummy_model, "one linear layer")),
 }
 

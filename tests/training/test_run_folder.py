@@ -158,7 +158,7 @@ def cut_short(parent: Path) -> RunFolder:
 
 def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint(tmp_path: Path) -> None:
     cut_short(tmp_path)
-    kept = ["", "/checkpoint", "/checkpoint/checkpoint.json", "/checkpoint/settings.json", "/ledger.jsonl"]
+    kept = ["", "/checkpoint", "/checkpoint/checkpoint.safetensors", "/checkpoint/settings.json", "/ledger.jsonl"]
     assert names(tmp_path) == [f"run.unfinished-1{name}" for name in kept]
     assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
     assert (tmp_path / "run.unfinished-1" / "checkpoint").stat().st_mode & 0o777 == 0o700

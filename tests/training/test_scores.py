@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.training.evaluation import class_figures, number_figures, outputs
 
 

@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from torch import nn
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.data import DataSet, Split
 from noisette.errors import PrivacyError
 from noisette.training import search as rehearsal

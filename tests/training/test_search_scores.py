@@ -13,7 +13,7 @@ from torch import nn
 
 from noisette.accounting import Gaussian, Ledger, noise_multiplier_for
 from noisette.data import DataSet, Split
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.training import search as scores_module
 from noisette.training.evaluation import NumberFigures
 from noisette.training.search import HeldOutScore, PublicScore, right_answers

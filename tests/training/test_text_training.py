@@ -161,7 +161,7 @@ def articles(tmp_path: Path) -> Path:
 
 def test_from_articles_to_a_model_that_reads(articles: Path) -> None:
     out = articles / "run"
-    options = ["--data", "ag-news", "--model", "linear", "--epochs", "1", "--batch-size", "6000"]
+    options = ["--data", "ag-news", "--model", "encoder", "--epochs", "1", "--batch-size", "6000"]
     shown = CliRunner().invoke(app, ["train", *options, "--data-dir", str(articles), "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     facts = json.loads((out / "run.json").read_text())

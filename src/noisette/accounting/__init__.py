@@ -6,8 +6,9 @@ from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
-from noisette.accounting.composition import NaiveComposition as NaiveComposition
-from noisette.accounting.composition import StrongComposition as StrongComposition
+from noisette.accounting.closed_forms import GdpAccountant as GdpAccountant
+from noisette.accounting.closed_forms import NaiveComposition as NaiveComposition
+from noisette.accounting.closed_forms import StrongComposition as StrongComposition
 from noisette.accounting.events import BallsInBinsGaussian as BallsInBinsGaussian
 from noisette.accounting.events import BandedGaussian as BandedGaussian
 from noisette.accounting.events import DiscreteGaussian as DiscreteGaussian
@@ -24,11 +25,10 @@ from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
 from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting.events import UserLevel as UserLevel
 from noisette.accounting.events import ZcdpAmount as ZcdpAmount
-from noisette.accounting.gdp import GdpAccountant as GdpAccountant
 from noisette.accounting.interface import Accountant as Accountant
 from noisette.accounting.interface import PrivacyCurve as PrivacyCurve
+from noisette.accounting.interface import TradeOff as TradeOff
 from noisette.accounting.ledger import Ledger as Ledger
-from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
 from noisette.accounting.pld import PldAccountant as PldAccountant
+from noisette.accounting.rdp import MomentsAccountant as MomentsAccountant
 from noisette.accounting.rdp import RdpAccountant as RdpAccountant
-from noisette.accounting.trade_off import TradeOff as TradeOff

@@ -1,76 +1,18 @@
-"""The parameters of a run: declared before its first step and fixed until its last, also when it is resumed."""
+"""The solver: noise, sampling rate, steps, epsilon or delta of a run, given all others; settings that keep a budget."""
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import product
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
 
-from noisette import errors as checks
-from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease, event_of, facts_of
+from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
 from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant, PrivacyCurve
-from noisette.accounting.ledger import Ledger
 from noisette.accounting.pld import PldAccountant
-from noisette.errors import PrivacyError, count, open_fraction, positive
-
-
-@dataclass(frozen=True)
-class RunParameters:
-    """What a run is allowed to release, and the id by which it finds its lines in the ledger.
-
-    Args:
-        event: the release of one step.
-        expected_batch_size: the constant that the noised sum is divided by, in examples.
-        steps: number of steps.
-        delta: probability with which the bound on epsilon may fail, if declared.
-        epsilon: the budget of everything in the ledger, if there is one.
-        run: the id in the run's lines, drawn at random unless given.
-    """
-
-    event: StepRelease
-    expected_batch_size: float
-    steps: int
-    delta: float | None = None
-    epsilon: float | None = None
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    def spent(self, ledger: Ledger) -> int:
-        """How many steps of this run a ledger holds: taken, reserved, or lost in a crash."""
-        return sum(steps for series, steps in ledger.paid.items() if series.run == self.run)
-
-    def beside(self, ledger: Ledger) -> dict[Event, int]:
-        """The events in a ledger that are not of this run, with how often each happens."""
-        beside: Counter[Event] = Counter()
-        for series, times in ledger.paid.items():
-            if series.run != self.run:
-                beside[series.event] += times
-        return dict(beside)
-
-    def facts(self) -> dict[str, Any]:
-        """The parameters as plain values."""
-        return vars(self) | {"event": facts_of(self.event)}
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Self:
-        """The parameters that these facts were written from.
-
-        Raises:
-            KeyError, TypeError, ValueError: they do not describe a run.
-        """
-        event = event_of(facts["event"])
-        if not isinstance(event, StepRelease):
-            raise ValueError(f"a run of steps does not release a {event!r}")
-        checks.count(steps=facts["steps"])
-        if type(facts["run"]) is not str or not facts["run"]:
-            raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
-        checks.positive(expected_batch_size=facts["expected_batch_size"])
-        return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run")))
-
+from noisette.errors import all_of, count, open_fraction, positive, probability
 
 # The relative tolerance of noise multipliers and sampling rates, against the least and the largest within the budget.
 TOLERANCE = 1e-3
@@ -83,9 +25,31 @@ LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 # The way out of a budget that does not allow what was asked for.
 SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
 
-Excess: TypeAlias = Callable[[int], float]
-
 NO_EVENTS: Events = MappingProxyType({})
+
+_RANGES: dict[str, Callable[..., None]] = {
+    "epsilon": positive,
+    "delta": open_fraction,
+    "sampling_rate": probability,
+    "noise_multiplier": positive,
+    "steps": count,
+    "epochs": positive,
+    "expected_batch_size": positive,
+    "batch_size": count,
+    "size": count,
+    "public_size": count,
+    "group_size": count,
+    "bands": count,
+}
+
+
+def check_ranges(**numbers: float | None) -> None:
+    """Check that every given parameter of a run is in its range; ``None`` is one that is not given.
+
+    Raises:
+        ValueError: all problems at once.
+    """
+    all_of(*(partial(_RANGES[name], **{name: number}) for name, number in numbers.items() if number is not None))
 
 
 def with_releases(prior_events: Events, event: Event, times: int) -> Events:
@@ -93,9 +57,14 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
     return {**prior_events, event: prior_events.get(event, 0) + times}
 
 
+def _curve(event: Event, steps: int, accountant: Accountant | None, prior_events: Events) -> PrivacyCurve:
+    count(steps=steps)
+    return (accountant or PldAccountant()).compose(with_releases(prior_events, event, steps))
+
+
 @dataclass(frozen=True)
-class BudgetSearch:
-    """A budget of epsilon at a delta, the accountant that measures it, and the prior events that it covers."""
+class _Budget:
+    """A budget of epsilon at a delta, the accountant that computes the cost, and the prior events that it covers."""
 
     epsilon: float
     delta: float
@@ -120,94 +89,90 @@ class BudgetSearch:
         whole, spent = _distance(self.epsilon, self.delta), _distance(self.spent, self.delta)
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
-    def last_within_budget(
-        self, plan: Callable[[int], tuple[StepRelease, int]], *, most: int, guess: int, stride: int
-    ) -> int:
-        """The last of the plans 1 to ``most`` that keeps the budget, or 0; each plan costs more than the one before.
+    def last_within(self, run: Callable[[int], tuple[StepRelease, int]], *, most: int, guess: int, stride: int) -> int:
+        """The last of the runs 1 to ``most`` that keeps the budget, or 0; each run costs more than the one before.
+
+        First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then
+        it is a false-position search by the Illinois rule: the next number is where the line between the two ends is
+        zero, and an end that stays twice in a row has its excess halved, since otherwise it might never move.
 
         Args:
-            plan: from the number of a plan to its event and number of steps.
-            most: the number of the last plan.
+            run: from the number of a run to its event and number of steps.
+            most: the number of the last run.
             guess: the number at which the search starts.
             stride: the first distance that the search moves by.
         """
-        excess = self._excess(plan, self.accountant)
-        if excess(1) > 0:
-            return 0
-        return _last_within(excess, most, guess, stride)
-
-    def _excess(self, plan: Callable[[int], tuple[StepRelease, int]], accountant: Accountant) -> Excess:
-        """The function from a plan to the logarithm of its epsilon over the budget, limited to a factor of ten."""
 
         @cache
         def excess(number: int) -> float:
-            epsilon = accountant.compose(with_releases(self.prior_events, *plan(number))).epsilon(delta=self.delta)
+            """The logarithm of epsilon over the budget, limited to a factor of ten."""
+            event, steps = run(number)
+            epsilon = _curve(event, steps, self.accountant, self.prior_events).epsilon(delta=self.delta)
             logarithm = math.log(min(max(epsilon / self.epsilon, 0.1), 10.0))
             return logarithm if epsilon <= self.epsilon else max(logarithm, 1e-16)  # the quotient may round to 1
 
-        return excess
+        if excess(1) > 0:
+            return 0
+        stride = max(stride, 1)
+        within = beyond = min(max(guess, 1), most)
+        while within > 1 and excess(within) > 0:
+            within, beyond, stride = max(within - stride, 1), within, 2 * stride
+        while beyond <= most and excess(beyond) <= 0:
+            within, beyond, stride = beyond, min(beyond + stride, most + 1), 2 * stride
 
-    def refusal(self, plan: str) -> str:
-        """The message for a plan that cannot keep the budget."""
+        below = excess(within) if within > 1 else -1.0
+        above = excess(beyond) if beyond <= most else 1.0
+        rose = None
+        while beyond - within > 1:
+            between = within + int((beyond - within) * below / (below - above))
+            between = min(max(between, within + 1), beyond - 1)
+            if excess(between) <= 0:
+                within, below, above, rose = between, excess(between), above / 2 if rose is True else above, True
+            else:
+                beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
+        return within
+
+    def check_found(self, number: int, run: str) -> None:
+        """Check that some run keeps the budget.
+
+        Raises:
+            ValueError: the number is 0, so that none does.
+        """
+        if number:
+            return
         if self.spent > self.epsilon:
-            return (
+            raise ValueError(
                 f"by the {self.accountant.name} accountant the prior events alone cost epsilon={self.spent:.4g}, "
                 f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; choose a larger epsilon"
             )
         added = " together with the prior events" if self.prior_events else ""
-        return (
+        raise ValueError(
             f"the {self.accountant.name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for "
-            f"{plan}{added}; choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
+            f"{run}{added}; choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
         )
 
 
-def _last_within(excess: Excess, most: int, guess: int, stride: int) -> int:
-    """The last number from 1 to ``most`` with an excess of 0 or less. The excess increases; that of 1 is at most 0.
-
-    First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then it
-    is a false-position search by the Illinois rule: the next number is where the line between the two ends is zero,
-    and an end that stays twice in a row has its excess halved, since otherwise it might never move.
-    """
-    stride = max(stride, 1)
-    within = beyond = min(max(guess, 1), most)
-    while within > 1 and excess(within) > 0:
-        within, beyond, stride = max(within - stride, 1), within, 2 * stride
-    while beyond <= most and excess(beyond) <= 0:
-        within, beyond, stride = beyond, min(beyond + stride, most + 1), 2 * stride
-
-    below = excess(within) if within > 1 else -1.0
-    above = excess(beyond) if beyond <= most else 1.0
-    rose = None
-    while beyond - within > 1:
-        between = within + int((beyond - within) * below / (below - above))
-        between = min(max(between, within + 1), beyond - 1)
-        if excess(between) <= 0:
-            within, below, above, rose = between, excess(between), above / 2 if rose is True else above, True
-        else:
-            beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
-    return within
-
-
 @dataclass(frozen=True)
-class Grid:
-    """A geometric grid of numbers from the least to the most; its places count from 1."""
+class _Grid:
+    """A geometric grid of numbers, counted from 1; the last is the end that costs the most."""
 
-    least: float
-    most: float
+    cheapest: float
+    costliest: float
 
     @cached_property
-    def places(self) -> int:
-        return 1 + int(math.log(self.most / self.least) / math.log(RATIO))
+    def size(self) -> int:
+        return 1 + self._steps(self.cheapest)
+
+    def at(self, place: int) -> float:
+        factor = RATIO ** (self.size - place)
+        return self.costliest / factor if self.cheapest < self.costliest else self.costliest * factor
 
     def place(self, number: float) -> int:
-        number = min(max(number, self.least), self.most)
-        return self.places - int(math.log(self.most / number) / math.log(RATIO))
+        least, most = sorted((self.cheapest, self.costliest))
+        return self.size - self._steps(min(max(number, least), most))
 
-    def upwards(self, place: int) -> float:
-        return self.most / RATIO ** (self.places - place)
-
-    def downwards(self, place: int) -> float:
-        return self.least * RATIO ** (self.places - place)
+    def _steps(self, number: float) -> int:
+        return int(abs(math.log(self.costliest / number)) / math.log(RATIO))
 
 
 # Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
@@ -217,7 +182,7 @@ def _distance(epsilon: float, delta: float) -> float:
     return max(math.sqrt(2) * epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail)), 1e-100) if epsilon else 0.0
 
 
-def divergence(sampling_rate: float, noise_multiplier: float) -> float:
+def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
     """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
     noise = min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
     return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(noise**-2, 700.0))
@@ -278,20 +243,16 @@ def least_noise(
 
     The other arguments, the guarantee and the errors are those of :func:`noise_multiplier_for`.
     """
-    budget = BudgetSearch(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     sampling_rate = release(MOST_NOISE).sampling_rate
     count(steps=steps)
-    grid = Grid(LEAST_NOISE, MOST_NOISE)
+    grid = _Grid(MOST_NOISE, LEAST_NOISE)
     guess = 1 / math.sqrt(math.log1p((budget.remaining_distance / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
-    place = budget.last_within_budget(
-        lambda place: (release(grid.downwards(place)), steps),
-        most=grid.places,
-        guess=grid.places + 1 - grid.place(guess),
-        stride=TENTH,
+    place = budget.last_within(
+        lambda place: (release(grid.at(place)), steps), most=grid.size, guess=grid.place(guess), stride=TENTH
     )
-    if not place:
-        raise ValueError(budget.refusal(f"{steps} steps of rate {sampling_rate}, whatever the noise"))
-    return grid.downwards(place)
+    budget.check_found(place, f"{steps} steps of rate {sampling_rate}, whatever the noise")
+    return grid.at(place)
 
 
 def least_noisy(
@@ -319,7 +280,7 @@ def least_noisy(
 
 def cheapest(releases: Sequence[StepRelease], *, delta: float, steps: int, accountant: Accountant) -> StepRelease:
     """The release with the lowest epsilon at this delta when it is repeated for so many steps."""
-    if len(releases) == 1:  # also where the accountant does not know it
+    if len(releases) == 1:  # also where the accountant does not support it
         return releases[0]
     return min(releases, key=lambda release: accountant.compose({release: steps}).epsilon(delta=delta))
 
@@ -338,31 +299,28 @@ def sampling_rate_for(
     Args:
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
 
-    The other arguments are those of :func:`noise_multiplier_for`.
+    The other arguments and the errors are those of :func:`noise_multiplier_for`.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With a rate one part in a thousand larger it
     would cost more, unless the result is 1.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range, or no rate keeps the budget by this accountant.
 
     >>> rate = sampling_rate_for(epsilon=1.0, delta=1e-5, noise_multiplier=4.0, steps=10_000)
     >>> round(rate, 4)
     0.0105
     """
-    budget = BudgetSearch(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
-    grid = Grid(LEAST_RATE, 1.0)
-    place = budget.last_within_budget(
-        lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
-        most=grid.places,
-        guess=grid.place(budget.remaining_distance / math.sqrt(steps * divergence(1.0, noise_multiplier))),
+    grid = _Grid(LEAST_RATE, 1.0)
+    guess = grid.place(budget.remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier)))
+    place = budget.last_within(
+        lambda place: (PoissonGaussian(grid.at(place), noise_multiplier), steps),
+        most=grid.size,
+        guess=guess,
         stride=TENTH,
     )
-    if not place:
-        raise ValueError(budget.refusal(f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate"))
-    return grid.upwards(place)
+    budget.check_found(place, f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate")
+    return grid.at(place)
 
 
 def steps_for(
@@ -376,10 +334,7 @@ def steps_for(
 ) -> int:
     """The number of steps that the budget allows; 0 where it does not allow one.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-
-    The other arguments are those of :func:`noise_multiplier_for`.
+    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
     result is a billion, the most that it returns.
@@ -390,10 +345,10 @@ def steps_for(
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
     """
-    budget = BudgetSearch(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget.remaining_distance**2 / divergence(sampling_rate, noise_multiplier), MOST_STEPS))
-    return budget.last_within_budget(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
+    guess = int(min(budget.remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    return budget.last_within(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
 
 
 def epsilon_for(
@@ -407,10 +362,7 @@ def epsilon_for(
 ) -> float:
     """Epsilon of these steps and of the prior events together: an upper bound, like every epsilon of the accountant.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-
-    The other arguments are those of :func:`noise_multiplier_for`.
+    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     Raises:
         TypeError, ValueError: an argument is outside its range.
@@ -418,9 +370,8 @@ def epsilon_for(
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
-    count(steps=steps)
-    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
-    return (accountant or PldAccountant()).compose(run).epsilon(delta=delta)
+    release = PoissonGaussian(sampling_rate, noise_multiplier)
+    return _curve(release, steps, accountant, prior_events).epsilon(delta=delta)
 
 
 def delta_for(
@@ -436,9 +387,8 @@ def delta_for(
 
     Args:
         epsilon: the bound whose probability of failure is computed, 0 or more.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
 
-    The other arguments are those of :func:`noise_multiplier_for`.
+    The other arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     Raises:
         TypeError, ValueError: an argument is outside its range.
@@ -446,9 +396,8 @@ def delta_for(
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
     """
-    count(steps=steps)
-    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
-    return (accountant or PldAccountant()).compose(run).delta(epsilon=epsilon)
+    release = PoissonGaussian(sampling_rate, noise_multiplier)
+    return _curve(release, steps, accountant, prior_events).delta(epsilon=epsilon)
 
 
 def epsilon_curve(
@@ -459,16 +408,13 @@ def epsilon_curve(
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
 ) -> list[float]:
-    """Epsilon after each of these numbers of steps, all of the same event.
+    """Epsilon after each of these numbers of steps, all of the same event: upper bounds.
 
     Args:
         event: the release of one step.
         checkpoints: numbers of steps, each at least 1.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: releases before these steps, which count towards epsilon too.
 
-    Guarantee: each value is an upper bound, like every epsilon of the accountant.
+    The other arguments are those of :func:`noise_multiplier_for`.
 
     Raises:
         TypeError, ValueError: a parameter is outside its range.
@@ -478,59 +424,117 @@ def epsilon_curve(
     >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
     [0.08, 0.27, 0.95]
     """
-    accountant = accountant or PldAccountant()
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    return [accountant.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
+    return [_curve(event, steps, accountant, prior_events).epsilon(delta=delta) for steps in checkpoints]
 
 
-NOISE_TAIL = 1e-30
-"""What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900.
+def schedule(
+    expected_batch_size: float,
+    sampling_rate: float | None,
+    steps: int | None,
+    public_size: int | None,
+    epochs: float | None,
+) -> tuple[float, int]:
+    """Sampling rate and steps: as declared, or computed from the declared size and epochs."""
+    if sampling_rate is None:
+        assert public_size is not None
+        sampling_rate = expected_batch_size / public_size
+        if sampling_rate > 1:
+            raise ValueError(
+                f"expected sampling_rate <= 1, got an expected batch of {expected_batch_size} of {public_size} "
+                "declared records; give a smaller batch size"
+            )
+    if steps is None:
+        assert epochs is not None
+        steps = max(1, round(epochs / sampling_rate))
+    return float(sampling_rate), steps
 
-It covers all releases together, up to 1e40 values with noise, whatever the mechanisms are: see ``core.noise``.
-"""
+
+LEAST_STEPS = 500  # fewer hardly train a model, whatever their noise
+NEARLY = 0.95  # of the largest signal: more would cost much computation for little
 
 
-class PrivacyBudget:
-    """Computes the privacy cost of a run together with everything else in its ledger.
+@dataclass(frozen=True)
+class Setting:
+    """One way to train with its epsilon: an upper bound.
 
     Args:
-        terms: the parameters of the run.
-        accountant: computes the cost.
-        ledger: the releases, as recorded at the time of each call.
-
-    Guarantee: every epsilon up to 900 is an upper bound.
+        batch_size: expected size of a Poisson batch, in records.
+        epochs: passes over the declared size.
+        sampling_rate: probability that a record is in a batch.
+        steps: number of batches.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity.
+        epsilon: its epsilon at the delta of the plan.
     """
 
-    def __init__(self, terms: RunParameters, accountant: Accountant, ledger: Ledger) -> None:
-        self.accountant = accountant
-        self.ledger = ledger
-        self._terms = terms
-        self._curves: dict[frozenset[tuple[Event, int]], PrivacyCurve] = {}
+    batch_size: int
+    epochs: float
+    sampling_rate: float
+    steps: int
+    noise_multiplier: float
+    epsilon: float
 
-    def epsilon(self, *, delta: float, more_steps: int = 0) -> float:
-        """Epsilon of the ledger at this delta, with this many further steps of the run."""
-        checks.open_fraction(delta=delta)
-        events = Counter(self.ledger.events)
-        events[self._terms.event] += more_steps
-        spent = frozenset((event, times) for event, times in events.items() if times)
-        if spent not in self._curves:
-            self._curves[spent] = self.accountant.compose(dict(spent))
-        return self._curves[spent].epsilon(delta=delta - NOISE_TAIL) if delta > NOISE_TAIL else math.inf
+    @property
+    def signal(self) -> float:
+        """Total signal to noise: sqrt(steps) * sampling_rate / noise_multiplier.
 
-    def check_budget(self, steps: int) -> None:
-        """Check that this many further steps keep the budget, if there is one.
+        It is the sum of all noised averages over the standard deviation of its noise, where every gradient has the
+        clipping norm and the same direction, divided by the declared size.
 
-        Raises:
-            PrivacyError: they do not.
+        Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
         """
-        budget, delta = self._terms.epsilon, self._terms.delta
-        if budget is None or delta is None:
-            return
-        epsilon = self.epsilon(delta=delta, more_steps=steps)
-        if epsilon > budget * (1 + 1e-9):  # the last digits depend on the order of the events
-            raise PrivacyError(
-                f"with the {steps} steps that are left the ledger would reach epsilon={epsilon:.4g} by the "
-                f"{self.accountant.name} accountant, beyond the budget of {budget:g}: the noise is too small for so "
-                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
-                + SEE_PLAN
-            )
+        return math.sqrt(self.steps) * self.sampling_rate / self.noise_multiplier
+
+
+def recommended(settings: Sequence[Setting]) -> Setting:
+    """The setting to start from: the least computation that has nearly all the signal which the budget allows.
+
+    Settings of fewer than ``LEAST_STEPS`` steps are left out where there are others. Of those whose signal is at least
+    ``NEARLY`` of the largest it is the one with the fewest epochs, which need the fewest gradients, and of these the
+    one with the most signal.
+    """
+    enough = [setting for setting in settings if setting.steps >= LEAST_STEPS] or list(settings)
+    most = max(setting.signal for setting in enough)
+    near = [setting for setting in enough if setting.signal >= NEARLY * most]
+    return min(near, key=lambda setting: (setting.epochs, -setting.signal))
+
+
+def within_budget(
+    *, size: int, epsilon: float, delta: float, batch_sizes: Sequence[int], epochs: Sequence[float]
+) -> Iterator[Setting]:
+    """The least noise that keeps the budget, for every batch size with every number of epochs.
+
+    Raises:
+        TypeError, ValueError: an argument is outside its range, a batch is larger than ``size``, or no noise keeps the
+            budget.
+
+    >>> settings = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
+    >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in settings]
+    ['1000 steps: 1.4', '10000 steps: 3.8']
+    """
+    for batch_size, passes in product(batch_sizes, epochs):
+        rate, steps = schedule(batch_size, None, None, size, passes)
+        noise = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+        yield _setting(batch_size, passes, size, noise, delta)
+
+
+def with_noise(
+    *, size: int, delta: float, batch_sizes: Sequence[int], epochs: float, noise_multipliers: Sequence[float]
+) -> Iterator[Setting]:
+    """Epsilon of this many epochs, for every batch size with every noise multiplier.
+
+    Raises:
+        TypeError, ValueError: an argument is outside its range, or a batch is larger than ``size``.
+
+    >>> settings = with_noise(size=60_000, delta=1e-5, batch_sizes=[600], epochs=100, noise_multipliers=[2.0, 4.0])
+    >>> [round(setting.epsilon, 2) for setting in settings]
+    [2.16, 0.95]
+    """
+    for batch_size, noise in product(batch_sizes, noise_multipliers):
+        yield _setting(batch_size, epochs, size, noise, delta)
+
+
+def _setting(batch_size: int, epochs: float, size: int, noise: float, delta: float) -> Setting:
+    rate, steps = schedule(batch_size, None, None, size, epochs)
+    epsilon = epsilon_for(delta=delta, sampling_rate=rate, noise_multiplier=noise, steps=steps)
+    return Setting(batch_size, epochs, rate, steps, noise, epsilon)

@@ -6,9 +6,9 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
-from noisette.errors import all_of, below_one, count, not_negative, positive, probability
+from noisette.errors import below_one, count, not_negative, positive, probability
 
 
 class Neighbouring(enum.Enum):
@@ -21,7 +21,18 @@ class Neighbouring(enum.Enum):
 
 
 class Event:
-    """A released mechanism with its parameters; equal events are the same key of a mapping."""
+    """A released mechanism with its parameters; equal events are the same key of a mapping.
+
+    Parameters of one name mean the same in every kind of event, unless it says otherwise:
+
+    - ``sampling_rate``: probability, in (0, 1], with which each record enters the batch, independently of all others.
+    - ``noise_multiplier``: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
+    - ``parts``: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
+      add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
+
+    Raises:
+        TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
+    """
 
     mechanism: ClassVar[str]
     """The name of this kind of event in the ledger."""
@@ -29,9 +40,18 @@ class Event:
     sampling: ClassVar[str]
     """How the records of a release are chosen, in a few words."""
 
+    def __post_init__(self) -> None:
+        for name, value in self.parameters().items():
+            _PARAMETERS[name].check(**{name: value})
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name; a release without parts has none of that name."""
+        values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
+        return {name: value for name, value in values.items() if name != "parts" or value}
+
     @property
     def round_length(self) -> int:
-        """How many steps form a round, which is paid for as a whole: 1 but for noise that is correlated over steps."""
+        """How many steps form a round, which is counted as a whole: 1 but for noise that is correlated over steps."""
         return 1
 
     @property
@@ -40,10 +60,8 @@ class Event:
         return self.neighbouring.value
 
     def __repr__(self) -> str:
-        """The constructor call; a release without parts is shown without them."""
-        values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
-        shown = [f"{name}={value!r}" for name, value in values.items() if name != "parts" or value]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
+        return f"{type(self).__name__}({shown})"
 
 
 Events: TypeAlias = Mapping[Event, int]
@@ -56,11 +74,7 @@ def in_whole_rounds(event: Event, times: int) -> int:
 
 
 def check_events(events: Events) -> None:
-    """Check that keys are events of one neighbouring relation and values are integers of at least one.
-
-    Raises:
-        TypeError, ValueError: they are not; the message names what is wrong.
-    """
+    """Check that keys are events of one neighbouring relation and values are integers of at least one."""
     relations: dict[str, Event] = {}
     for event, times in events.items():
         if not isinstance(event, Event):
@@ -80,13 +94,6 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 class Gaussian(Event):
     """One release: a sum over all records, plus Gaussian noise.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
-        parts: the parts of the release, where it is not a gradient alone.
-
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
-
     >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
     Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
     """
@@ -98,24 +105,10 @@ class Gaussian(Event):
     sampling: ClassVar[str] = "none (every record)"
     sampling_rate: ClassVar[float] = 1.0
 
-    def __post_init__(self) -> None:
-        positive(noise_multiplier=self.noise_multiplier)
-        _check_parts(self.parts)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PoissonGaussian(Event):
-    """One release: a sum over a Poisson batch, plus Gaussian noise.
-
-    Args:
-        sampling_rate: probability, in (0, 1], with which each example enters the batch, independently of all others.
-            1 is the whole data set.
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one example. Above 0.
-        parts: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
-            add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
-
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
+    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set.
 
     >>> PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
@@ -127,50 +120,6 @@ class PoissonGaussian(Event):
 
     mechanism: ClassVar[str] = "Poisson Gaussian"
     sampling: ClassVar[str] = "Poisson"
-
-    def __post_init__(self) -> None:
-        probability(sampling_rate=self.sampling_rate)
-        positive(noise_multiplier=self.noise_multiplier)
-        _check_parts(self.parts)
-
-    @classmethod
-    def joint(cls, sampling_rate: float, noise_multipliers: Mapping[str, float]) -> Self:
-        """Several releases on one batch, each with its own noise multiplier: together one Gaussian mechanism.
-
-        In units of the noise the sensitivity of part i is 1 / sigma_i, and that of all parts together
-        1 / sigma_eff = sqrt(sum of 1 / sigma_i^2). Composing the parts as separate events would treat the batch as if
-        it were sampled anew for each part.
-
-        Raises:
-            ValueError: there is no part, or a value is outside its range.
-
-        >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)
-        2.8284
-        """
-        if not noise_multipliers:
-            raise ValueError("expected the noise multiplier of at least one part, got none")
-        positive(**{f"noise_multiplier of {name}": noise for name, noise in noise_multipliers.items()})
-        inverse = math.fsum(noise**-2 for noise in noise_multipliers.values())
-        shares = tuple((name, noise**-2 / inverse) for name, noise in noise_multipliers.items())
-        return cls(sampling_rate, inverse**-0.5, shares)
-
-    @classmethod
-    def quantile_query(cls, sampling_rate: float, count_deviation: float) -> Self:
-        """A noisy count of the examples on one side of a threshold, from which quantiles are estimated.
-
-        Each example adds plus or minus one half to the count, so its sensitivity is 1/2.
-
-        Args:
-            sampling_rate: probability in (0, 1] that an example is in the batch.
-            count_deviation: standard deviation of the noise on the count, in examples.
-
-        Source: Andrew et al. 2021, algorithm 1.
-
-        >>> PoissonGaussian.quantile_query(0.01, count_deviation=10.0)
-        PoissonGaussian(sampling_rate=0.01, noise_multiplier=20.0, parts=(('count', 1.0),))
-        """
-        positive(count_deviation=count_deviation)
-        return cls(sampling_rate, 2 * count_deviation, (("count", 1.0),))
 
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
@@ -187,9 +136,6 @@ class FixedSizeGaussian(Event):
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
             the sum by up to twice that norm, which accountants take into account. Above 0.
 
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
-
     >>> FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=2.0).relation
     'replace one record'
     """
@@ -203,8 +149,7 @@ class FixedSizeGaussian(Event):
     sampling: ClassVar[str] = "fixed size, without replacement"
 
     def __post_init__(self) -> None:
-        count(batch_size=self.batch_size, size=self.size)
-        positive(noise_multiplier=self.noise_multiplier)
+        Event.__post_init__(self)
         if self.batch_size > self.size:
             raise ValueError(f"expected batch_size <= size, got batch_size={self.batch_size}, size={self.size}")
 
@@ -216,14 +161,9 @@ class TruncatedPoissonGaussian(Event):
     A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
 
     Args:
-        sampling_rate: probability, in (0, 1], with which each record enters the batch, independently of all others.
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
         largest_batch: the most records of a batch, at least 1.
         most_records: the most records that the data set may have: public, and declared. At least 1.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
-
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     >>> TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10_000)
     TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10000)
@@ -238,14 +178,6 @@ class TruncatedPoissonGaussian(Event):
     mechanism: ClassVar[str] = "truncated Poisson Gaussian"
     sampling: ClassVar[str] = "Poisson, at most a fixed number"
 
-    def __post_init__(self) -> None:
-        all_of(
-            lambda: probability(sampling_rate=self.sampling_rate),
-            lambda: positive(noise_multiplier=self.noise_multiplier),
-            lambda: count(largest_batch=self.largest_batch, most_records=self.most_records),
-        )
-        _check_parts(self.parts)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BallsInBinsGaussian(Event):
@@ -256,11 +188,6 @@ class BallsInBinsGaussian(Event):
 
     Args:
         bins: the batches of one pass, at least 1.
-        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
-
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
 
@@ -274,10 +201,6 @@ class BallsInBinsGaussian(Event):
 
     mechanism: ClassVar[str] = "balls-in-bins Gaussian"
     sampling: ClassVar[str] = "each record in one batch of a pass"
-
-    def __post_init__(self) -> None:
-        all_of(lambda: count(bins=self.bins), lambda: positive(noise_multiplier=self.noise_multiplier))
-        _check_parts(self.parts)
 
     @property
     def sampling_rate(self) -> float:
@@ -294,17 +217,12 @@ class BandedGaussian(Event):
     strategy matrix C, lower triangular, of ``bands`` diagonals and with columns of norm 1 at most, all steps together
     release C times the sums plus independent Gaussian noise. A record takes part at most once in ``bands`` consecutive
     steps, so its parts of C are orthogonal, and a round of ``bands`` steps costs as much as one Poisson batch of rate
-    ``bands * sampling_rate`` with this noise multiplier. A round that was begun is paid for as a whole.
+    ``bands * sampling_rate`` with this noise multiplier. A round that was begun counts as a whole.
 
     Args:
-        sampling_rate: probability, in (0, 1], that a record is in the batch of a step. At most 1 / ``bands``.
-        noise_multiplier: standard deviation of the independent noise in units of the sum's sensitivity to one record.
-            Above 0.
+        sampling_rate: probability that a record is in the batch of a step. At most 1 / ``bands``.
+        noise_multiplier: that of the independent noise.
         bands: diagonals of C, and steps of a round. At least 1; 1 is a :class:`PoissonGaussian`.
-        parts: the parts of the release, as in :class:`PoissonGaussian`.
-
-    Raises:
-        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
@@ -322,12 +240,7 @@ class BandedGaussian(Event):
     sampling: ClassVar[str] = "cyclic Poisson"
 
     def __post_init__(self) -> None:
-        all_of(
-            lambda: probability(sampling_rate=self.sampling_rate),
-            lambda: positive(noise_multiplier=self.noise_multiplier),
-            lambda: count(bands=self.bands),
-        )
-        _check_parts(self.parts)
+        Event.__post_init__(self)
         if self.bands * self.sampling_rate > 1 + 1e-9:  # 49 * (1 / 49) is not 1
             raise ValueError(
                 f"expected bands * sampling_rate <= 1, got {self.bands} * {self.sampling_rate:g}: each of {self.bands} "
@@ -347,46 +260,48 @@ class BandedGaussian(Event):
         return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
 
 
-def _check_parts(parts: Parts) -> None:
-    for name, share in parts:
-        probability(**{f"share of {name}": share})
-    if len(dict(parts)) < len(parts):
-        raise ValueError(f"expected parts of different names, got {', '.join(name for name, _ in parts)}")
-    if parts and not math.isclose(total := math.fsum(share for _, share in parts), 1, rel_tol=1e-12):
-        raise ValueError(f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in parts)}")
+@dataclass(frozen=True, slots=True)
+class OfSeveral(Event):
+    """The release of one event with the guarantee for several records at once: a group, or those of one user."""
+
+    event: Sampled
+    records: int
+
+    @property
+    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The sampling of the event."""
+        return self.event.sampling
+
+    @property
+    def sampling_rate(self) -> float:
+        """The rate of records, or of users where users are sampled."""
+        return self.event.sampling_rate
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise in units of the sensitivity to one record."""
+        return self.event.noise_multiplier
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of the release."""
+        return self.event.parts
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPrivacy(Event):
+class GroupPrivacy(OfSeveral):
     """Another event, with the guarantee for a whole group of records that is added or removed at once.
 
     Args:
         event: a release over all records or over a Poisson batch.
         records: size of the group, at least 1.
 
-    Raises:
-        TypeError, ValueError: ``records`` is not a whole number of at least 1, or the event has another relation.
-
-    >>> from noisette.accounting import PoissonGaussian
     >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove a group of 3 records'
     """
 
-    event: Sampled
-    records: int
-
     mechanism: ClassVar[str] = "seen by a group"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_GROUP
-
-    def __post_init__(self) -> None:
-        count(records=self.records)
-        if not isinstance(self.event, Sampled):
-            raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {self.event!r}")
-
-    @property
-    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sampling of the event."""
-        return self.event.sampling
 
     @property
     def relation(self) -> str:
@@ -395,7 +310,7 @@ class GroupPrivacy(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UserLevel(Event):
+class UserLevel(OfSeveral):
     """Another event, with the guarantee for all records of one user, whatever their number.
 
     Of each user at most ``records`` records are used. Where users are sampled instead of records, and each enters a
@@ -405,44 +320,12 @@ class UserLevel(Event):
         event: a release over all records or over a Poisson batch.
         records: the most records of one user that enter a batch, each independently of the others. At least 1.
 
-    Raises:
-        TypeError, ValueError: ``records`` is not a whole number of at least 1, or the event has another relation.
-
-    >>> from noisette.accounting import PoissonGaussian
     >>> UserLevel(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove all records of one user'
     """
 
-    event: Sampled
-    records: int
-
     mechanism: ClassVar[str] = "seen by a user"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_USER
-
-    def __post_init__(self) -> None:
-        count(records=self.records)
-        if not isinstance(self.event, Sampled):
-            raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {self.event!r}")
-
-    @property
-    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sampling of the event."""
-        return self.event.sampling
-
-    @property
-    def sampling_rate(self) -> float:
-        """The probability with which each record, or each user where users are sampled, enters a batch."""
-        return self.event.sampling_rate
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in units of the sum's sensitivity to one record."""
-        return self.event.noise_multiplier
-
-    @property
-    def parts(self) -> Parts:
-        """The parts of the release, as in :class:`PoissonGaussian`."""
-        return self.event.parts
 
 
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
@@ -456,9 +339,6 @@ class Laplace(Event):
     Args:
         noise_multiplier: scale of the noise in units of the L1 sensitivity: 1 / epsilon of the release. Above 0.
 
-    Raises:
-        TypeError, ValueError: the value is not a number above 0.
-
     >>> Laplace(noise_multiplier=2.0)
     Laplace(noise_multiplier=2.0)
     """
@@ -468,9 +348,6 @@ class Laplace(Event):
     mechanism: ClassVar[str] = "Laplace"
     sampling: ClassVar[str] = "none (every record)"
 
-    def __post_init__(self) -> None:
-        positive(noise_multiplier=self.noise_multiplier)
-
 
 @dataclass(frozen=True, slots=True)
 class DiscreteGaussian(Event):
@@ -478,9 +355,6 @@ class DiscreteGaussian(Event):
 
     Args:
         noise_multiplier: the parameter sigma of the distribution, close to its standard deviation. Above 0.
-
-    Raises:
-        TypeError, ValueError: the value is not a number above 0.
 
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
 
@@ -492,9 +366,6 @@ class DiscreteGaussian(Event):
 
     mechanism: ClassVar[str] = "discrete Gaussian"
     sampling: ClassVar[str] = "none (every record)"
-
-    def __post_init__(self) -> None:
-        positive(noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,9 +379,6 @@ class ZcdpAmount(Event):
     Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
     or removing one record.
 
-    Raises:
-        TypeError, ValueError: ``rho`` is not a number above 0.
-
     >>> ZcdpAmount(rho=0.1, tool="table of counts")
     ZcdpAmount(rho=0.1, tool='table of counts')
     """
@@ -520,9 +388,6 @@ class ZcdpAmount(Event):
 
     mechanism: ClassVar[str] = "declared zCDP"
     sampling: ClassVar[str] = "not known"
-
-    def __post_init__(self) -> None:
-        positive(rho=self.rho)
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,9 +402,6 @@ class DpAmount(Event):
     Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
     or removing one record.
 
-    Raises:
-        TypeError, ValueError: a value is not a number in its range.
-
     >>> DpAmount(epsilon=0.5, delta=1e-9, tool="synthetic table")
     DpAmount(epsilon=0.5, delta=1e-09, tool='synthetic table')
     """
@@ -550,9 +412,6 @@ class DpAmount(Event):
 
     mechanism: ClassVar[str] = "declared epsilon and delta"
     sampling: ClassVar[str] = "not known"
-
-    def __post_init__(self) -> None:
-        all_of(lambda: not_negative(epsilon=self.epsilon), lambda: below_one(delta=self.delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,12 +426,8 @@ class RepeatAndSelect(Event):
         mean: expected number of runs, at least 1.
         shape: shape parameter of the distribution, 0 or more.
 
-    Raises:
-        TypeError, ValueError: a value lies outside its range, or a run holds another kind of event or none.
-
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
 
-    >>> from noisette.accounting import PoissonGaussian
     >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
     'add or remove one record'
     """
@@ -585,35 +440,28 @@ class RepeatAndSelect(Event):
     sampling: ClassVar[str] = "as in each run"
 
     def __post_init__(self) -> None:
-        positive(mean=self.mean)
-        if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not self.shape >= 0:
-            raise ValueError(f"expected shape >= 0, got shape={self.shape!r}")
+        Event.__post_init__(self)
         if self.mean < 1:
             raise ValueError(f"expected mean >= 1, got mean={self.mean}")
-        if not self.run:
-            raise ValueError("expected the releases of one run, got none")
-        for event, times in self.run:
-            if not isinstance(event, Sampled):
-                raise TypeError(f"expected releases of a Gaussian or a PoissonGaussian, got {event!r}")
-            count(times=times)
 
 
-_KINDS = (
-    Gaussian,
-    PoissonGaussian,
-    FixedSizeGaussian,
-    TruncatedPoissonGaussian,
-    BallsInBinsGaussian,
-    BandedGaussian,
-    GroupPrivacy,
-    UserLevel,
-    RepeatAndSelect,
-    Laplace,
-    DiscreteGaussian,
-    ZcdpAmount,
-    DpAmount,
+Supported: TypeAlias = (
+    Gaussian
+    | PoissonGaussian
+    | FixedSizeGaussian
+    | TruncatedPoissonGaussian
+    | BallsInBinsGaussian
+    | GroupPrivacy
+    | UserLevel
+    | RepeatAndSelect
+    | Laplace
+    | DiscreteGaussian
+    | ZcdpAmount
+    | DpAmount
 )
-_EVENTS = {event.mechanism: event for event in _KINDS}
+"""The events that accountants compose. Rounds of banded steps become Poisson batches before."""
+
+_EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_args(Supported), BandedGaussian)}
 
 
 def facts_of(event: Event) -> dict[str, Any]:
@@ -624,12 +472,8 @@ def facts_of(event: Event) -> dict[str, Any]:
     """
     if not isinstance(event, tuple(_EVENTS.values())):
         raise TypeError(f"expected an event of this package, got {event!r}")
-    facts = {"mechanism": event.mechanism, "neighbouring": event.relation, "sampling": event.sampling}
-    for field in fields(event):
-        value = getattr(event, field.name)
-        if field.name != "parts" or value:  # lines without parts are as they were before events had parts
-            facts[field.name] = _TO_PLAIN[field.name](value) if field.name in _TO_PLAIN else value
-    return facts
+    stored = {name: _PARAMETERS[name].to_plain(value) for name, value in event.parameters().items()}
+    return {"mechanism": event.mechanism, "neighbouring": event.relation, "sampling": event.sampling, **stored}
 
 
 def event_of(facts: Mapping[str, Any]) -> Event:
@@ -643,36 +487,75 @@ def event_of(facts: Mapping[str, Any]) -> Event:
     """
     if (mechanism := facts["mechanism"]) not in _EVENTS:
         raise ValueError(f"no event has the mechanism {mechanism!r}")
-    facts = {"parts": {}, **facts}
-    kind = _EVENTS[mechanism]
-    values = {f.name: facts[f.name] for f in fields(kind)}
-    return kind(**{name: _FROM_PLAIN[name](value) if name in _FROM_PLAIN else value for name, value in values.items()})
+    kind, facts = _EVENTS[mechanism], {"parts": {}, **facts}
+    return kind(**{field.name: _PARAMETERS[field.name].from_plain(facts[field.name]) for field in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
 
 
-def _sampled_of(facts: Mapping[str, Any]) -> Sampled:
-    event = event_of(facts)
+def _same(value: Any) -> Any:
+    return value
+
+
+class _Parameter(NamedTuple):
+    """How a parameter of events is checked, and how it is stored in JSON and restored."""
+
+    check: Callable[..., None]
+    to_plain: Callable[[Any], Any] = _same
+    from_plain: Callable[[Any], Any] = _same
+
+
+def _any_text(**arguments: object) -> None:
+    """Whatever a tool is called."""
+
+
+def _parts_add_up(*, parts: Parts) -> None:
+    for name, share in parts:
+        probability(**{f"share of {name}": share})
+    if len(dict(parts)) < len(parts):
+        raise ValueError(f"expected parts of different names, got {', '.join(name for name, _ in parts)}")
+    if not math.isclose(total := math.fsum(share for _, share in parts), 1, rel_tol=1e-12):
+        raise ValueError(f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in parts)}")
+
+
+def _sampled(*, event: object) -> None:
     if not isinstance(event, Sampled):
-        raise ValueError(f"expected the facts of a Gaussian or a PoissonGaussian, got those of {event!r}")
-    return event
+        raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {event!r}")
 
 
-# How the fields of events are converted, where JSON would change them. An infinite shape is not a JSON number, so it is
-# written as a string, which float() reads.
-_TO_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "sampling_rate": float,
-    "noise_multiplier": float,
-    "mean": float,
-    "rho": float,
-    "epsilon": float,
-    "delta": float,
-    "shape": lambda shape: str(float(shape)),
-    "parts": dict,
-    "event": facts_of,
-    "run": lambda run: [[facts_of(event), times] for event, times in run],
-}
-_FROM_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "shape": float,
-    "parts": lambda parts: tuple(dict(parts).items()),
-    "event": _sampled_of,
-    "run": lambda run: tuple((_sampled_of(facts), times) for facts, times in run),
+def _shape_of_runs(*, shape: object) -> None:
+    if isinstance(shape, bool) or not isinstance(shape, int | float) or not shape >= 0:
+        raise ValueError(f"expected shape >= 0, got shape={shape!r}")
+
+
+def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
+    if not run:
+        raise ValueError("expected the releases of one run, got none")
+    for event, times in run:
+        _sampled(event=event)
+        count(times=times)
+
+
+_PARAMETERS = {
+    "sampling_rate": _Parameter(probability, float),
+    "noise_multiplier": _Parameter(positive, float),
+    "batch_size": _Parameter(count),
+    "size": _Parameter(count),
+    "largest_batch": _Parameter(count),
+    "most_records": _Parameter(count),
+    "bins": _Parameter(count),
+    "bands": _Parameter(count),
+    "records": _Parameter(count),
+    "mean": _Parameter(positive, float),
+    "rho": _Parameter(positive, float),
+    "epsilon": _Parameter(not_negative, float),
+    "delta": _Parameter(below_one, float),
+    "tool": _Parameter(_any_text),
+    # An infinite shape is not a JSON number, so it is written as a string, which float() reads.
+    "shape": _Parameter(_shape_of_runs, lambda shape: str(float(shape)), float),
+    "parts": _Parameter(_parts_add_up, dict, lambda parts: tuple(dict(parts).items())),
+    "event": _Parameter(_sampled, facts_of, event_of),
+    "run": _Parameter(
+        _releases,
+        lambda run: [[facts_of(event), times] for event, times in run],
+        lambda run: tuple((event_of(facts), times) for facts, times in run),
+    ),
 }

@@ -1,52 +1,30 @@
-"""The interface of an accountant, and the checks that several accountants share."""
+"""The interface of an accountant, what its curves mean for an attack, and checks that several accountants share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
-
-import numpy as np
-import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,
-    DiscreteGaussian,
     DpAmount,
     Event,
     Events,
     FixedSizeGaussian,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    PoissonGaussian,
-    RepeatAndSelect,
     Sampled,
+    Supported,
     TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
     check_events,
     in_whole_rounds,
 )
-from noisette.errors import UnsupportedEventError, positive
+from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction, positive
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
-
-
-# The kinds of event, beside sampled releases, that only the accountants of loss distributions and divergences support.
-_BY_DIVERGENCES = (
-    FixedSizeGaussian,
-    TruncatedPoissonGaussian,
-    GroupPrivacy,
-    UserLevel,
-    RepeatAndSelect,
-    Laplace,
-    DiscreteGaussian,
-    ZcdpAmount,
-)
 
 
 class PrivacyCurve(Protocol):
@@ -56,19 +34,11 @@ class PrivacyCurve(Protocol):
     """
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta, 0 or more; ``inf`` where the accountant has no finite bound.
-
-        Raises:
-            TypeError, ValueError: ``delta`` is not in (0, 1).
-        """
+        """Epsilon at this delta, in (0, 1): 0 or more; ``inf`` where the accountant has no finite bound."""
         ...
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, from 0 to 1.
-
-        Raises:
-            TypeError, ValueError: ``epsilon`` is below 0.
-        """
+        """Delta, from 0 to 1, at this epsilon, 0 or more."""
         ...
 
 
@@ -125,10 +95,9 @@ def composed_events(events: Events) -> Events:
 
 
 def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
-    """A copy of the events, for an accountant that supports only releases over Poisson batches or over all records.
+    """The composed events, for an accountant that supports only releases over Poisson batches or over all records.
 
     Raises:
-        TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
         UnsupportedEventError: one of them is of another kind.
     """
     sampled: dict[Sampled, int] = {}
@@ -141,105 +110,110 @@ def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
 
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
-    match event:
-        case Gaussian() | PoissonGaussian():
-            way_out = "use the pld, the rdp or the moments accountant"
-        case BallsInBinsGaussian() | DpAmount():
-            way_out = "use the pld accountant"
-        case _ if isinstance(event, _BY_DIVERGENCES):
-            way_out = "use the pld or the rdp accountant"
-        case _:
-            way_out = "no accountant of this package does"
+    if isinstance(event, Sampled):
+        way_out = "use the pld, the rdp or the moments accountant"
+    elif isinstance(event, BallsInBinsGaussian | DpAmount):
+        way_out = "use the pld accountant"
+    else:
+        way_out = (
+            "use the pld or the rdp accountant"
+            if isinstance(event, Supported)
+            else "no accountant of this package does"
+        )
     return UnsupportedEventError(f"the {accountant} accountant does not support {event!r}; {way_out}")
 
 
-# The standard Gaussian is evaluated up to this many standard deviations; the mass beyond is 1.5e-23.
-REACH = 10.0
-
-# The most terms of one integral. A group that would need more is treated as if it were in every batch: an upper bound.
-MOST_TERMS = 500_000
-
-# Above the rounding error of the logarithm of such an integral, which is 9e-16 where it should be 0.
-ROUNDING = 1e-14
+_PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter
+_LARGEST_EPSILON = 10.0  # a larger one tightens no error rate above e^-10, 0.005 %
+_LEAST_DELTA = 1e-6
+_ROUNDING = 2.0**-48  # relative, of one bound
 
 
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """The standard Gaussian, and the same Gaussian moved by one of these shifts with these log probabilities.
+@dataclass(frozen=True)
+class TradeOff:
+    """The least errors of any attack that decides from everything released whether one record took part.
 
-    The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
-    by at most its sensitivity.
+    The attack has a false-positive rate (how often it claims membership where there is none) and a false-negative rate
+    (how often it misses a member). It may know all other records.
 
-    Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
+    Args:
+        curve: the privacy cost of what was released, by any accountant.
+        beside: a further delta, such as that of the tail of the noise generator.
 
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> np.exp(Mixture.of(GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
-    array([0.25, 0.5 , 0.25])
+    Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
+        bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.
+
+    Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.4 and 2.12.
+
+    >>> from noisette.accounting import Gaussian, GdpAccountant
+    >>> attack = TradeOff(GdpAccountant().compose({Gaussian(noise_multiplier=1.0): 1}))
+    >>> round(attack.advantage, 4), round(attack.true_positive_rate(0.01), 2)
+    (0.3829, 0.09)
     """
 
-    log_probabilities: np.ndarray
-    shifts: np.ndarray
+    curve: PrivacyCurve
+    beside: float = 0.0
 
-    @classmethod
-    def of(cls, event: Sampled | GroupPrivacy) -> Mixture:
-        """The mixture of a release: the number of the group's records in the batch is binomial; k is 1 without one."""
-        release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
-        i, q = np.arange(k + 1), release.sampling_rate
-        log_binomial = scipy.special.gammaln(k + 1) - scipy.special.gammaln(i + 1) - scipy.special.gammaln(k - i + 1)
-        log_weights = log_binomial + scipy.special.xlogy(i, q) + scipy.special.xlog1py(k - i, -q)
-        return cls(log_weights - _log_sum_exp(log_weights), i / resolved_noise(release))
+    def __post_init__(self) -> None:
+        below_one(beside=self.beside)
 
-    def loss(self, u: np.ndarray) -> np.ndarray:
-        """ln of the mixture's density over that of the Gaussian, which increases with u."""
-        total = np.full_like(u, -np.inf)
-        for log_p, at in self._components():
-            np.logaddexp(total, log_p + at * u - at**2 / 2, out=total)
-        return total
+    @cached_property
+    def profile(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of an epsilon, from 0 on in ascending order, and its delta."""
+        top = min(_LARGEST_EPSILON, self.curve.epsilon(delta=_LEAST_DELTA))
+        epsilons = [top * k / (_PAIRS - 1) for k in range(_PAIRS)] if top > 0 else [0.0]
+        return tuple((epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)) for epsilon in epsilons)
 
-    def divergence(self, order: float) -> float:
-        """Rényi divergence of this order, the larger of both directions."""
-        in_every_batch = float(order * self.shifts[-1] ** 2 / 2)
-        sampled = max(self._log_mean_power(power) for power in (order, 1 - order)) + ROUNDING
-        return min(sampled / (order - 1), in_every_batch)
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.
 
-    def _components(self) -> Iterator[tuple[float, float]]:
-        return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
-
-    def _log_mean_power(self, power: float) -> float:
-        """ln of the mean of exp(power * loss) over the Gaussian; ``inf`` where the sum would be too long.
-
-        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero closer to the real
-        line than pi over the spacing of the shifts: the probabilities of a binomial, multiplied by the factors
-        exp(-shift^2 / 2), are the coefficients of a polynomial whose zeros are all negative. The step follows from
-        that distance and from how fast the power grows off the line.
+        Raises:
+            TypeError, ValueError: the rate is not in [0, 1].
         """
-        spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
-        down, up = max(-power, 0) * largest, max(power, 0) * largest
-        flat = math.sqrt(REACH**2 + 2 * max(-power, 0) * -self.log_probabilities[0])
-        start, stop = -min(down + REACH, flat), up + REACH
-        step = min(0.5, 0.12 / spacing) / math.sqrt(1 + down * spacing / 4)
-        points = (stop - start) / step + 1
-        if points * len(self.log_probabilities) > MOST_TERMS:
-            return math.inf
-        u = start + step * np.arange(math.ceil(points))
-        return _log_sum_exp(power * self.loss(u) - u**2 / 2) + math.log(step / math.sqrt(2 * math.pi))
+        not_negative(false_positive_rate=false_positive_rate)
+        if false_positive_rate > 1:
+            raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
+        bound = min(
+            min(
+                delta + math.exp(epsilon) * false_positive_rate,
+                1 - math.exp(-epsilon) * (1 - delta - false_positive_rate),
+            )
+            for epsilon, delta in self.profile
+        )
+        return min(1.0, bound * (1 + _ROUNDING) + _ROUNDING)
 
+    def false_negative_rate(self, false_positive_rate: float) -> float:
+        """The trade-off function: the least share of members that an attack with this false-positive rate misses."""
+        return 1 - self.true_positive_rate(false_positive_rate)
 
-def group_divergences(event: GroupPrivacy, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of a release for the group as a whole, one for each order.
+    @cached_property
+    def advantage(self) -> float:
+        """The largest difference of true-positive and false-positive rate: the total variation distance, from 0 to 1.
 
-    >>> from noisette.accounting.events import Gaussian
-    >>> group_divergences(GroupPrivacy(Gaussian(4.0), records=2), orders=(2.0, 4.0))
-    array([0.25, 0.5 ])
-    """
-    noise = resolved_noise(event.event)
-    if noise == 0:
-        return np.full(len(orders), math.inf)
-    if event.event.sampling_rate == 1:
-        return np.array(orders) * (event.records / noise) ** 2 / 2
-    mixture = Mixture.of(event)
-    return np.array([mixture.divergence(order) for order in orders])
+        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon). The least
+        difference is delta at epsilon 0 where the curve is exact.
+        """
+        bound = min(1 - 2 * (1 - delta) / (1 + math.exp(epsilon)) for epsilon, delta in self.profile)
+        return min(1.0, bound + _ROUNDING)
 
+    @property
+    def accuracy(self) -> float:
+        """The largest probability of a right answer where the record took part with a prior probability of one half."""
+        return (1 + self.advantage) / 2
 
-def _log_sum_exp(logs: np.ndarray) -> float:
-    return float(np.asarray(scipy.special.logsumexp(logs)))
+    def posterior(self, *, exceeded: float) -> float:
+        """A belief in membership, from a prior of one half, that the releases exceed with at most this probability.
+
+        With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
+        privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
+        epsilon below t. Such a probability is larger than delta(t): delta weighs each outcome by its excess over t.
+
+        Args:
+            exceeded: probability over the randomness of the releases, in (0, 1), the record being in the data.
+
+        Raises:
+            TypeError, ValueError: ``exceeded`` is not in (0, 1).
+        """
+        open_fraction(exceeded=exceeded)
+        losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]
+        return min(1.0, 1 / (1 + math.exp(-min(losses))) + _ROUNDING) if losses else 1.0

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
 from noisette.accounting.events import Event, StepRelease, check_events, in_whole_rounds
@@ -32,16 +32,12 @@ from noisette.errors import PrivacyError, count
 
 
 def as_text(name: str, facts: Mapping[str, object]) -> str:
-    """One line.
-
-    >>> as_text("Batch", {"expected size": 150})
-    '<Batch: expected size 150>'
-    """
+    """The facts in one line, such as ``<Batch: expected size 150>``."""
     return f"<{name}: {', '.join(f'{label} {value}' for label, value in facts.items())}>"
 
 
 def as_html(name: str, facts: Mapping[str, object]) -> str:
-    """A table with the name above it.
+    """The facts as a table with the name above it.
 
     >>> as_html("Batch", {"expected size": "< 150"})
     '<table><caption>Batch</caption><tr><th>expected size</th><td>&lt; 150</td></tr></table>'
@@ -50,13 +46,11 @@ def as_html(name: str, facts: Mapping[str, object]) -> str:
     return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
 
 
-LEDGER_FILE = "ledger.jsonl"
-"""The name of the ledger in a run folder."""
+LEDGER_FILE = "ledger.jsonl"  # in a run folder
 
 
-@dataclass(frozen=True)
-class Tally:
-    """How often one event is recorded in a ledger.
+class Tally(NamedTuple):
+    """How often one event is recorded in a ledger, by the kinds of lines in their order.
 
     Args:
         reserved: releases that were allowed in advance.
@@ -75,22 +69,9 @@ class Tally:
         """The number that counts towards the privacy cost: all releases that may have happened."""
         return self.reserved - self.given_back + self.charged
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.reserved + other.reserved,
-            self.committed + other.committed,
-            self.given_back + other.given_back,
-            self.charged + other.charged,
-        )
-
-    def by_kind(self) -> dict[Kind, int]:
-        """The counts by the kind of line that records them."""
-        return {
-            Kind.RESERVE: self.reserved,
-            Kind.COMMIT: self.committed,
-            Kind.RELEASE: self.given_back,
-            Kind.CHARGE: self.charged,
-        }
+    def with_all(self, other: Tally) -> Tally:
+        """The sum of two tallies."""
+        return Tally(*map(operator.add, self, other))
 
     def after(self, kind: Kind, steps: int) -> Tally:
         """The tally after a line of this kind.
@@ -98,12 +79,7 @@ class Tally:
         Raises:
             ValueError: more releases would be committed and given back than were reserved.
         """
-        tally = Tally(
-            self.reserved + steps * (kind is Kind.RESERVE),
-            self.committed + steps * (kind is Kind.COMMIT),
-            self.given_back + steps * (kind is Kind.RELEASE),
-            self.charged + steps * (kind is Kind.CHARGE),
-        )
+        tally = self.with_all(Tally(*(steps * (kind is of) for of in Kind)))
         if tally.committed + tally.given_back > tally.reserved:
             raise ValueError(
                 f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
@@ -113,7 +89,7 @@ class Tally:
 
 
 class RecordedRun:
-    """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
+    """The name under which one object reserves steps, so that it commits and gives back its own alone.
 
     Args:
         id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
@@ -146,9 +122,11 @@ class Ledger:
 
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
-            of a device, a pipe or a socket.
-        PrivacyError: the file is open for writing elsewhere.
-        OSError: the file cannot be opened, or cannot be locked.
+            of a device, a pipe or a socket; or a method is to record an event of another neighbouring relation.
+        PrivacyError: the file is open for writing elsewhere. Methods that write also raise it where the ledger was
+            closed or is read-only, or another process has written to the file.
+        OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
+            charged, and steps that were to be committed or given back still count.
 
     >>> from noisette.accounting import PoissonGaussian
     >>> ledger = Ledger()
@@ -161,7 +139,6 @@ class Ledger:
 
     def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
         self._lock = threading.RLock()
-        self._whole: set[tuple[Event, int]] = set()  # numbers of steps that are whole rounds
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
@@ -243,20 +220,14 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """The digest of the last line, which seals all lines; empty without a line or without a file.
-
-        From then on :meth:`shorten` keeps this line.
-        """
+        """The digest of the last line, which seals all; empty without a line. :meth:`shorten` keeps this line then."""
         with self._lock:
             self._keep_head()
             return self._end.head
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held in a ``with`` block by a thread that reads the ledger and then writes, so that no other writes between.
-
-        Each method holds it for itself.
-        """
+        """Held in a ``with`` block by a thread that reads the ledger and then writes: no other writes between."""
         return self._lock
 
     @property
@@ -270,7 +241,7 @@ class Ledger:
         tallies: dict[Event, Tally] = {}
         with self._lock:
             for series, tally in self._tallies.items():
-                tallies[series.event] = tallies.get(series.event, Tally()) + tally
+                tallies[series.event] = tallies.get(series.event, Tally()).with_all(tally)
         return tallies
 
     @property
@@ -281,11 +252,11 @@ class Ledger:
 
     @property
     def totals(self) -> str:
-        """Lines of a ledger with the same counts of each run and event; they hold nothing that depends on the data."""
+        """Lines of a ledger with the same counts of each run and event."""
         tail = Tail()
         with self._lock:
             for series, tally in self._tallies.items():
-                for kind, steps in tally.by_kind().items():
+                for kind, steps in zip(Kind, tally, strict=True):
                     if steps:
                         tail.add(Entry(kind, self.dataset, series, steps), End())
         return tail.shortened(self.dataset)[0].decode()
@@ -307,15 +278,8 @@ class Ledger:
             event: the event of each release.
             steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
             run: whose steps they are, where several runs share the ledger.
-
-        Raises:
-            TypeError, ValueError: ``steps`` is not an integer of at least 1, or the ledger holds events of another
-                neighbouring relation.
-            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
-            OSError: the file cannot be written; nothing was reserved.
         """
-        if type(steps) is not int or steps < 1:
-            count(steps=steps)
+        count(steps=steps)
         run = run or self._unnamed
         with self._lock:
             self._spend(Kind.RESERVE, event, steps, run)
@@ -323,17 +287,6 @@ class Ledger:
 
     def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None) -> None:
         """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
-
-        Args:
-            event: the event of the release.
-            times: how often it happens.
-            run: what it belongs to, and its number of elements with noise.
-
-        Raises:
-            TypeError, ValueError: ``times`` is not an integer of at least 1, or the ledger holds events of another
-                neighbouring relation.
-            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
-            OSError: the file cannot be written; nothing was charged.
 
         >>> from noisette.accounting import Gaussian
         >>> ledger = Ledger()
@@ -356,9 +309,7 @@ class Ledger:
             run: for which the step was reserved.
 
         Raises:
-            PrivacyError: no such step is left, several events have reserved steps, the ledger was closed or is
-                read-only, or another process has written to the file.
-            OSError: the file cannot be written; the step still counts.
+            PrivacyError: no such step is left, or several events have reserved steps.
         """
         run = run or self._unnamed
         with self._lock:
@@ -377,15 +328,7 @@ class Ledger:
             self._append(Kind.COMMIT, unused[0], 1, run, durable=False)
 
     def release(self, *, run: RecordedRun | None = None) -> None:
-        """Give back, durably, the steps that were reserved for a run by this process and were not committed.
-
-        Args:
-            run: for which they were reserved; the steps of other runs and other processes stay.
-
-        Raises:
-            PrivacyError: the ledger was closed, or another process has written to the file; the steps still count.
-            OSError: the file cannot be written; the steps still count.
-        """
+        """Give back, durably, the steps that this process reserved for a run and did not commit; no others."""
         run = run or self._unnamed
         with self._lock:
             unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
@@ -398,10 +341,6 @@ class Ledger:
 
         So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
         disk has no room, and where the file has a second name (a hard link), which would keep the old content.
-
-        Raises:
-            PrivacyError: the ledger was closed, or another process has written to the file.
-            OSError: it is unknown what reached the disk; later writes are refused.
         """
         with self._lock:
             if self._file is not None and self._tail.shrinks:
@@ -429,9 +368,7 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if Series(event, run.id) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
-        if (event, steps) not in self._whole:
-            check_whole_rounds(event, steps)
-            self._whole.add((event, steps))
+        check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
@@ -480,29 +417,19 @@ _LEDGERS: WeakSet[Ledger] = WeakSet()
 
 
 class Exchange(Protocol):
-    """What the processes of a run tell each other about its ledger."""
+    """What the processes of a run tell each other about its ledger.
+
+    ``unanimous`` raises on all of them what one of them raises, ``of_all`` gives the numbers of all, and ``from_first``
+    what the function returns on the first.
+    """
 
     @property
-    def rank(self) -> int:
-        """The number of this process."""
-        ...
-
+    def rank(self) -> int: ...
     @property
-    def size(self) -> int:
-        """The number of processes."""
-        ...
-
-    def unanimous(self, phase: str) -> AbstractContextManager[Any]:
-        """A context that raises on all of them what one of them raises."""
-        ...
-
-    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The numbers of all processes."""
-        ...
-
-    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
-        """What the function returns on the first process."""
-        ...
+    def size(self) -> int: ...
+    def unanimous(self, phase: str) -> AbstractContextManager[Any]: ...
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]: ...
+    def from_first(self, what: str, compute: Callable[[], Any]) -> Any: ...
 
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It

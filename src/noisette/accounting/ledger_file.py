@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from noisette.accounting import atomic_files
 from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
 from noisette.errors import PrivacyError, count
 
 _LONGEST_LINE = 4096  # bytes; a line has some 500
+_ATTEMPTS, _READ_ATTEMPTS = 10, 20
+_PAUSE = 0.01  # seconds between two attempts to lock a file that is read, or to read one that is written
 
 
 class Kind(Enum):
@@ -70,12 +72,14 @@ class Entry:
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
+        named = {"run_id": self.series.run, "dimensions": self.series.dimensions}
         facts = {
             "sequence": after.lines,
             "kind": self.kind.value,
             "dataset": self.dataset,
             "steps": self.steps,
-            **_facts_of(self.series),
+            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines name no run
+            **facts_of(self.series.event),
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
         }
@@ -89,7 +93,7 @@ class Entry:
         """The entry in a line.
 
         Raises:
-            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds no entry.
+            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds none.
         """
         facts = json.loads(line)
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
@@ -123,7 +127,7 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
         if found := _entry_after(end, written):
             yield found
             end = found[1]
-        elif _lacks_its_newline(end, written) or _is_beginning(end, written):
+        elif _entry_after(end, written + b"\n") or _is_beginning(end, written):
             raise _cut_off(end, path, "this last line was cut off, as by a crash")
         else:
             raise _altered(end, path)
@@ -149,18 +153,11 @@ def repaired(content: bytes, path: Path) -> bytes:
     end = End()
     for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
         pass
-    if _lacks_its_newline(end, written):
+    if _entry_after(end, written + b"\n"):
         return written + b"\n"
     if whole == written or _is_beginning(end, written):
         return whole
     raise _altered(end, path)
-
-
-def _facts_of(series: Series) -> dict[str, Any]:
-    named: dict[str, Any] = {"run_id": series.run} if series.run else {}  # older lines do not name their run
-    if series.dimensions is not None:
-        named["dimensions"] = series.dimensions
-    return named | facts_of(series.event)
 
 
 def _written(content: bytes, path: Path) -> bytes:
@@ -184,10 +181,6 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
         return None
     written, next_end = entry.line(end)
     return (entry, next_end) if written == line else None
-
-
-def _lacks_its_newline(end: End, content: bytes) -> bool:
-    return b"\n" not in content[end.size :] and _entry_after(end, content + b"\n") is not None
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
@@ -221,8 +214,6 @@ def _altered(end: End, path: Path) -> ValueError:
 
 
 STALE = "shows a file that was replaced by a newer one, as where a single file is mounted; mount its folder instead"
-_ATTEMPTS = 10
-_PAUSE = 0.01  # seconds between two attempts to lock a file, which a reader may hold for a moment
 
 
 class LedgerFile:
@@ -313,11 +304,7 @@ class LedgerFile:
             raise
 
     def cut(self, size: int) -> None:
-        """Truncate the file to this many bytes, durably.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Truncate the file to this many bytes, durably."""
         os.ftruncate(self._descriptor, size)
         self._sync(new=False)
 
@@ -408,11 +395,7 @@ class LedgerFile:
 
 
 def check_is_file(path: Path, *, readable: Callable[[int], bool] = stat.S_ISREG) -> None:
-    """Check that what is at a path is a file, if there is anything.
-
-    Args:
-        path: of the ledger.
-        readable: of a mode, whether that will do; a folder is left to the call that opens it.
+    """Check that what is at a path, if anything, has a readable mode; a folder is left to the call that opens it.
 
     Raises:
         ValueError: it is a device, a pipe or a socket.
@@ -443,10 +426,6 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
     if os.getpid() == owner:  # forked processes share the lock, which ends with its owner
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
-
-
-_READ_ATTEMPTS = 20
-_PAUSE = 0.01  # seconds between two attempts to read a file that is being written
 
 
 def contents(path: Path) -> Iterator[bytes]:
@@ -496,8 +475,7 @@ def _is_written(file: BufferedReader) -> bool:
     return False
 
 
-MOST_LINES = 1024
-"""A tail of this many lines is compacted at the next reservation or charge."""
+MOST_LINES = 1024  # a tail of so many lines is compacted at the next reservation or charge
 
 
 class Tail:
@@ -517,7 +495,7 @@ class Tail:
 
     @property
     def is_long(self) -> bool:
-        """Whether the tail has so many lines that it is due for compaction."""
+        """Whether the tail is due for compaction."""
         return len(self.heads) >= MOST_LINES
 
     @property
@@ -526,7 +504,7 @@ class Tail:
         return len(self.heads) > 2 * len(self._steps)
 
     def add(self, entry: Entry, end: End) -> None:
-        """Add the entry of a further line, and the end of the ledger after it."""
+        """Add a further line."""
         self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 

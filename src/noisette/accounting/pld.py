@@ -6,27 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from noisette.accounting.closed_forms import GdpAccountant, GdpCurve
 from noisette.accounting.events import (
     BallsInBinsGaussian,
-    DiscreteGaussian,
-    DpAmount,
     Event,
     Events,
-    FixedSizeGaussian,
-    GroupPrivacy,
-    Laplace,
+    OfSeveral,
     RepeatAndSelect,
     Sampled,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
+    Supported,
 )
-from noisette.accounting.gdp import GdpAccountant, GdpCurve
 from noisette.accounting.interface import composed_events, unsupported
 from noisette.accounting.privacy_loss import (
     ROUNDING,
@@ -346,20 +340,6 @@ def _powers(base: np.ndarray, count: int) -> np.ndarray:
     return np.multiply.accumulate(factors, axis=0)
 
 
-Supported: TypeAlias = (
-    Sampled
-    | FixedSizeGaussian
-    | TruncatedPoissonGaussian
-    | BallsInBinsGaussian
-    | GroupPrivacy
-    | UserLevel
-    | RepeatAndSelect
-    | Laplace
-    | DiscreteGaussian
-    | ZcdpAmount
-    | DpAmount
-)
-
 # The share of delta that is left for outcomes which are counted as an infinite loss, so that losses have a range.
 TAIL_SHARE = 1e-5
 LEAST_TAIL = 1e-320
@@ -399,6 +379,7 @@ class PldCurve:
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, 0 or more, under the same guarantee."""
         not_negative(epsilon=epsilon)
+        epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
             return 1.0
         if not self._releases:
@@ -427,9 +408,7 @@ class PldCurve:
         tail = max(tail, LEAST_TAIL)
         parts = [(directions_of(event, tail), times) for event, times in self.sampled.items()]
         if self.divergences is not None:
-            curve = self.divergences
-            whole = renyi_directions(lambda e: curve.delta(epsilon=e), lambda d: curve.epsilon(delta=d), tail)
-            parts.append((whole, 1))
+            parts.append((renyi_directions(self.divergences, tail), 1))
         return _composition(parts, self.mu, 0), _composition(parts, self.mu, 1)
 
 
@@ -466,11 +445,7 @@ class PldAccountant:
     in_recipes = True
 
     def compose(self, events: Events) -> PldCurve:
-        """The curve of these events.
-
-        Raises:
-            UnsupportedEventError: an event is of a kind that this package does not define.
-        """
+        """The curve of these events."""
         events = composed_events(events)
         full: dict[Event, int] = {}
         by_divergences: dict[Event, int] = {}
@@ -491,5 +466,5 @@ def _renyi(events: Events) -> RdpAccountant:
 
 def _is_full(event: Event) -> bool:
     """Whether every record is in the release."""
-    release = event.event if isinstance(event, GroupPrivacy | UserLevel) else event
+    release = event.event if isinstance(event, OfSeveral) else event
     return isinstance(release, Sampled) and release.sampling_rate == 1

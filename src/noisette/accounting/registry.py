@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from noisette.accounting.composition import NaiveComposition, StrongComposition
-from noisette.accounting.gdp import GdpAccountant
+from noisette.accounting.closed_forms import GdpAccountant, NaiveComposition, StrongComposition
 from noisette.accounting.interface import Accountant
-from noisette.accounting.moments import MomentsAccountant
 from noisette.accounting.pld import PldAccountant
-from noisette.accounting.rdp import RdpAccountant
+from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
 
 
 @dataclass(frozen=True)

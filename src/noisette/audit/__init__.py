@@ -3,19 +3,20 @@
 from noisette.audit.audited_run import RunAudit, audit_run
 from noisette.audit.certificate import certified_epsilon, certified_mu, epsilon_of
 from noisette.audit.membership import Attack, Membership, OneRunAudit, audit_guesses, audit_one_run, membership_of
-from noisette.audit.neighbours import NeighbourAudit, audit_neighbours
 from noisette.audit.step_audit import (
     Axes,
     BehindPublicNorm,
     Canaries,
     CanaryModel,
     LipschitzAxes,
+    NeighbourAudit,
     Rows,
     Scores,
     StepAudit,
     Verdict,
     assert_consistent,
     audit_bound,
+    audit_neighbours,
     audit_step,
     run_step_game,
 )

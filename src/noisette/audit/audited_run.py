@@ -7,7 +7,7 @@ many scores as there are canaries.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,27 +20,28 @@ from noisette import errors as checks
 from noisette.accounting import Accountant, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.audit.certificate import certified_epsilon
-from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
 from noisette.audit.step_audit import (
     Axes,
     BehindPublicNorm,
     BoundFactory,
-    CanaryAxes,
     CanaryModel,
     LipschitzAxes,
+    NeighbourAudit,
+    Records,
     Rows,
     StepAudit,
     Verdict,
     audit_bound,
+    audit_neighbours,
+    canary_scores,
     released_steps,
 )
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
-from noisette.core.clip import ClippingRule
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
@@ -48,8 +49,7 @@ from noisette.training.build import TrainingSetup, principal_components_of, sha2
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
 
-_MICROBATCH = 4096
-_RUN_CANARIES = 20_000
+_CANARIES = 20_000  # of a whole run
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
@@ -114,7 +114,7 @@ def audit_run(
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    canary_model: Callable[[], CanaryModel] = lambda: Rows(_RUN_CANARIES),
+    canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
     score: Callable[[np.ndarray, float, float], np.ndarray] = likelihood_ratio,
     join: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
     runs: int = 1,
@@ -164,19 +164,18 @@ def audit_run(
         total = None
         trained = released_steps(
             bound,
-            records,
-            lambda run, batch, made=made: run.accumulate(lambda model, record: made.losses(model(record)), batch),
+            (records,),
+            made.loss,
             noise_multiplier=noise_multiplier,
             sampling_rate=sampling_rate,
             steps=steps,
             expected_batch_size=expected,
-            microbatch_size=_MICROBATCH,
+            microbatch_size=4096,
             accountant=accountant,
         )
         for step, (run, _, sums) in enumerate(trained, 1):
-            axes = CanaryAxes.of(sums, bound.parameters)
-            scores = axes.scores(made.canaries, expected) / noise_multiplier
-            of_step = score(scores, axes.shift / noise_multiplier, sampling_rate)
+            scores, shift = canary_scores(sums, bound.parameters, made.canaries, expected)
+            of_step = score(scores / noise_multiplier, shift / noise_multiplier, sampling_rate)
             total = of_step if total is None else join(total, of_step)
             on_step(k * steps + step, runs * steps)
             if k == 0 and step == steps:
@@ -194,7 +193,6 @@ def audit_run(
 
 RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
-_CANARIES, _LIPSCHITZ_CANARIES = 20_000, 4_096  # of a whole run
 
 
 @dataclass(frozen=True)
@@ -233,20 +231,21 @@ class Shapes:
 class AuditedRun:
     """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
-    ``recipe`` is ``None`` if the run folder does not contain all of it; ``unknown`` then names what is missing.
+    Args:
+        recipe: of the run.
+        event: of one step.
+        steps: of the run.
+        epsilon: the guaranteed one.
+        shapes: of the records.
+        unknown: what a run folder does not contain of the recipe; "" if it contains everything.
     """
 
-    event: PoissonGaussian  # of one step
+    recipe: Recipe
+    event: PoissonGaussian
     steps: int
     epsilon: float
-    delta: float
-    clipping: ClippingRule | None  # of the gradient; for a Lipschitz bound, of the gradient at the scores, if any
-    lipschitz: bool
-    public_norm: bool
     shapes: Shapes
-    recipe: Recipe | None
-    unknown: str
-    held_out: bool  # whether records were held out, to test with
+    unknown: str = ""
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
@@ -256,28 +255,14 @@ class AuditedRun:
             ValueError: the recipe does not fit the data.
             PrivacyError: the run would exceed the budget.
         """
-        _check_kind(recipe.data.users, recipe.training.batches)
-        shapes, privacy = Shapes.of(data), recipe.privacy
+        _check_kind(recipe)
+        shapes = Shapes.of(data)
         with Ledger() as ledger:
             run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger, Alone())
             event = run.event
             run.close()
         assert isinstance(event, PoissonGaussian)
-        lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
-        rule = CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm)
-        return cls(
-            event,
-            run.steps,
-            privacy.epsilon,
-            privacy.delta,
-            (FlatClipping(clip) if clip else None) if lipschitz else rule,
-            lipschitz,
-            recipe.model.batch_norm == "public",
-            shapes,
-            recipe,
-            "",
-            recipe.data.holdout is not None,
-        )
+        return cls(recipe, event, run.steps, recipe.privacy.epsilon, shapes)
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
@@ -286,46 +271,47 @@ class AuditedRun:
         Raises:
             ValueError: there is no finished run, or its ledger is that of another run.
         """
-        facts, path = _facts(folder), folder / LEDGER_FILE
+        facts = _facts(folder)
         try:
-            event, settings = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), facts["recipe"]
-            _check_kind(settings["data"].get("users"), settings["training"].get("batches", "poisson"))
-            _check_ledger(event, facts["steps"], path)
-            lipschitz = bool(facts["lipschitz"])
-            clip = settings["lipschitz"]["logit_clip"] if lipschitz else facts["max_grad_norm"]
-            rule = CLIPPING_RULES["flat" if lipschitz else settings["privacy"]["clipping"]].resolve()
-            inputs, words = tuple(facts["input_shape"]), tuple(facts["word_vectors"])
-            bounds, numbered = settings["data"].get("target"), facts.get("words", 0)
-            target = Target(*bounds) if bounds else None
-            shapes = Shapes(facts["data"], inputs, words, facts["classes"], facts["declared_size"], numbered, target)
-            return cls(
-                event,
-                facts["steps"],
-                facts["epsilon"],
-                settings["privacy"]["delta"],
-                rule(clip) if clip else None,
-                lipschitz,
-                settings["model"]["batch_norm"] == "public",
-                shapes,
-                *_recipe(facts),
-                settings["data"].get("holdout") is not None,
+            event = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"])
+            recipe = Recipe.of(facts["recipe"], RUN_FILE)
+            _check_kind(recipe)
+            _check_ledger(event, facts["steps"], folder / LEDGER_FILE)
+            bounds = recipe.data.target
+            shapes = Shapes(
+                facts["data"],
+                tuple(facts["input_shape"]),
+                tuple(facts["word_vectors"]),
+                facts["classes"],
+                facts["declared_size"],
+                facts.get("words", 0),
+                Target(*bounds) if bounds else None,
             )
+            unknown = _unknown(recipe, facts["data"], facts["public_weights"])
+            return cls(recipe, event, facts["steps"], facts["epsilon"], shapes, unknown)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error
 
+    @property
+    def delta(self) -> float:
+        """That of the guarantee."""
+        return self.recipe.privacy.delta
+
     def bound_of(self, model: nn.Module) -> GradientBound:
         """The gradient bound of the run, on a canary model."""
-        if not self.lipschitz:
-            return PerExampleClip(model, clipping=self.clipping)
+        privacy, lipschitz = self.recipe.privacy, self.recipe.lipschitz
+        if not lipschitz.used:
+            return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
+        limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
         shape = LipschitzAxes().input_shape
-        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=self.clipping)
+        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_step(self, *, steps: int) -> StepAudit:
         """Audit steps with the run's gradient bound and noise."""
-        if self.lipschitz:
+        if self.recipe.lipschitz.used:
             canary_model = LipschitzAxes()
         else:
-            canary_model = BehindPublicNorm() if self.public_norm else Axes()
+            canary_model = BehindPublicNorm() if self.recipe.model.batch_norm == "public" else Axes()
         noise = self.event.noise_multiplier
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
@@ -361,7 +347,7 @@ class AuditedRun:
             noise_multiplier=self.event.noise_multiplier,
             sampling_rate=self.event.sampling_rate,
             steps=self.steps,
-            canary_model=lambda: LipschitzAxes(_LIPSCHITZ_CANARIES) if self.lipschitz else Rows(_CANARIES),
+            canary_model=lambda: LipschitzAxes(4096) if self.recipe.lipschitz.used else Rows(_CANARIES),
             on_step=on_step,
         )
 
@@ -398,7 +384,7 @@ class AuditedRun:
             "sampling_rate": self.event.sampling_rate,
             "noise_multiplier": self.event.noise_multiplier,
             "steps": self.steps,
-            "bound": "layers" if self.lipschitz else "clipping",
+            "bound": "layers" if self.recipe.lipschitz.used else "clipping",
         }
 
     @property
@@ -406,9 +392,9 @@ class AuditedRun:
         """The recipe.
 
         Raises:
-            ValueError: it is not known.
+            ValueError: not all of it is known.
         """
-        if self.recipe is None:
+        if self.unknown:
             raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
         return self.recipe
 
@@ -420,12 +406,13 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone()))
 
 
-def _check_kind(users: str | None, batches: str) -> None:
-    """Check that the run is of a kind that the audit has canaries for.
+def _check_kind(recipe: Recipe) -> None:
+    """Check that the audit has canaries for such a run.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it has none.
     """
+    users, batches = recipe.data.users, recipe.training.batches
     if users is not None or batches != "poisson":
         raise ValueError(
             "the audit of a run knows Poisson batches of records, not "
@@ -462,33 +449,18 @@ def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
         )
 
 
-def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
-    """The recipe of a run; or ``None``, and the parts that its facts do not contain."""
-    recipe = Recipe.of(facts["recipe"], RUN_FILE)
-    public = recipe.public.data
-    lacking = [
-        what
-        for what, lacks in (
-            (
-                "its public weights, and their file is not in the working folder",
-                not _are_known(facts["public_weights"], recipe),
-            ),
-            ("the declaration of its data", facts["data"] not in names()),
-            ("its public data", public and public not in names()),
-        )
-        if lacks
-    ]
-    if lacking:
-        return None, " and ".join(lacking)
-    return recipe, ""
+def _unknown(recipe: Recipe, data: str, public_weights: str) -> str:
+    """The parts of a recipe that a run folder does not contain, in words.
 
-
-def _are_known(public_weights: str, recipe: Recipe) -> bool:
-    """Whether the file of the weights that a run began with is in the working folder, if it began with a file.
-
-    Of its path, a run folder contains the name alone.
+    Of the path of the weights that a run began with, it contains the name alone.
     """
     try:
-        return not public_weights or sha256_of_first_weights(recipe.model) == public_weights
+        weights_known = not public_weights or sha256_of_first_weights(recipe.model) == public_weights
     except (OSError, ValueError):
-        return False
+        weights_known = False
+    lacking = {
+        "its public weights, and their file is not in the working folder": not weights_known,
+        "the declaration of its data": data not in names(),
+        "its public data": recipe.public.data and recipe.public.data not in names(),
+    }
+    return " and ".join(what for what, lacks in lacking.items() if lacks)

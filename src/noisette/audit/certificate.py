@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from scipy.stats import beta
 
-from noisette.accounting.gdp import GdpCurve
+from noisette.accounting.closed_forms import GdpCurve
 
 
 def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:

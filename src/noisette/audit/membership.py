@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import binom, mannwhitneyu
 from torch import nn
 
 from noisette import errors as checks
@@ -48,9 +48,8 @@ class Attack:
     @property
     def auc(self) -> float:
         """Probability that a member scores higher than another record; ties count half."""
-        others = np.sort(self.others)
-        below = np.searchsorted(others, self.members, "left") + np.searchsorted(others, self.members, "right")
-        return float(below.mean() / (2 * len(others)))
+        above = mannwhitneyu(self.members, self.others, method="asymptotic").statistic
+        return float(above / (len(self.members) * len(self.others)))
 
     def caught(self, rate: float) -> float | None:
         """True positive rate at this false positive rate.
@@ -118,14 +117,6 @@ def confidences_of(model: nn.Module, split: Split) -> np.ndarray:
     return np.concatenate(found)
 
 
-def by_loss(members: np.ndarray, others: np.ndarray) -> Attack:
-    """One threshold on the loss for all records.
-
-    Source: Yeom et al. 2018.
-    """
-    return Attack("loss", members, others)
-
-
 def by_class(
     members: np.ndarray, others: np.ndarray, *, member_classes: np.ndarray, other_classes: np.ndarray
 ) -> Attack:
@@ -134,12 +125,11 @@ def by_class(
     Half of the others give mean and standard deviation for each class; the attack is evaluated on the rest.
     """
     known, known_classes = others[::2], other_classes[::2]
-    left, left_classes = others[1::2], other_classes[1::2]
-    return Attack(
-        "loss by class",
-        _standardised(members, member_classes, known, known_classes),
-        _standardised(left, left_classes, known, known_classes),
+    members, others = (
+        _standardised(values, classes, known, known_classes)
+        for values, classes in ((members, member_classes), (others[1::2], other_classes[1::2]))
     )
+    return Attack("loss by class", members, others)
 
 
 def _standardised(values: np.ndarray, classes: np.ndarray, known: np.ndarray, known_classes: np.ndarray) -> np.ndarray:
@@ -229,7 +219,7 @@ def membership_of(
         )
     members, others = confidences_of(model, data.train), confidences_of(model, data.test)
     attacks = [
-        by_loss(members, others),
+        Attack("loss", members, others),  # one threshold for all records (Yeom et al. 2018)
         by_class(members, others, member_classes=data.train.targets, other_classes=data.test.targets),
     ]
     if shadows:
@@ -320,7 +310,7 @@ def audit_guesses(
     checks.all_of(
         lambda: checks.open_fraction(delta=delta),
         lambda: check_confidence(confidence),
-        *(lambda r=r: _check_guesses(r, m) for r in numbers),
+        lambda: _check_guesses(numbers, m),
     )
     order = np.argsort(scores, kind="stable")
     tried = []
@@ -350,9 +340,9 @@ def check_confidence(confidence: float) -> None:
         )
 
 
-def _check_guesses(r: int, m: int) -> None:
-    if not 1 <= r <= m:
-        raise ValueError(f"expected 1 to {m} guesses, the number of canaries, got {r}")
+def _check_guesses(numbers: Sequence[int], m: int) -> None:
+    if not all(1 <= r <= m for r in numbers):
+        raise ValueError(f"expected 1 to {m} guesses, the number of canaries, got {numbers}")
 
 
 def certified_mu_of_guesses(tried: Guesses, *, level: float) -> float:

@@ -1,16 +1,17 @@
-"""Models and records for audits: the gradient of each canary has an axis of its own, and exceeds every bound.
+"""Audits of single steps: how far a record moves what a step releases, and whether the noise is the documented one.
 
-Canary k is record k. Its gradient has the same value at element k of every trained parameter, and zeros elsewhere; the
-gradients of ordinary records have other elements.
+Canary k is record k. Its gradient has the same value at element k of every trained parameter, zeros elsewhere, and a
+norm above every bound; the gradients of ordinary records have other elements. So each step gives a score per canary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from noisette import errors as checks
 from noisette.accounting import Accountant
 from noisette.audit.certificate import certified_mu, epsilon_of
 from noisette.core.batches import Batch
-from noisette.core.release import BoundedSum, GradientBound, shares_of
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
 from noisette.nn import PublicBatchNorm, use_public_batch
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 from noisette.run.private import PrivateRun
@@ -32,27 +34,32 @@ LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
 
 
-class CanaryModel(Protocol):
-    """A model, and records that contain canaries."""
+# Canaries
 
-    @property
-    def model(self) -> nn.Module:
-        """Trained on the records."""
-        ...
 
-    @property
-    def records(self) -> Tensor:
-        """The canaries, then ordinary records, (records, ...)."""
-        ...
+@dataclass
+class CanaryModel:
+    """A model, and records of which the first ``canaries`` are canaries, (records, ...).
 
-    @property
-    def canaries(self) -> int:
-        """The number of records that are canaries."""
-        ...
+    Args:
+        model: is trained on the records.
+        records: the canaries, then ordinary records.
+        canaries: the number of canaries.
+        scale: factor from an output of the model to a loss.
+    """
+
+    model: nn.Module
+    records: Tensor
+    canaries: int
+    scale: float = LENGTH
 
     def losses(self, output: Tensor) -> Tensor:
         """One loss for each row of the model's output."""
-        ...
+        return self.scale * output.flatten()
+
+    def loss(self, model: nn.Module, record: Tensor) -> Tensor:
+        """The loss of one record."""
+        return self.losses(model(record))
 
 
 def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
@@ -78,20 +85,15 @@ class _TwoLayers(nn.Module):
         return self.a(x[:, : self.cut]) + self.b(x[:, self.cut :])
 
 
-class Axes:
+class Axes(CanaryModel):
     """For every clipping rule: two linear layers, whose gradient is the record."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         widths = canaries + _ELSEWHERE, canaries + 4 * _ELSEWHERE + 1
-        self.canaries = canaries
-        self.model = _TwoLayers(widths)
-        self.records = _records(canaries, ordinary, widths)
-
-    def losses(self, output: Tensor) -> Tensor:
-        return output.squeeze(1)
+        super().__init__(_TwoLayers(widths), _records(canaries, ordinary, widths), canaries, scale=1.0)
 
 
-class BehindPublicNorm:
+class BehindPublicNorm(CanaryModel):
     """For models with public batch norm: a linear layer whose output is normalised by public statistics.
 
     The public examples are on the axes of the ordinary records, so they change a canary's gradient on those axes only.
@@ -99,34 +101,26 @@ class BehindPublicNorm:
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         width = canaries + _ELSEWHERE
-        self.canaries = canaries
-        self.records = _records(canaries, ordinary, (width,))
         layer = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(layer.weight[:, :canaries].detach())
-        self.model = nn.Sequential(layer, PublicBatchNorm(1, affine=False))
+        model = nn.Sequential(layer, PublicBatchNorm(1, affine=False))
         public = torch.zeros(64, width)
         public[:, canaries:] = torch.randn(64, _ELSEWHERE)
-        use_public_batch(self.model, public)
-
-    def losses(self, output: Tensor) -> Tensor:
-        return LENGTH * output.squeeze(1)
+        use_public_batch(model, public)
+        super().__init__(model, _records(canaries, ordinary, (width,)), canaries)
 
 
-class LipschitzAxes:
-    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one.
+class LipschitzAxes(CanaryModel):
+    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one and of shape ``input_shape``.
 
     The gradient of an example is that of its score times its input, so its norm equals the bound, whatever that is.
     """
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         width = canaries + _ELSEWHERE
-        self.canaries = canaries
         self.input_shape = (width,)
-        self.records = _records(canaries, ordinary, (width,))
-        self.model = nn.Sequential(BoundedInput(1.0), SpectralLinear(width, 1))
-
-    def losses(self, output: Tensor) -> Tensor:
-        return LENGTH * output.squeeze(1)
+        model = nn.Sequential(BoundedInput(1.0), SpectralLinear(width, 1))
+        super().__init__(model, _records(canaries, ordinary, (width,)), canaries)
 
 
 class _SignedRows(nn.Module):
@@ -141,7 +135,7 @@ class _SignedRows(nn.Module):
         return self.table(x % rows).squeeze(1) * torch.where(x < rows, 1.0, -1.0)
 
 
-class Rows:
+class Rows(CanaryModel):
     """For audits with many thousands of canaries: a table in which each record changes one row.
 
     Args:
@@ -152,12 +146,8 @@ class Rows:
     """
 
     def __init__(self, canaries: int, crowd: int = 0) -> None:
-        self.canaries = canaries
-        self.model = _SignedRows(canaries)
-        self.records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
-
-    def losses(self, output: Tensor) -> Tensor:
-        return LENGTH * output
+        records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
+        super().__init__(_SignedRows(canaries), records, canaries)
 
 
 @dataclass(frozen=True)
@@ -187,8 +177,7 @@ class Canaries:
         return nn.Linear(self.width, 1, bias=False)
 
 
-_MICROBATCH = 200
-_LR = 0.1
+# The game: the real training loop, and the scores of canaries in what it releases
 
 BoundFactory = Callable[[nn.Module], GradientBound]
 
@@ -225,6 +214,70 @@ class Scores:
         return self.values - self.shift * self.inside
 
 
+def released_steps(
+    bound: GradientBound,
+    records: tuple[Tensor, ...],
+    loss: Loss,
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    expected_batch_size: float,
+    microbatch_size: int = 200,
+    lr: float = 0.0,
+    accountant: Accountant | None = None,
+) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
+    """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
+
+    The arguments are those of ``privatize``; at a learning rate ``lr`` of 0 the weights stay.
+
+    Yields:
+        The run, the batch, and sums that hold nothing but the bounds of this step.
+    """
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
+    with privatize(
+        bound,
+        optimizer,
+        records,
+        sampling_rate=sampling_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        accountant=accountant,
+    ) as run:
+        for batch in run.batches():
+            sums = bound.pop_sums()
+            for microbatch in batch.microbatches(microbatch_size):
+                run.accumulate(loss, *microbatch)
+            optimizer.step()
+            yield run, batch, sums
+            optimizer.zero_grad()
+
+
+def canary_scores(
+    sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor], canaries: int, expected_batch_size: float
+) -> tuple[np.ndarray, float]:
+    """The component of released gradients along the axis of each canary, (canaries,), and the mean of those inside.
+
+    Both are in units of the noise at multiplier one. A canary reaches the bound of each sum by equal amounts in each of
+    its parameters; sums of anything but parameters, such as a count, are ignored.
+    """
+    trained = {id(p) for p in parameters.values()}
+    scores, reached = torch.zeros(canaries, dtype=torch.float64), 0.0
+    for part, share in zip(sums, shares_of(sums), strict=True):
+        if all(id(p) in trained for p in part.params):
+            reached += share
+            for p in part.params:
+                weight = share * expected_batch_size / (part.bound * math.sqrt(len(part.params)))
+                scores += weight * _grad(p).flatten()[:canaries]
+    return (scores / math.sqrt(reached)).numpy(), math.sqrt(reached)
+
+
+def _grad(p: Tensor) -> Tensor:
+    assert p.grad is not None, "released"
+    return p.grad.double()
+
+
 def run_step_game(
     bound_of: BoundFactory, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
 ) -> Scores:
@@ -247,107 +300,21 @@ def run_step_game(
     values, coins, shift = [], [], 0.0
     for _, batch, sums in released_steps(
         bound,
-        canary_model.records,
-        lambda run, records: run.accumulate(lambda model, record: canary_model.losses(model(record)), records),
+        (canary_model.records,),
+        canary_model.loss,
         noise_multiplier=noise_multiplier,
         sampling_rate=0.5,
         steps=steps,
         expected_batch_size=expected,
-        microbatch_size=_MICROBATCH,
-        lr=_LR,
+        lr=0.1,
     ):
-        axes = CanaryAxes.of(sums, bound.parameters)
-        shift = axes.shift / noise_multiplier
-        values.append(axes.scores(canary_model.canaries, expected) / noise_multiplier)
+        scores, shift = canary_scores(sums, bound.parameters, canary_model.canaries, expected)
+        values.append(scores / noise_multiplier)
         coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
-    return Scores(np.array(values), np.array(coins), noise_multiplier, shift)
+    return Scores(np.array(values), np.array(coins), noise_multiplier, shift / noise_multiplier)
 
 
-def released_steps(
-    bound: GradientBound,
-    records: Tensor | tuple[Tensor, ...],
-    add: Callable[[PrivateRun, Any], None],
-    *,
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    expected_batch_size: float,
-    microbatch_size: int,
-    lr: float = 0.0,
-    accountant: Accountant | None = None,
-) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
-    """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
-
-    Args:
-        bound: of the model that is trained.
-        records: the data set.
-        add: adds the gradients of a microbatch, by ``run.accumulate``.
-        noise_multiplier: of the run.
-        sampling_rate: of the run.
-        steps: of the run.
-        expected_batch_size: by which each sum is divided.
-        microbatch_size: the largest number of records in a call of ``add``.
-        lr: learning rate of SGD; 0 keeps the weights.
-        accountant: of the run; that of ``privatize`` unless given.
-
-    Yields:
-        The run, the batch, and sums that hold nothing but the bounds of this step.
-    """
-    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
-    with privatize(
-        bound,
-        optimizer,
-        records,
-        sampling_rate=sampling_rate,
-        expected_batch_size=expected_batch_size,
-        steps=steps,
-        noise_multiplier=noise_multiplier,
-        accountant=accountant,
-    ) as run:
-        for batch in run.batches():
-            sums = bound.pop_sums()
-            for microbatch in batch.microbatches(microbatch_size):
-                add(run, microbatch)
-            optimizer.step()
-            yield run, batch, sums
-            optimizer.zero_grad()
-
-
-@dataclass(frozen=True)
-class CanaryAxes:
-    """The directions in which canaries move a release, in units of the noise at multiplier one.
-
-    A canary reaches the bound of each sum by equal amounts in each of its parameters.
-    """
-
-    weights: Sequence[tuple[Tensor, float]]  # each parameter with the weight of its elements in a score
-    shift: float  # mean score of a canary that is in the batch
-
-    @classmethod
-    def of(cls, sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor]) -> CanaryAxes:
-        """For a release of these sums; sums of anything but parameters, such as a count, are ignored."""
-        trained = {id(p) for p in parameters.values()}
-        reached = [
-            (part, share)
-            for part, share in zip(sums, shares_of(sums), strict=True)
-            if all(id(p) in trained for p in part.params)
-        ]
-        length = math.sqrt(sum(share for _, share in reached))
-        weights = [
-            (p, share / (part.bound * math.sqrt(len(part.params)) * length))
-            for part, share in reached
-            for p in part.params
-        ]
-        return cls(weights, length)
-
-    def scores(self, canaries: int, expected_batch_size: float) -> np.ndarray:
-        """The component of the released gradients along the axis of each canary, (canaries,)."""
-        scores = torch.zeros(canaries, dtype=torch.float64)
-        for p, weight in self.weights:
-            assert p.grad is not None
-            scores += p.grad.double().flatten()[:canaries] * (weight * expected_batch_size)
-        return scores.numpy()
-
+# What scores prove
 
 FALSE_ALARM = 1e-9
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products
@@ -407,11 +374,11 @@ class StepAudit:
         self.checks = tuple(_checks(scores, false_alarm))
 
     def guaranteed_epsilon(self, *, delta: float) -> float:
-        """Upper bound on the privacy cost of one step at this delta."""
+        """Upper bound on the privacy cost of one step."""
         return epsilon_of(self.guaranteed_mu, delta=delta)
 
     def certified_epsilon(self, *, delta: float) -> float:
-        """Lower bound on the privacy cost of one step at this delta, for a Gaussian mechanism."""
+        """Lower bound on the privacy cost of one step, for a Gaussian mechanism."""
         return epsilon_of(self.certified_mu, delta=delta)
 
     @property
@@ -605,3 +572,182 @@ def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
 
 def _peak_limit(sums: int, alpha: float) -> float:
     return math.sqrt(2 * math.log(2 * sums / alpha))
+
+
+# Batches that differ by one record
+
+Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
+Draw = Callable[[int], Records]
+
+_SCALES = (1.0, 10.0, 1000.0)
+_ROUNDS, _STRIDE = 10, 0.3
+
+
+@dataclass(frozen=True)
+class NeighbourAudit:
+    """How far one record moved the sum of a batch, in units of the bound, for each pair of neighbours.
+
+    ``noised`` is the audit of the worst pair in the real loop.
+    """
+
+    reached: np.ndarray
+    noised: StepAudit
+
+    @property
+    def worst(self) -> float:
+        """The largest distance by which a record moved a sum. The bound is 1."""
+        return float(self.reached.max())
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, in words; empty if the bound held."""
+        beyond = f"one record moves the sum of a batch by {self.worst:.3g} times the bound"
+        return (*([beyond] if self.worst > 1 + ROUNDING else []), *self.noised.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Violation if a record moved a sum by more than the bound and its allowance for rounding, or with noise."""
+        return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
+
+    def facts(self, *, delta: float) -> dict[str, Any]:
+        """All results as plain values. They depend on random records only."""
+        return {
+            "verdict": self.verdict.value,
+            "pairs": self.reached.size,
+            "worst": self.worst,
+            "noised": self.noised.facts(delta=delta),
+        }
+
+
+def audit_neighbours(
+    make: Callable[[], GradientBound],
+    draw: Draw,
+    loss: Loss,
+    *,
+    noise_multiplier: float,
+    pairs: int = 50,
+    others: int = 15,
+    steps: int = 100,
+    false_alarm: float = FALSE_ALARM,
+) -> NeighbourAudit:
+    """Compare batches that differ by one record, on a model of your own.
+
+    Dropout is switched off, so that both batches meet the same masks. A third of the differing records is used as
+    drawn; the others are scaled by 10 or 1000. Every second one is then moved by gradient ascent on the norm of its own
+    gradient.
+
+    Args:
+        make: makes a bound and its model, with the same weights each time.
+        draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
+        loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
+        noise_multiplier: of the run.
+        pairs: number of pairs of neighbours that are compared without noise.
+        others: number of records in both batches of a pair.
+        steps: number of steps with noise, for each batch of the pair that differs most.
+        false_alarm: of the audit with noise.
+
+    Raises:
+        ValueError: a number outside its domain.
+        PrivacyError: the bound refuses the model or the loss.
+    """
+    checks.all_of(
+        lambda: checks.positive(noise_multiplier=noise_multiplier),
+        lambda: checks.count(pairs=pairs, others=others, steps=steps),
+    )
+    bound = _without_dropout(make())
+    free = deepcopy(bound.model)
+    differences = []
+    for k in range(pairs):
+        shared, extra = draw(others), draw(1)
+        extra = _scaled(extra, _SCALES[k % len(_SCALES)])
+        if k % 2:
+            extra = _ascended(free, extra, loss)
+        moved = _sum(bound, _with(shared, extra), loss) - _sum(bound, shared, loss)
+        differences.append((float(moved.norm()), shared, extra, moved))
+    bound.close()
+    reached = np.array([size for size, *_ in differences])
+    size, shared, extra, moved = differences[int(reached.argmax())]
+    noised = _noised(make, shared, extra, moved / max(size, 1e-30), size, loss, noise_multiplier, steps)
+    return NeighbourAudit(reached, StepAudit(noised, false_alarm=false_alarm))
+
+
+def _with(shared: Records, extra: Records) -> Records:
+    return tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
+
+
+def _scaled(records: Records, factor: float) -> Records:
+    inputs, *rest = records
+    return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
+
+
+def _ascended(model: nn.Module, record: Records, loss: Loss) -> Records:
+    """The record after some steps of sign ascent on the norm of its gradient, or as it was where that has no slope."""
+    inputs, *rest = record
+    if not inputs.is_floating_point():
+        return record
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    at = inputs.clone()
+    stride = _STRIDE * float(inputs.abs().mean())
+    for _ in range(_ROUNDS):
+        at.requires_grad_()
+        try:
+            grads = torch.autograd.grad(loss(model, at, *rest).sum(), parameters, create_graph=True, allow_unused=True)
+            size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
+            [up] = torch.autograd.grad(size, [at])
+        except RuntimeError:  # an operation has no second derivative, or the gradient does not depend on the input
+            return (at.detach(), *rest)
+        at = (at + stride * up.sign()).detach()
+    return (at, *rest)
+
+
+def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:
+    """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
+    bound.add(loss, Microbatch(records, {}), ())
+    sums = bound.pop_sums()
+    return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
+
+
+def _without_dropout(bound: GradientBound) -> GradientBound:
+    for module in bound.model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    return bound
+
+
+def _weights(sums: Sequence[BoundedSum]) -> list[tuple[BoundedSum, float]]:
+    return [(part, share**0.5 / part.bound) for part, share in zip(sums, shares_of(sums), strict=True)]
+
+
+def _noised(
+    make: Callable[[], GradientBound],
+    shared: Records,
+    extra: Records,
+    direction: Tensor,
+    size: float,
+    loss: Loss,
+    noise_multiplier: float,
+    steps: int,
+) -> Scores:
+    """Scores along the direction in which the record moves the sum, of a run with it and a run without it."""
+    runs = []
+    for records in (shared, _with(shared, extra)):
+        bound, expected, scores = _without_dropout(make()), len(records[0]), []
+        released_sums = released_steps(
+            bound,
+            records,
+            loss,
+            noise_multiplier=noise_multiplier,
+            sampling_rate=1.0,
+            steps=steps,
+            expected_batch_size=expected,
+        )
+        for _, _, sums in released_sums:  # at constant weights
+            released = torch.cat([_grad(p).flatten() * w for part, w in _weights(sums) for p in part.params])
+            scores.append(float(released @ direction) * expected / noise_multiplier)
+        runs.append(scores)
+    values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
+    inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
+    bound = _without_dropout(make())
+    middle = float(_sum(bound, shared, loss) @ direction) / noise_multiplier
+    bound.close()
+    return Scores(values - middle, inside, noise_multiplier, size / noise_multiplier)

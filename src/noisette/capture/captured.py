@@ -1,4 +1,4 @@
-"""Waiting for a GPU, which computes on its own while Python goes on."""
+"""One step as graphs: when it is traced and compiled, its cache key in Python, and its comparison with the step."""
 
 from __future__ import annotations
 
@@ -293,9 +293,7 @@ class Captured:
     def rows_for(self, rows: int, left: float) -> int | None:
         """The number of rows of the graph that serves a call of so many rows; ``None`` for the eager step.
 
-        Args:
-            rows: of the call.
-            left: how many times the work so far is still to come.
+        ``left`` is how many times the work so far is still to come.
         """
         own = self._sizes.setdefault(rows, _Size())
         if self.problem is not None or not own.eager:
@@ -332,13 +330,7 @@ class Captured:
     ) -> Sequence[Tensor] | None:
         """The outputs of the function, or ``None`` where the caller has to compute the step.
 
-        Args:
-            rows: of the inputs.
-            function: to be traced, and to be compared with. Its last output says whether the others are valid.
-            inputs: of the function.
-            buffers: those of the model, by name, which the function copies.
-            left: how many times the work so far is still to come.
-            is_written: whether the function writes into its inputs, which are written once here.
+        The last output says whether the others are valid. A function that writes into its inputs writes once.
         """
         size = self._sizes[rows]
         try:

@@ -29,16 +29,7 @@ class Step(Protocol):
     def __call__(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, traced: bool
     ) -> ClippedSum:
-        """The clipped sum.
-
-        Args:
-            loss: of one example.
-            microbatch: its arguments for all examples.
-            clipping: groups of parameters, and factors.
-            public: tensors from outside that are declared public.
-            traced: only by operations that can be recorded, and as few of them as the plans allow; what cannot be
-                vectorised raises an error.
-        """
+        """The clipped sum; ``traced``: only by operations that can be recorded, or with an error."""
         ...
 
 
@@ -96,29 +87,20 @@ class CapturedSteps:
         microbatch: Microbatch,
         groups: Sequence[Group],
         public: tuple[Tensor, ...],
-        *,
         buffers: Mapping[str, Tensor],
-        steps_left_ratio: float,
+        left: float,
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by the quickest way that is ready.
 
         A loss that writes into its arguments writes into the microbatch once, as in a call without a graph.
-
-        Args:
-            loss: of one example.
-            microbatch: at least one example.
-            groups: parameters that are clipped together, with their bounds, which may change from call to call.
-            public: tensors from outside that are declared public.
-            buffers: of the model, by name, whose copies the step computes with.
-            steps_left_ratio: how many times the steps so far are still to come; decides whether a graph is worth while.
         """
         kind = self._kind_of(loss, microbatch, groups, public)
         if kind is None:
             return self._step(loss, microbatch, clipping_of(groups), public, traced=False)
         rows, start = padded_size(microbatch.count), time.perf_counter()
-        by = kind.captured.rows_for(rows, steps_left_ratio)
+        by = kind.captured.rows_for(rows, left)
         if by is not None:
-            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, steps_left_ratio)
+            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, left)
             if found is not None:
                 kind.captured.add_time(rows, time.perf_counter() - start, by)
                 return found
@@ -203,6 +185,7 @@ class CapturedSteps:
         return kind
 
 
+@dataclass(eq=False)
 class _TracedStep:
     """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
 
@@ -213,27 +196,24 @@ class _TracedStep:
         names: of the parameters that have a sum, after a call.
     """
 
-    def __init__(
-        self, step: Step, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: tuple[Tensor, ...]
-    ) -> None:
-        self._step = step
-        self._loss = loss
-        self._microbatch = microbatch
-        self._groups = groups
-        self._public = public
-        self.names: tuple[str, ...] | None = None
+    step: Step
+    loss: Loss
+    microbatch: Microbatch
+    groups: Sequence[Group]
+    public: tuple[Tensor, ...]
+    names: tuple[str, ...] | None = None
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
         waits = may_wait(real.device)
         finite: list[Tensor] = []
 
         def factors(norms: Tensor) -> Tensor:
-            found = factors_within(bounds, self._groups, norms)
+            found = factors_within(bounds, self.groups, norms)
             finite.append(found.isfinite())
             return torch.where(finite[0] & real if waits else real, found, 0)
 
-        clipping = Clipping([group.names for group in self._groups], factors, are_finite=waits)
-        clipped = self._step(self._loss, self._microbatch.with_tensors(rows), clipping, self._public, traced=True)
+        clipping = Clipping([group.names for group in self.groups], factors, are_finite=waits)
+        clipped = self.step(self.loss, self.microbatch.with_tensors(rows), clipping, self.public, traced=True)
         self.names = tuple(clipped.sums)
         return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]
 

@@ -1,11 +1,11 @@
-"""What events cost, and the noise or the number of steps that a budget allows."""
+"""``noisette account`` and ``noisette calibrate``: what a run costs, and the parameter that a budget leaves open."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import partial
 from pathlib import Path
@@ -17,31 +17,22 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
-    Accountant,
+    BandedGaussian,
+    Event,
+    Events,
+    FixedSizeGaussian,
+    GroupPrivacy,
     PldAccountant,
+    PoissonGaussian,
+    PrivacyCurve,
+    RepeatAndSelect,
     TradeOff,
-    delta_for,
-    epsilon_for,
+    UserLevel,
     noise_multiplier_for,
     sampling_rate_for,
     steps_for,
 )
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    FixedSizeGaussian,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    PoissonGaussian,
-    RepeatAndSelect,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette.accounting.calibrate import check_ranges, schedule
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.options import plain_errors
@@ -57,13 +48,22 @@ _VISIBLE = 1e-9  # of the last value of a line: a smaller delta would only lengt
 class PrivacyCost:
     """A run with its epsilon and delta, which of its parameters was asked for, and its budget, if it has one."""
 
-    event: PoissonGaussian | BandedGaussian | FixedSizeGaussian | GroupPrivacy
+    event: Event
     steps: int
     accountant: str
     epsilon: float
     delta: float
     found: str
     budget: float | None = None
+
+    @classmethod
+    def of(cls, event: Event, steps: int, accountant: str, epsilon: float | None, delta: float | None) -> PrivacyCost:
+        """The cost of these steps: epsilon at the delta, or where none is given delta at the epsilon."""
+        curve = ACCOUNTANTS[accountant].compose({event: steps})
+        if delta is not None:
+            return cls(event, steps, accountant, curve.epsilon(delta=delta), delta, found="epsilon")
+        assert epsilon is not None
+        return cls(event, steps, accountant, epsilon, curve.delta(epsilon=epsilon), found="delta")
 
     def show(self, *, as_json: bool, plot: Path | None, command: str) -> None:
         """Write the plot, if one is wanted, and print the result."""
@@ -78,17 +78,15 @@ class PrivacyCost:
         Console(highlight=False, soft_wrap=True).print(table)
 
     @property
-    def _release(self) -> PoissonGaussian | BandedGaussian | FixedSizeGaussian:
-        return self.event.event if isinstance(self.event, GroupPrivacy) else self.event  # pyright: ignore[reportReturnType]
+    def _parameters(self) -> dict[str, Any]:
+        return (self.event.event if isinstance(self.event, GroupPrivacy) else self.event).parameters()
 
     def _facts(self) -> dict[str, Any]:
-        release = self._release
-        parameters = ("sampling_rate", "batch_size", "size", "bands", "noise_multiplier")
         return {
             "found": self.found,
             "epsilon": json_number(self.epsilon),
             "delta": self.delta,
-            **{name: getattr(release, name) for name in parameters if hasattr(release, name)},
+            **self._parameters,
             "steps": self.steps,
             "accountant": self.accountant,
             "upper_bound": ACCOUNTANTS[self.accountant].upper_bound,
@@ -98,22 +96,21 @@ class PrivacyCost:
 
     def _rows(self) -> list[tuple[str, str]]:
         """Name and value of every parameter, the one that was asked for first."""
-        release = self._release
         rows = {
             "epsilon": _shown(self.epsilon, self.accountant),
             "delta": _shown(self.delta, self.accountant),
-            "noise_multiplier": rounded_up(release.noise_multiplier),
+            "noise_multiplier": rounded_up(self._parameters["noise_multiplier"]),
             "steps": f"{self.steps:,}",
         }
-        if isinstance(release, FixedSizeGaussian):
+        for name, value in self._parameters.items():
+            rows.setdefault(name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
+        if self.found == "sampling_rate":
+            rows["sampling_rate"] = rounded_down(self._parameters["sampling_rate"])
+        if isinstance(self.event, FixedSizeGaussian):
             rows["noise_multiplier"] += " × clipping norm"
-            rows["batches"] = f"{release.batch_size:,} of {release.size:,} records, {release.sampling}"
-        else:
-            rate = release.sampling_rate
-            rows["sampling_rate"] = rounded_down(rate) if self.found == "sampling_rate" else f"{rate:.6g}"
-            rows["sampling"] = release.sampling
-            if isinstance(release, BandedGaussian):
-                rows["bands"] = f"{release.bands:,}: a round that was begun counts as a whole"
+        if isinstance(self.event, BandedGaussian):
+            rows["bands"] += ": a round that was begun counts as a whole"
+        rows["sampling"] = self.event.sampling
         rows["neighbouring"] = self.event.relation
         rows["accountant"] = f"{self.accountant} ({ACCOUNTANTS[self.accountant].description})"
         order = [self.found, *(name for name in rows if name != self.found)]
@@ -126,13 +123,13 @@ class PrivacyCost:
         sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
         cost = f"ε = {_shown(self.epsilon, self.accountant)} at δ = {_shown(self.delta, self.accountant)}"
         title = f"{sought}{cost} after {self.steps:,} steps"
-        description = ACCOUNTANTS[self.accountant].description
-        lead = f"By the accountant {self.accountant} ({description}); {self.event.relation}."
+        accountant = ACCOUNTANTS[self.accountant]
+        lead = f"By the accountant {self.accountant} ({accountant.description}); {self.event.relation}."
         panels, tables = [self.curve()], [("The run", (), self._rows()), self.by_accountant()]
-        if ACCOUNTANTS[self.accountant].upper_bound:
+        if accountant.upper_bound:
             from noisette.training.report.page import attack_panels, attack_rows
 
-            attack = TradeOff(ACCOUNTANTS[self.accountant].compose({self.event: self.steps}))
+            attack = TradeOff(accountant.compose({self.event: self.steps}))
             panels += attack_panels(attack)
             tables.insert(1, (f"What any attack reaches at most ({self.event.relation})", (), attack_rows(attack)))
         Plot(command, title, lead, panels, tables).write(path)
@@ -147,24 +144,28 @@ class PrivacyCost:
 
     def values(self) -> dict[str, float | None]:
         """The cost of this run by every accountant; ``None`` where it does not support the event."""
-        return {name: self._value(accountant, self.steps) for name, accountant in ACCOUNTANTS.items()}
+        return {name: cost if isinstance(cost, float) else None for name, cost in self._costs(self.steps).items()}
+
+    def _costs(self, steps: int) -> dict[str, float | UnsupportedEventError]:
+        if self.found == "delta":
+            return costs({self.event: steps}, lambda curve: curve.delta(epsilon=self.epsilon))
+        return costs({self.event: steps}, lambda curve: curve.epsilon(delta=self.delta))
 
     def curve(self) -> Panel:
         """Epsilon after part of the steps, or delta if that was asked for; this accountant's line is emphasised."""
         from noisette.training.report.figures import BLUE, INK, Line, Panel
 
-        checkpoints = sorted({max(1, round(self.steps * 10 ** (-k / 4))) for k in range(1, 9)} - {self.steps})
+        checkpoints = sorted({max(1, round(self.steps * 10 ** (-k / 4))) for k in range(9)})
+        after = [self._costs(steps) for steps in checkpoints]
         lines = []
-        for name, value in self.values().items():
-            if value is None:
+        for name, whole in after[-1].items():
+            if not isinstance(whole, float):
                 continue
-            accountant = ACCOUNTANTS[name]
-            values = [*(self._value(accountant, steps) or 0.0 for steps in checkpoints), value]
-            values = [part if part > _VISIBLE * value else 0.0 for part in values]
+            parts = [cost[name] for cost in after]
+            values = [part if isinstance(part, float) and part > _VISIBLE * whole else 0.0 for part in parts]
             colour, strength = (BLUE, 1.0) if name == self.accountant else (INK, 0.4)
             dashes = "-" if ACCOUNTANTS[name].upper_bound else ":"
-            label = f"{name} {_shown(value, name)}"
-            lines.append(Line(label, [*checkpoints, self.steps], values, colour, strength, dashes))
+            lines.append(Line(f"{name} {_shown(whole, name)}", checkpoints, values, colour, strength, dashes))
         fixed = f"ε = {self.epsilon:g}" if self.found == "delta" else f"δ = {self.delta:g}"
         return Panel(f"{self._letter} at {fixed}, by accountant", "steps", self._letter, lines, self.budget)
 
@@ -172,13 +173,18 @@ class PrivacyCost:
     def _letter(self) -> str:
         return "δ" if self.found == "delta" else "ε"
 
-    def _value(self, accountant: Accountant, steps: int) -> float | None:
-        """The cost of this many steps by an accountant; ``None`` where it does not support the event."""
+
+def costs(
+    events: Events, ask: Callable[[PrivacyCurve], float], names: Iterable[str] = ACCOUNTANTS
+) -> dict[str, float | UnsupportedEventError]:
+    """The answer of each accountant to a question about these events, or its error where it does not support them."""
+    found: dict[str, float | UnsupportedEventError] = {}
+    for name in names:
         try:
-            curve = accountant.compose({self.event: steps})
-        except UnsupportedEventError:
-            return None
-        return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
+            found[name] = ask(ACCOUNTANTS[name].compose(events))
+        except UnsupportedEventError as error:
+            found[name] = error
+    return found
 
 
 def json_number(value: float) -> float | str:
@@ -222,6 +228,22 @@ def _rounded(value: float, digits: int, direction: str) -> str:
     return f"{float(Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))):.{digits}g}"
 
 
+# The parameters of events in words, rounded in the direction of a larger privacy cost.
+_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "sampling_rate": ("rate {}", rounded_up),
+    "bins": ("one of {} batches", "{:,}".format),
+    "bands": ("rounds of {} steps", "{:,}".format),
+    "batch_size": ("batches of {}", "{:,}".format),
+    "size": ("{} records", "{:,}".format),
+    "largest_batch": ("batches of at most {}", "{:,}".format),
+    "most_records": ("at most {} records", "{:,}".format),
+    "noise_multiplier": ("noise {}", rounded_down),
+    "rho": ("rho {}", rounded_up),
+    "epsilon": ("epsilon {}", rounded_up),
+    "delta": ("delta {}", rounded_up),
+}
+
+
 def in_words(event: Event) -> str:
     """The mechanism and its parameters in five digits, rounded in the direction of a larger privacy cost.
 
@@ -229,24 +251,6 @@ def in_words(event: Event) -> str:
     'Poisson Gaussian, rate 0.01, noise 4, for a group of 3'
     """
     match event:
-        case Gaussian() | Laplace() | DiscreteGaussian():
-            return f"{event.mechanism}, noise {rounded_down(event.noise_multiplier)}{_parts(event)}"
-        case PoissonGaussian():
-            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
-            return f"Poisson Gaussian, rate {rate}, noise {noise}{_parts(event)}"
-        case FixedSizeGaussian():
-            batch = f"{event.batch_size:,} of {event.size:,} records"
-            return f"fixed-size Gaussian, {batch}, noise {rounded_down(event.noise_multiplier)}"
-        case TruncatedPoissonGaussian():
-            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
-            batch = f"at most {event.largest_batch:,} of at most {event.most_records:,} records"
-            return f"truncated Poisson Gaussian, rate {rate}, {batch}, noise {noise}{_parts(event)}"
-        case BallsInBinsGaussian():
-            noise = rounded_down(event.noise_multiplier)
-            return f"balls-in-bins Gaussian, one of {event.bins:,} batches, noise {noise}{_parts(event)}"
-        case BandedGaussian():
-            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
-            return f"banded Gaussian, rate {rate}, rounds of {event.bands:,} steps, noise {noise}{_parts(event)}"
         case GroupPrivacy():
             return f"{in_words(event.event)}, for a group of {event.records:,}"
         case UserLevel():
@@ -254,22 +258,11 @@ def in_words(event: Event) -> str:
         case RepeatAndSelect():
             run = " and ".join(f"{times:,} × {in_words(of_one)}" for of_one, times in event.run)
             return f"best of about {rounded_up(event.mean)} runs (shape {event.shape:g}) of {run}"
-        case ZcdpAmount():
-            return f"declared zCDP, rho {rounded_up(event.rho)}{_tool(event)}"
-        case DpAmount():
-            delta = f", delta {rounded_up(event.delta)}" if event.delta else ""
-            return f"declared epsilon {rounded_up(event.epsilon)}{delta}{_tool(event)}"
         case _:
-            raise AssertionError(f"{event!r} has no description")
-
-
-def _parts(event: Event) -> str:
-    parts: tuple[tuple[str, float], ...] = getattr(event, "parts", ())
-    return f" ({', '.join(name for name, _ in parts)})" if parts else ""
-
-
-def _tool(event: ZcdpAmount | DpAmount) -> str:
-    return f" ({event.tool})" if event.tool else ""
+            given = event.parameters()
+            words = [text.format(form(given[name])) for name, (text, form) in _WORDS.items() if name in given]
+            named = given.get("tool") or ", ".join(name for name, _ in given.get("parts", ()))
+            return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
 
 
 @plain_errors()
@@ -317,97 +310,47 @@ def account(
 
     Example: noisette account --size 60000 --expected-batch-size 600 --epochs 60 --noise 1.3 --delta 1e-5
     """
+    rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size, "batch_size": batch_size}
+    numbers = {"steps": steps, "epochs": epochs, "noise_multiplier": noise_multiplier, "delta": delta}
+    numbers |= {"epsilon": epsilon, "size": size, "group_size": group_size, "bands": bands}
     checks.all_of(
-        partial(
-            checks.exactly_one,
-            sampling_rate=sampling_rate,
-            expected_batch_size=expected_batch_size,
-            batch_size=batch_size,
-        ),
+        partial(checks.exactly_one, **rates),
         partial(checks.exactly_one, steps=steps, epochs=epochs),
-        partial(_check_batches, batch_size, expected_batch_size, size),
-        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
-        partial(checks.count, group_size=group_size),
-        partial(_check_group, batch_size, group_size),
-        partial(_check_bands, batch_size, group_size, bands),
-        partial(checks.positive, noise_multiplier=noise_multiplier),
-        lambda: steps is None or checks.count(steps=steps),
-        lambda: epochs is None or checks.positive(epochs=epochs),
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
-        lambda: delta is None or checks.open_fraction(delta=delta),
-        lambda: epsilon is None or checks.positive(epsilon=epsilon),
+        partial(check_ranges, **rates, **numbers),
+        partial(_check_batches, batch_size, expected_batch_size, size),
+        partial(_check_kind, batch_size, group_size, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size, batch_size=batch_size),
         partial(options.check_plot, plot),
     )
-    if expected_batch_size is not None:
-        assert size is not None
-        sampling_rate = expected_batch_size / size
-    if steps is None:
-        assert epochs is not None
-        steps = max(1, round(epochs / (sampling_rate or _share(batch_size, size))))
+    rate, steps = schedule(batch_size or expected_batch_size or 0, sampling_rate, steps, size, epochs)
     options.at_most(options.MOST_STEPS, steps=steps)
-    event: PoissonGaussian | BandedGaussian | FixedSizeGaussian | GroupPrivacy
-    if sampling_rate is None:
-        assert batch_size is not None
-        assert size is not None
+    event: Event = PoissonGaussian(rate, noise_multiplier)
+    if batch_size is not None and size is not None:
         event = FixedSizeGaussian(batch_size, size, noise_multiplier)
     elif bands is not None:
-        event = BandedGaussian(sampling_rate, noise_multiplier, bands)
-    else:
-        event = PoissonGaussian(sampling_rate, noise_multiplier)
-        if group_size > 1:
-            event = GroupPrivacy(event, group_size)
-    curve = ACCOUNTANTS[accountant].compose({event: steps})
-    if delta is None:
-        assert epsilon is not None
-        cost = PrivacyCost(event, steps, accountant, epsilon, curve.delta(epsilon=epsilon), found="delta")
-    else:
-        cost = PrivacyCost(event, steps, accountant, curve.epsilon(delta=delta), delta, found="epsilon")
-    cost.show(as_json=as_json, plot=plot, command="account")
-
-
-def _share(batch_size: int | None, size: int | None) -> float:
-    """The part of the records in a batch of a fixed size."""
-    assert batch_size is not None
-    assert size is not None
-    return batch_size / size
+        event = BandedGaussian(rate, noise_multiplier, bands)
+    elif group_size > 1:
+        event = GroupPrivacy(PoissonGaussian(rate, noise_multiplier), group_size)
+    PrivacyCost.of(event, steps, accountant, epsilon, delta).show(as_json=as_json, plot=plot, command="account")
 
 
 def _check_batches(batch_size: int | None, expected_batch_size: float | None, size: int | None) -> None:
-    if batch_size is None and expected_batch_size is None and size is None:
-        return
-    if size is None:
+    batch = expected_batch_size if batch_size is None else batch_size
+    if batch is None:
+        if size is not None:
+            raise ValueError("size needs batch_size or expected_batch_size")
+    elif size is None:
         raise ValueError("batch_size and expected_batch_size need size, the number of records in the data set")
-    checks.count(size=size)
-    if expected_batch_size is not None:
-        checks.positive(expected_batch_size=expected_batch_size)
-        if expected_batch_size > size:
-            raise ValueError(f"expected a batch of at most all {size} records, got {expected_batch_size=:g}")
-    elif batch_size is not None:
-        FixedSizeGaussian(batch_size, size, noise_multiplier=1.0)  # checks its arguments
-    else:
-        raise ValueError("size needs batch_size or expected_batch_size")
+    elif batch > size:
+        raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
 
 
-def _check_bands(batch_size: int | None, group_size: int, bands: int | None) -> None:
-    if bands is not None:
-        checks.count(bands=bands)
-        if batch_size is not None or group_size > 1:
-            raise ValueError("bands are for Poisson batches of records; leave batch_size and group_size out, or bands")
-
-
-def _check_group(batch_size: int | None, group_size: int) -> None:
+def _check_kind(batch_size: int | None, group_size: int, bands: int | None) -> None:
+    if bands is not None and (batch_size is not None or group_size > 1):
+        raise ValueError("bands are for Poisson batches of records; leave batch_size and group_size out, or bands")
     if batch_size is not None and group_size > 1:
         raise ValueError("a group_size above 1 needs a sampling_rate; batches of a fixed size are not supported")
-
-
-_SOLVERS: dict[str, Callable[..., float]] = {
-    "noise_multiplier": noise_multiplier_for,
-    "steps": steps_for,
-    "sampling_rate": sampling_rate_for,
-    "epsilon": epsilon_for,
-    "delta": delta_for,
-}
 
 
 @plain_errors()
@@ -437,11 +380,7 @@ def calibrate(
     }
     checks.all_of(
         partial(_check_one_missing, given),
-        lambda: epsilon is None or checks.positive(epsilon=epsilon),
-        lambda: delta is None or checks.open_fraction(delta=delta),
-        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
-        lambda: noise_multiplier is None or checks.positive(noise_multiplier=noise_multiplier),
-        lambda: steps is None or checks.count(steps=steps),
+        partial(check_ranges, **given),
         partial(_check_keeps_budgets, accountant),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
         partial(options.check_plot, plot),
@@ -465,20 +404,25 @@ def _check_keeps_budgets(accountant: str) -> None:
         )
 
 
-def _solve(given: Mapping[str, float | None], name: str) -> PrivacyCost:
+_SOLVERS: dict[str, Callable[..., float]] = {
+    "noise_multiplier": noise_multiplier_for,
+    "steps": steps_for,
+    "sampling_rate": sampling_rate_for,
+}
+
+
+def _solve(given: Mapping[str, float | None], accountant: str) -> PrivacyCost:
     """The run with its missing parameter, and its privacy cost: never above the budget."""
-    accountant = ACCOUNTANTS[name]
-    missing = next(parameter for parameter, value in given.items() if value is None)
-    known = {parameter: value for parameter, value in given.items() if value is not None}
-    run = known | {missing: _SOLVERS[missing](**known, accountant=accountant)}
-    steps = int(run["steps"])
-    if steps == 0:
+    run: dict[str, Any] = dict(given)
+    missing = next(name for name, value in given.items() if value is None)
+    if missing in _SOLVERS:
+        known = {name: value for name, value in given.items() if name != missing}
+        run[missing] = _SOLVERS[missing](**known, accountant=ACCOUNTANTS[accountant])
+    if run["steps"] == 0:
         raise ValueError(
-            f"by the {name} accountant one step costs more than epsilon={run['epsilon']} at delta="
+            f"by the {accountant} accountant one step costs more than epsilon={run['epsilon']} at delta="
             f"{run['delta']}; give more noise, a smaller sampling rate or a larger budget"
         )
     event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
-    if missing in ("epsilon", "delta"):
-        return PrivacyCost(event, steps, name, run["epsilon"], run["delta"], missing)
-    epsilon = accountant.compose({event: steps}).epsilon(delta=run["delta"])
-    return PrivacyCost(event, steps, name, epsilon, run["delta"], missing, budget=run["epsilon"])
+    cost = PrivacyCost.of(event, run["steps"], accountant, run["epsilon"], run["delta"])
+    return cost if missing in ("epsilon", "delta") else replace(cost, found=missing, budget=run["epsilon"])

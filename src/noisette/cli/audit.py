@@ -62,12 +62,12 @@ class AuditResults:
         Raises:
             ValueError: they cannot.
         """
-        if self.run.held_out:
+        if self.run.recipe.data.holdout is not None:
             raise ValueError(
                 "which records this run held out was forgotten when it ended, so members and others cannot be told "
                 "apart; leave --membership out"
             )
-        if self.run.recipe is None:
+        if self.run.unknown:
             raise ValueError(
                 f"--membership reads the records of the run, and its folder does not contain {self.run.unknown}; leave "
                 "--membership out. A recipe can be audited with --one-run, which reads its records"
@@ -76,7 +76,7 @@ class AuditResults:
     def audit_mechanism(self, steps: int, pairs: int, whole_run: bool) -> None:
         """Make the audits that read no record."""
         self.step = self.run.audit_step(steps=steps)
-        if pairs and self.run.recipe is None:
+        if pairs and self.run.unknown:
             self.remarks.append(f"The run's own model was not audited: its folder does not contain {self.run.unknown}.")
         elif pairs:
             self.neighbours = self.run.audit_neighbours(pairs=pairs)

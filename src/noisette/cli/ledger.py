@@ -1,14 +1,14 @@
-"""Which ledger a run folder or a file stands for on the command line."""
+"""``noisette ledger``: show the releases on a data set, compute their cost, record one, repair a file after a crash."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,12 +25,12 @@ from noisette.accounting import (
     Ledger,
     ZcdpAmount,
 )
-from noisette.accounting.calibrate import NOISE_TAIL
+from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import Event, check_events, facts_of
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.account import accountant_facts, in_words, rounded_up
+from noisette.cli.account import accountant_facts, costs, in_words, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
 
@@ -59,9 +59,19 @@ def ledger_at(place: Path) -> Path:
     return used
 
 
-_WHAT = "The release: give one of"
+ledger = typer.Typer(
+    name="ledger",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Show the releases on a data set, compute their privacy cost, record one, or repair a ledger after a crash.",
+)
 
 
+def _stated(metavar: str | None, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
+
+
+@ledger.command()
 @plain_errors()
 def charge(
     place: Annotated[
@@ -73,36 +83,20 @@ def charge(
         ),
     ],
     *,
-    zcdp: Annotated[
-        float | None, typer.Option(metavar="RHO", help="Stated as zCDP: rho above 0.", rich_help_panel=_WHAT)
-    ] = None,
+    zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="Stated as epsilon, with --delta where it is not 0: 0 or more.", rich_help_panel=_WHAT),
+        float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0: 0 or more.")
     ] = None,
     laplace: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NOISE",
-            help="Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.",
-            rich_help_panel=_WHAT,
-        ),
+        float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
     ] = None,
     discrete_gaussian: Annotated[
         float | None,
-        typer.Option(
-            metavar="NOISE",
-            help="A count with discrete Gaussian noise of this parameter sigma, where one record counts 1.",
-            rich_help_panel=_WHAT,
-        ),
+        _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
     ] = None,
     gaussian: Annotated[
         float | None,
-        typer.Option(
-            metavar="NOISE",
-            help="Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record.",
-            rich_help_panel=_WHAT,
-        ),
+        _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record."),
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
@@ -129,25 +123,20 @@ def charge(
         partial(checks.count, times=times),
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
-    event = next(_event(name, value, delta=delta, tool=tool) for name, value in given.items() if value is not None)
+    event = next(_RELEASES[name](value, delta, tool) for name, value in given.items() if value is not None)
     path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
         ledger.charge(event, times)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
 
 
-def _event(name: str, value: float, *, delta: float, tool: str) -> Event:
-    match name:
-        case "zcdp":
-            return ZcdpAmount(value, tool)
-        case "epsilon":
-            return DpAmount(value, delta, tool)
-        case "laplace":
-            return Laplace(value)
-        case "discrete_gaussian":
-            return DiscreteGaussian(value)
-        case _:
-            return Gaussian(value)
+_RELEASES: dict[str, Callable[[float, float, str], Event]] = {
+    "zcdp": lambda rho, _, tool: ZcdpAmount(rho, tool),
+    "epsilon": lambda epsilon, delta, tool: DpAmount(epsilon, delta, tool),
+    "laplace": lambda noise, *_: Laplace(noise),
+    "discrete_gaussian": lambda noise, *_: DiscreteGaussian(noise),
+    "gaussian": lambda noise, *_: Gaussian(noise),
+}
 
 
 def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
@@ -172,14 +161,6 @@ def _dataset(path: Path, given: str | None) -> str:
         raise ValueError(f"{path} is the ledger of data set {known.dataset!r}, not of {given!r}; leave out --dataset")
     return known.dataset
 
-
-ledger = typer.Typer(
-    name="ledger",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Show the releases on a data set, compute their privacy cost, record one, or repair a ledger after a crash.",
-)
-ledger.command()(charge)
 
 Place = Annotated[
     Path,
@@ -208,7 +189,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     read = Ledger.read(path)
     relations = sorted({event.relation for event in read.events})
     if as_json:
-        mechanisms = [facts_of(event) | asdict(tally) | {"paid": tally.paid} for event, tally in read.tallies.items()]
+        mechanisms = [facts_of(event) | tally._asdict() | {"paid": tally.paid} for event, tally in read.tallies.items()]
         facts = {
             "ledger": str(path),
             "dataset": read.dataset,
@@ -222,17 +203,20 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     for heading in ("reserved", "committed", "given back", "charged", "counted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for event, tally in read.tallies.items():
-        numbers = (tally.reserved, tally.committed, tally.given_back, tally.charged, tally.paid)
-        table.add_row(in_words(event), *(f"{number:,}" if number else "" for number in numbers))
-    below = Table.grid(padding=(0, 2))
-    below.add_row("data set", read.dataset)
-    below.add_row("neighbouring", "; ".join(relations) or "no releases")
-    below.add_row("head", read.head or "no line yet")
+        table.add_row(in_words(event), *(f"{number:,}" if number else "" for number in (*tally, tally.paid)))
+    below = [("neighbouring", "; ".join(relations) or "no releases"), ("head", read.head or "no line yet")]
+    _print(table, [("data set", read.dataset), *below])
+
+
+def _print(table: Table, below: Sequence[tuple[str, str]]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    if read.tallies:
+    if table.row_count:
         console.print(table)
         console.print()
-    console.print(below)
+    facts = Table.grid(padding=(0, 2))
+    for row in below:
+        facts.add_row(*row)
+    console.print(facts)
 
 
 @ledger.command()
@@ -252,9 +236,20 @@ def price(
     checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
     path = ledger_at(place)
     read = Ledger.read(path)
-    events = _for_group(read.events, group_size)
+    events: Events = read.events
+    if group_size > 1:
+        events = {GroupPrivacy(event, group_size): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
     check_events(events)
-    epsilons, refusals = _compose(events, delta - NOISE_TAIL, accountant)
+    left = delta - NOISE_TAIL
+    found = costs(
+        events,
+        lambda curve: curve.epsilon(delta=left) if left > 0 else math.inf,
+        [accountant] if accountant else ACCOUNTANTS,
+    )
+    epsilons = {name: cost for name, cost in found.items() if isinstance(cost, float)}
+    refusals = {name: str(cost) for name, cost in found.items() if not isinstance(cost, float)}
+    if not epsilons:
+        raise UnsupportedEventError("\n".join(refusals.values()))
     relation = "; ".join({event.relation for event in events}) or "no releases"
     if as_json:
         facts = {
@@ -273,16 +268,9 @@ def price(
         table.add_row(name, rounded_up(epsilon), ACCOUNTANTS[name].description)
     for name in refusals:  # the reason is printed where one accountant is chosen
         table.add_row(name, "not supported", ACCOUNTANTS[name].description)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(table)
-    below = Table.grid(padding=(0, 2))
-    below.add_row("delta", f"{delta:g}")
-    if delta <= NOISE_TAIL:
-        below.add_row("", f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one")
-    below.add_row("neighbouring", relation)
-    below.add_row("data set", read.dataset)
-    console.print()
-    console.print(below)
+    tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
+    below = [("delta", f"{delta:g}"), *([("", tail)] if left <= 0 else [])]
+    _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
 
 
 @ledger.command()
@@ -295,28 +283,3 @@ def repair(place: Place) -> None:
     path = ledger_at(place)
     repaired = Ledger.repair(path)
     typer.echo(f"{path}: the last line was cut off and is repaired" if repaired else f"{path}: nothing to repair")
-
-
-def _for_group(events: Events, records: int) -> Events:
-    return events if records == 1 else {GroupPrivacy(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
-
-
-def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str, float], dict[str, str]]:
-    """Epsilon by each accountant that supports the events, and the reason of each that does not.
-
-    Epsilon is infinite where no delta is left.
-
-    Raises:
-        UnsupportedEventError: the chosen accountant does not support the events, or no accountant does.
-    """
-    epsilons: dict[str, float] = {}
-    refusals: dict[str, str] = {}
-    for name in [chosen] if chosen else ACCOUNTANTS:
-        try:
-            curve = ACCOUNTANTS[name].compose(events)
-            epsilons[name] = curve.epsilon(delta=delta) if delta > 0 else math.inf
-        except UnsupportedEventError as refusal:
-            refusals[name] = str(refusal)
-    if not epsilons:
-        raise UnsupportedEventError("\n".join(refusals.values()))
-    return epsilons, refusals

@@ -18,15 +18,23 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import PldAccountant, PoissonGaussian
-from noisette.accounting.plan import LEAST_STEPS, NEARLY, Setting, recommended, with_noise, within_budget
+from noisette.accounting.calibrate import (
+    LEAST_STEPS,
+    NEARLY,
+    Setting,
+    check_ranges,
+    recommended,
+    with_noise,
+    within_budget,
+)
 from noisette.cli import options
 from noisette.cli.account import PrivacyCost, accountant_facts, json_number, rounded_up
 from noisette.cli.options import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
-    from noisette.training.report.figures import Cells, Line, Panel
+    from noisette.training.report.figures import Cells, Line
 
-_DIGITS = 4  # the accuracy of these epsilons
+_rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
 
 
 @plain_errors()
@@ -54,14 +62,13 @@ def plan(
 
     It is the setting with the fewest epochs among those with nearly the largest total signal to noise. Epsilon is
     computed at its number of epochs for every noise multiplier, and for itself by every accountant. For settings that
-    no number recommends, such as learning rates, `noisette search` has one price for several runs.
+    no number recommends, such as learning rates, `noisette search` has one privacy cost for several runs.
     Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
     options.at_most(options.MOST_RECORDS, size=size)
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
-        partial(checks.count, size=size),
-        partial(checks.positive, epsilon=epsilon),
+        partial(check_ranges, size=size, epsilon=epsilon, delta=delta),
         partial(_check_delta, delta, size),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
         partial(_numbers, "epochs", epochs),
@@ -92,8 +99,7 @@ def _usual_batch_sizes(size: int) -> str:
 
 
 def _check_delta(delta: float, size: int) -> None:
-    checks.open_fraction(delta=delta)
-    if size > 0 and delta >= 1 / size:
+    if size > 0 and 1 / size <= delta < 1:
         raise ValueError(
             f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
             "clear would satisfy it; choose a smaller delta"
@@ -143,9 +149,11 @@ class _Found:
         return PrivacyCost(event, steps, PldAccountant.name, epsilon, self.delta, "epsilon", budget=self.epsilon)
 
     @property
-    def _of_chosen(self) -> str:
-        noise = rounded_up(self.chosen.noise_multiplier, _DIGITS)
-        return f"batch {self.chosen.batch_size:,}, {self.chosen.epochs:g} epochs, noise {noise}"
+    def _seconds(self) -> float | None:
+        """The time of the recommended setting on this machine, if a run told its speed."""
+        if self.seconds_per_example is None:
+            return None
+        return self.chosen.steps * self.chosen.batch_size * self.seconds_per_example
 
     def facts(self) -> dict[str, Any]:
         """All results, for JSON."""
@@ -178,72 +186,60 @@ class _Found:
 
     def draw(self, path: Path) -> None:
         """Write the figure, or the page with figure and tables."""
-        from noisette.training.report.figures import Plot
+        from noisette.training.report.figures import Panel, Plot
 
+        least_noise, by_noise, by_accountant = self._tables()[2:]
         title = f"Noise for ε = {self.epsilon:g} with {self.size:,} records"
         lead = (
             f"Poisson batches; {self._cost.event.relation}; δ = {self.delta:g}. Computed by the accountant "
-            f"{PldAccountant.name}, and by the others for {self._of_chosen}."
+            f"{PldAccountant.name}, and by the others for {by_accountant[0].split(': ')[1]}."
         )
-        Plot("plan", title, lead, self._panels(), self._tables()).write(path)
+        epsilons = _lines(self.by_noise, lambda setting: (setting.noise_multiplier, setting.epsilon))
+        noises = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
+        panels = [
+            Panel(by_noise[0], "noise multiplier", "ε", epsilons, self.epsilon),
+            Panel(least_noise[0], "epochs", "noise multiplier", noises),
+            self._cost.curve(),
+        ]
+        Plot("plan", title, lead, panels, self._tables()).write(path)
 
     def _tables(self) -> list[Cells]:
-        epochs = [f"{setting.epochs:g} epochs" for setting in _by_batch(self.affordable)[0]]
-        affordable = [
-            (
-                f"{row[0].batch_size:,}",
-                f"{row[0].sampling_rate:.3g}",
-                *(rounded_up(s.noise_multiplier, _DIGITS) for s in row),
-            )
-            for row in _by_batch(self.affordable)
-        ]
-        batches = _by_batch(self.by_noise)
-        sizes = [f"batch {row[0].batch_size:,}" for row in batches]
-        by_noise = [
-            (f"{row[0].noise_multiplier:g}", *(rounded_up(setting.epsilon, _DIGITS) for setting in row))
-            for row in zip(*batches, strict=True)
-        ]
-        _, headings, by_accountant = self._cost.by_accountant()
+        chosen, rows = self.chosen, _by_batch(self.affordable)
         most = max(setting.signal for setting in self.affordable)
-        signal = [
-            (f"{row[0].batch_size:,}", *(f"{s.signal / most:.0%}" for s in row)) for row in _by_batch(self.affordable)
-        ]
-        return [
-            (self._recommended_title, (), self._recommendation(most)),
-            (
-                "Share of the largest total signal to noise, √steps × sampling rate / noise",
-                ("batch size", *epochs),
-                signal,
-            ),
-            (self._affordable_title, ("batch size", "sampling rate", *epochs), affordable),
-            (self._by_noise_title, ("noise multiplier", *sizes), by_noise),
-            (f"ε by every accountant: {self._of_chosen}", headings, by_accountant),
-        ]
-
-    def _recommendation(self, most: float) -> list[tuple[str, str]]:
-        """Name and value of every parameter of the recommended setting, and why it was chosen."""
-        chosen = self.chosen
-        return [
+        epochs = [f"{setting.epochs:g} epochs" for setting in rows[0]]
+        noise = _rounded(chosen.noise_multiplier)
+        recommendation = [
             ("batch size", f"{chosen.batch_size:,} expected; microbatches bound the memory"),
             ("epochs", f"{chosen.epochs:g}"),
             ("steps", f"{chosen.steps:,}"),
-            ("noise multiplier", rounded_up(chosen.noise_multiplier, _DIGITS)),
-            ("time", self._time),
-            (
-                "why",
-                f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more",
-            ),
+            ("noise multiplier", noise),
+            ("time", self._time()),
+            ("why", f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more"),
             ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
         ]
+        signal = [(f"{row[0].batch_size:,}", *(f"{s.signal / most:.0%}" for s in row)) for row in rows]
+        noises = [
+            (f"{row[0].batch_size:,}", f"{row[0].sampling_rate:.3g}", *(_rounded(s.noise_multiplier) for s in row))
+            for row in rows
+        ]
+        columns = _by_batch(self.by_noise)
+        epsilons = [
+            (f"{row[0].noise_multiplier:g}", *(_rounded(s.epsilon) for s in row)) for row in zip(*columns, strict=True)
+        ]
+        sizes = [f"batch {column[0].batch_size:,}" for column in columns]
+        _, headings, by_accountant = self._cost.by_accountant()
+        setting = f"batch {chosen.batch_size:,}, {chosen.epochs:g} epochs, noise {noise}"
+        signal_title = "Share of the largest total signal to noise, √steps × sampling rate / noise"
+        noise_title = f"Least noise multiplier that keeps ε ≤ {self.epsilon:g}"
+        epsilon_title = f"ε after {chosen.epochs:g} epochs, by noise multiplier"
+        return [
+            (f"Recommended for ε ≤ {self.epsilon:g}", (), recommendation),
+            (signal_title, ("batch size", *epochs), signal),
+            (noise_title, ("batch size", "sampling rate", *epochs), noises),
+            (epsilon_title, ("noise multiplier", *sizes), epsilons),
+            (f"ε by every accountant: {setting}", headings, by_accountant),
+        ]
 
-    @property
-    def _seconds(self) -> float | None:
-        """The time of the recommended setting on this machine, if a run told its speed."""
-        if self.seconds_per_example is None:
-            return None
-        return self.chosen.steps * self.chosen.batch_size * self.seconds_per_example
-
-    @property
     def _time(self) -> str:
         if self._seconds is None:
             gradients = self.chosen.epochs * self.size
@@ -251,29 +247,6 @@ class _Found:
         from noisette.training.report.facts import duration
 
         return f"about {duration(self._seconds)}, at the speed of the run given by --like"
-
-    @property
-    def _recommended_title(self) -> str:
-        return f"Recommended for ε ≤ {self.epsilon:g}"
-
-    @property
-    def _affordable_title(self) -> str:
-        return f"Least noise multiplier that keeps ε ≤ {self.epsilon:g}"
-
-    @property
-    def _by_noise_title(self) -> str:
-        return f"ε after {self.chosen.epochs:g} epochs, by noise multiplier"
-
-    def _panels(self) -> list[Panel]:
-        from noisette.training.report.figures import Panel
-
-        by_noise = _lines(self.by_noise, lambda setting: (setting.noise_multiplier, setting.epsilon))
-        noise = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
-        return [
-            Panel(self._by_noise_title, "noise multiplier", "ε", by_noise, self.epsilon),
-            Panel(self._affordable_title, "epochs", "noise multiplier", noise),
-            self._cost.curve(),
-        ]
 
 
 def _compute(

@@ -27,7 +27,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="ROWS",
-            help="A CSV with the columns of the run, or a folder of images; labels are not needed.",
+            help="A table with the columns of the run, or a folder of images; labels are not needed.",
             exists=True,
         ),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,22 +58,37 @@ def schema(
     records. The first line of the file, which names the columns, is the only one that is read. These names are taken to
     be public: the report of a run contains them.
     """
+    from noisette.data import Declaration
+    from noisette.data.columns import Columns
+    from noisette.data.dataset import Target
+
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    columns = _named(header_of, names)
-    facts = _facts(label, classes, target, unit, size)
-    facts |= ({"decimal": decimal} if decimal else {}) | ({"skip_unlabelled": True} if skip_unlabelled else {})
+    columns, label = _named(header_of, names), label or "label"
     declared = _declared(columns, number or [], category or [], missing or [], ignore)
-    if facts["label"] not in columns:
+    if label not in columns:
         raise ValueError(
-            f"there is no column {facts['label']!r}, the label; name it with --label, as one of {', '.join(columns)}"
+            f"there is no column {label!r}, the label; name it with --label, as one of {', '.join(columns)}"
         )
-    left = [name for name in columns if name not in declared and name != facts["label"]]
+    left = [name for name in columns if name not in declared and name != label]
     if ask:
         declared |= {name: _asked(name) for name in left}
         left = []
+    of_classes: Any = None
+    if classes is not None:
+        of_classes = int(classes) if classes.isdecimal() else listed("classes", classes)
+    bounds = None if target is None else numbers("target", target, "0,120", count=2)
+    Declaration(  # which checks that the declarations do not contradict themselves
+        classes=of_classes,
+        size=size,
+        label=label,
+        columns=Columns.of(declared),
+        decimal=decimal or ".",
+        target=None if bounds is None else Target(bounds[0], bounds[1], unit or ""),
+    )
+    facts = {"label": label, "classes": of_classes, "target": bounds, "unit": unit, "size": size, "decimal": decimal}
+    facts |= {"skip_unlabelled": skip_unlabelled or None}
     declared |= {name: {"kind": _OPEN} for name in left}
-    _check(facts, {name: table for name, table in declared.items() if name not in left})
     _write(out, facts, {name: declared[name] for name in columns if name in declared})
     typer.echo(f"schema  {out}")
     if left:
@@ -81,15 +97,14 @@ def schema(
 
 def _named(header_of: Path | None, names: str | None) -> list[str]:
     """The names of the columns, from the header of a file or from the option."""
-    if (header_of is None) == (names is None):
-        raise ValueError("give a CSV whose first line names the columns, or --names")
-    from noisette.data.table import header, is_number
+    from noisette.data.tables import header, is_number
 
-    if names is not None:
+    if header_of is not None and names is None:
+        found = header(header_of)
+    elif names is not None and header_of is None:
         found = list(listed("names", names))
     else:
-        assert header_of is not None, "one of the two is given"
-        found = header(header_of)
+        raise ValueError("give a CSV whose first line names the columns, or --names")
     if len(set(found)) < len(found) or "" in found:
         raise ValueError("the columns must have different names, none of them empty")
     if wrong := [name for name in found if is_number(name)]:
@@ -97,104 +112,26 @@ def _named(header_of: Path | None, names: str | None) -> list[str]:
     return found
 
 
-def _facts(
-    label: str | None, classes: str | None, target: str | None, unit: str | None, size: int | None
-) -> dict[str, Any]:
-    """What is declared about the table as a whole."""
-    named: Any = None
-    if classes is not None:
-        named = int(classes) if classes.isdecimal() else list(listed("classes", classes))
-    facts = {
-        "label": label or "label",
-        "classes": named,
-        "target": None if target is None else list(numbers("target", target, "0,120", count=2)),
-        "unit": unit,
-        "size": size,
-    }
-    return {key: value for key, value in facts.items() if value is not None}
-
-
 def _declared(
     columns: Sequence[str], number: Sequence[str], category: Sequence[str], missing: Sequence[str], ignore: str | None
 ) -> dict[str, dict[str, Any]]:
     """The columns that options declare, as the tables of a schema."""
+    pairs = [("number", *_pair("number", given, "age=0,100")) for given in number]
+    pairs += [("category", *_pair("category", given, "job=cook,smith")) for given in category]
+    pairs += [("ignore", name, "") for name in (listed("ignore", ignore) if ignore else ())]
     found: dict[str, dict[str, Any]] = {}
-
-    def add(name: str, table: dict[str, Any], option: str) -> None:
+    for option_name, name, given in pairs:
         if name not in columns:
-            raise ValueError(f"--{option}: there is no column {name!r}; there are {', '.join(columns)}")
+            raise ValueError(f"--{option_name}: there is no column {name!r}; there are {', '.join(columns)}")
         if name in found:
             raise ValueError(f"the column {name!r} is declared twice")
-        found[name] = table
-
-    for given in number:
-        name, bounds = _pair("number", given, "age=0,100")
-        add(name, _number(numbers(f"number {name}", bounds, "0,100", count=2)), "number")
-    for given in category:
-        name, texts = _pair("category", given, "job=cook,smith")
-        add(name, _category(list(listed(f"category {name}", texts))), "category")
-    for name in listed("ignore", ignore) if ignore else []:
-        add(name, {"kind": "ignored"}, "ignore")
-    for given in missing:
-        name, rule = _pair("missing", given, "age=indicator")
+        table = _number if option_name == "number" else _category
+        found[name] = {"kind": "ignored"} if option_name == "ignore" else table(f"{option_name} {name}", given)
+    for name, rule in (_pair("missing", given, "age=indicator") for given in missing):
         if name not in found or found[name]["kind"] == "ignored":
             raise ValueError(f"--missing {name}=...: declare the column with --number or --category too")
-        found[name]["missing"] = _rule(rule) if found[name]["kind"] == "number" else rule
+        found[name]["missing"] = _number_or_text(rule) if found[name]["kind"] == "number" else rule
     return found
-
-
-def _number(bounds: Sequence[float]) -> dict[str, Any]:
-    low, high = bounds
-    return {"kind": "number", "low": low, "high": high, "missing": "indicator"}
-
-
-def _category(texts: list[str]) -> dict[str, Any]:
-    return {"kind": "category", "categories": texts, "missing": "own category", "other": "own category"}
-
-
-def _rule(text: str) -> float | str:
-    """A number if the text is one."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _asked(name: str) -> dict[str, Any]:
-    """What the user answers about a column."""
-    kind = typer.prompt(
-        f"{name}: number, category or ignored?",
-        type=str,
-        value_proc=lambda given: _chosen(given, ("number", "category", "ignored")),
-    )
-    if kind == "number":
-        return _number(typer.prompt(f"{name}: lowest and highest value, such as 0,100", value_proc=_bounds))
-    if kind == "category":
-        return _category(typer.prompt(f"{name}: all known texts, such as a,b", value_proc=_texts))
-    return {"kind": kind}
-
-
-def _texts(given: str) -> list[str]:
-    try:
-        return list(listed("category", given))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _chosen(given: str, choices: Sequence[str]) -> str:
-    if given not in choices:
-        raise typer.BadParameter(f"answer one of {', '.join(choices)}")
-    return given
-
-
-def _bounds(given: str) -> tuple[float, float]:
-    try:
-        low, high = numbers("number", given, "0,100", count=2)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if not low < high:
-        raise typer.BadParameter("expected the lowest value first")
-    return low, high
 
 
 def _pair(option: str, given: str, example: str) -> tuple[str, str]:
@@ -205,21 +142,46 @@ def _pair(option: str, given: str, example: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _check(facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that the declarations do not contradict themselves; see :class:`noisette.data.Declaration`."""
-    from noisette.data import Declaration
-    from noisette.data.columns import Columns
-    from noisette.data.target import Target
+def _number(option: str, bounds: str) -> dict[str, Any]:
+    low, high = numbers(option, bounds, "0,100", count=2)
+    return {"kind": "number", "low": low, "high": high, "missing": "indicator"}
 
-    named = facts.get("classes")
-    Declaration(
-        classes=tuple(named) if isinstance(named, list) else named,
-        size=facts.get("size"),
-        label=facts["label"],
-        columns=Columns.of(declared),
-        decimal=facts.get("decimal", "."),
-        target=Target(facts["target"][0], facts["target"][1], facts.get("unit", "")) if "target" in facts else None,
-    )
+
+def _category(option: str, texts: str) -> dict[str, Any]:
+    known = list(listed(option, texts))
+    return {"kind": "category", "categories": known, "missing": "own category", "other": "own category"}
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _asked(name: str) -> dict[str, Any]:
+    """What the user answers about a column; a wrong answer is asked for again."""
+    from noisette.data.columns import Columns
+
+    def answer(question: str, table: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        def checked(given: str) -> dict[str, Any]:
+            try:
+                Columns.of({name: table(given)})
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+            return table(given)
+
+        return typer.prompt(f"{name}: {question}", value_proc=checked)
+
+    def kind(given: str) -> dict[str, Any]:
+        return {"kind": given, "categories": ["any"]} if given == "category" else {"kind": given}
+
+    chosen = answer("number, category or ignored?", kind)
+    if chosen["kind"] == "number":
+        return answer("lowest and highest value, such as 0,100", partial(_number, "number"))
+    if chosen["kind"] == "category":
+        return answer("all known texts, such as a,b", partial(_category, "category"))
+    return chosen
 
 
 def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
@@ -228,7 +190,7 @@ def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[s
     lines = [
         "# What is publicly known about the columns, for noisette train --columns. Written without reading any row:",
         "# bounds and categories must come from what the columns mean, not from the records.",
-        *(f"{key} = {_toml(value)}" for key, value in facts.items()),
+        *(f"{key} = {_toml(value)}" for key, value in facts.items() if value is not None),
     ]
     for name, table in declared.items():
         lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]"]

@@ -10,7 +10,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+<<<<<<< HEAD
 from typing import TYPE_CHECKING, Annotated, Any
+=======
+from typing import Annotated, Any
+>>>>>>> main
 
 import typer
 
@@ -46,11 +50,14 @@ from noisette.training.recipe import (
 from noisette.training.records import check_names
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
+<<<<<<< HEAD
 if TYPE_CHECKING:
     from noisette.ranks import AnyRanks
     from noisette.training.report import Facts
 
 _KEY_BYTES = 32  # of the key that decides which records are held out
+=======
+>>>>>>> main
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
@@ -82,7 +89,10 @@ def train(
     data: Annotated[
         str | None,
         option(
-            "NAME", f"{', '.join(data_sets.names())}; or a folder of images, a .csv or an .npz of your own.", "digits"
+            "NAME",
+            f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz "
+            "of your own.",
+            "digits",
         ),
     ] = None,
     model: Annotated[
@@ -238,7 +248,7 @@ def train(
 
     `noisette train --data mnist --epsilon 3`
 
-    `noisette train --data photos --classes cat,dog --size 20000 --model bn-lenet-5 --batch-norm group`
+    `noisette train --data photos --classes cat,dog --size 20000 --model resnet-18 --batch-norm group`
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C ends the
     run after the current step and keeps the model so far. SIGTERM saves a checkpoint and exits; --resume continues it.
@@ -253,6 +263,7 @@ def train(
         (read_schema(columns) if columns else {}) | tables["data"] | _given_data(data, classes, target, image_size)
     )
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
+<<<<<<< HEAD
     settings = replace(
         base,
         model=replace(base.model, **_given({"name": model, "batch_norm": batch_norm})),
@@ -260,6 +271,32 @@ def train(
         privacy=replace(base.privacy, **tables["privacy"]),
         training=replace(base.training, **tables["training"]),
     )
+=======
+    changes = {
+        "model": {"name": model, "batch_norm": batch_norm},
+        "public": {"data": public, "examples": public_examples},
+        "privacy": {
+            "epsilon": epsilon,
+            "delta": delta,
+            "max_grad_norm": max_grad_norm,
+            "clipping": clipping,
+            "engine": engine,
+            "allow_large_delta": allow_large_delta or None,
+        },
+        "training": {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "batches": batches,
+            "largest_batch": largest_batch,
+            "bands": bands,
+            "compile": compile,
+            "optimizer": optimizer,
+            "lr": lr,
+            "seed": seed,
+        },
+    }
+    settings = base.changed({table: _given(values) for table, values in changes.items()}, "the settings")
+>>>>>>> main
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
@@ -279,6 +316,7 @@ def _refuse_other_options(context: typer.Context) -> None:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
 
 
+<<<<<<< HEAD
 def _given_data(data: str | None, classes: str | None, target: str | None, image_size: str | None) -> dict[str, Any]:
     """The fields of the table ``data`` whose options have a form of their own."""
     number_or_names: int | tuple[str, ...] | None = None
@@ -289,6 +327,8 @@ def _given_data(data: str | None, classes: str | None, target: str | None, image
     return _given({"name": data, "classes": number_or_names, "target": bounds, "image_size": size})
 
 
+=======
+>>>>>>> main
 def _given(values: Mapping[str, object]) -> dict[str, Any]:
     """The values that the command line gave."""
     return {name: value for name, value in values.items() if value is not None}

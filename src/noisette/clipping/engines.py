@@ -1,7 +1,4 @@
-"""The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise.
-
-Each example is in a call of the loss alone, so code may branch on its values.
-"""
+"""Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
 from __future__ import annotations
 
@@ -14,11 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import loss as internals
-from noisette.core.backward import ForwardPass, per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import (
+    ForwardPass,
+    LossCall,
+    Recording,
+    per_example_gradients,
+    search,
+    user_hooks_disabled,
+)
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import (
     ClippedSum,
@@ -29,31 +34,27 @@ from noisette.core.clip import (
     group_norms,
     may_wait,
 )
-from noisette.core.forms import DerivedWeight, ExampleGradients, Operation
-from noisette.core.loss import (
-    Loss,
-    Microbatch,
-    NotVectorizedError,
-    OutsideTensors,
-    as_if_compiled,
-    explained,
-    one_value,
-)
+from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
+from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
 from noisette.core.state import ModelBuffers
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
-    LossCall,
-    Recording,
-    Use,
+    Draft,
+    Recorder,
     WrittenIntoError,
+    as_if_compiled,
     kept_from_another_call,
-    new_recorder,
+    one_example,
+    one_value,
     outputs_of,
     tensors_among,
 )
 from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
+
+# The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: each example is in
+# a call of the loss alone, so code may branch on its values
 
 
 class OneByOneWarning(UserWarning):
@@ -77,14 +78,6 @@ def clipped_sum_one_by_one(
     clipping: Clipping,
 ) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example.
-
-    Args:
-        loss: the loss of one example.
-        model: given to the loss, with copies of its buffers that are dropped after each example.
-        batch: the arguments of b examples.
-        parameters: those that are trained, by name.
-        buffers: of the model.
-        clipping: how gradients are clipped.
 
     Raises:
         PrivacyError: the loss is not one value, or uses a tensor that was computed from another example.
@@ -134,6 +127,8 @@ class _OneExample(TorchFunctionMode):
         return output
 
 
+# Calls of the model in a loop that computes losses itself
+
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
 Recorded = tuple[list[Use], Mapping[int, DerivedWeight]]  # the uses of weights, and the weights derived from others
 
@@ -172,14 +167,6 @@ def record_rows(
 ) -> Returned:
     """Call the model with each row of its arguments as a batch of one.
 
-    Args:
-        model: the model.
-        batch: its arguments.
-        parameters: those that are trained, by name.
-        buffers: of the model, which computes with copies of them.
-        outside: the tensors from outside that the model used before.
-        one_by_one: whether it is known that the model cannot be vectorised.
-
     Raises:
         PrivacyError: an argument or an output has no rows, an argument has a gradient, or the model refuses ``vmap``
             for a reason that one row at a time would not remove.
@@ -196,15 +183,11 @@ def record_rows(
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
-    own_for_each = set[int]()
-    while not one_by_one:
+    if not one_by_one:
         try:
-            return _at_once(model, batch, parameters, buffers, outside, own_for_each)
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
+            return _at_once(model, batch, parameters, buffers, outside)
         except NotVectorizedError as error:
             warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
-            one_by_one = True
     return _one_after_the_other(model, batch, buffers)
 
 
@@ -214,34 +197,24 @@ def _at_once(
     parameters: Mapping[str, Tensor],
     buffers: ModelBuffers,
     outside: OutsideTensors,
-    own_for_each: set[int],
 ) -> Returned:
     """All rows by one call inside of ``vmap``, recorded."""
+
+    own_for_each = set[int]()
     outside.begin(())
-    recorder = new_recorder(model, parameters, buffers, batch.count, outside, own_for_each)
-    try:
-        with (
-            internals.as_if_compiled(),
-            warnings.catch_warnings(),
-            recorder,
-            internals.vmap_level(batch.count) as level,
-        ):
-            warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-            rows = [internals.batched(tensor.unsqueeze(1), level) for tensor in batch.tensors]
-            recorder.begin(level, rows)
-            one = batch.with_tensors(rows)
-            with buffers.lent(recorder.buffer):
-                output = model(*one.args, **one.kwargs)
-            columns = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-            raise
-        raise said from error
+    while True:
+        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+        try:
+            with one_example(model, batch, recorder) as one:
+                with recorder, buffers.lent(recorder.buffer):
+                    output = model(*one.args, **one.kwargs)
+                rows = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
+            break
+        except WrittenIntoError as written:
+            own_for_each.add(written.number)
     outside.end()
-    uses, derived = recorder.finish()
-    return _returned(batch.count, output, columns, (uses, derived))
+    draft, recorder.draft = recorder.draft, Draft()
+    return _returned(batch.count, output, rows, (draft.uses, draft.derived))
 
 
 def _has_rows(leaf: object) -> bool:
@@ -339,6 +312,9 @@ def _of_row(
     return outputs[0].new_zeros(1), gradients
 
 
+# Engines
+
+
 class ReweightGP:
     """Two passes that keep no gradient: norms in the first, each parameter's clipped sum in the second.
 
@@ -368,7 +344,10 @@ class ReweightGP:
         if is_repeated and forward.repeat is None:
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         squared = per_example_gradients(
-            forward, parameters, lambda name, form: form.squared_norms(), retain_graph=not is_repeated
+            forward,
+            parameters,
+            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
+            retain_graph=not is_repeated,
         )
         norms = group_norms(squared, clipping.groups, forward.losses)
         with torch.no_grad():
@@ -381,7 +360,9 @@ class ReweightGP:
             return weights.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
 
         second = forward if not is_repeated or forward.repeat is None else forward.repeat()
-        found = per_example_gradients(second, parameters, sum_and_norms)
+        found = per_example_gradients(
+            second, parameters, lambda forms: {name: sum_and_norms(name, form) for name, form in forms.items()}
+        )
         if not clipping.are_finite:  # a graph of fixed operations repeats itself
             again = {name: now for name, (_, now) in found.items()}
             _check_finite(norms, group_norms(again, clipping.groups, forward.losses))
@@ -453,31 +434,18 @@ class Vmap:
         return clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
 
 
-class _Loss(nn.Module):
-    """The loss of one example as a module, for ``torch.func.functional_call``."""
-
-    def __init__(self, call: LossCall) -> None:
-        super().__init__()
-        self.model = call.model
-        self._call = call
-
-    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        one = self._call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-        with as_if_compiled():
-            return one_value(self._call.loss(self.model, *one.args, **one.kwargs))
-
-
 def _of_chunks(
     call: LossCall, parameters: Mapping[str, Tensor], size: int
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """The losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    module = _Loss(call)
-    buffers = {f"model.{name}": buffer.detach() for name, buffer in call.buffers.values().items()}
-    trained = {f"model.{name}": p.detach() for name, p in parameters.items()}
+    buffers = {name: buffer.detach() for name, buffer in call.buffers.values().items()}
+    trained = {name: p.detach() for name, p in parameters.items()}
 
     def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
-        loss = torch.func.functional_call(module, trained | copies, (tensors,))
+        one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
+        with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
+            loss = one_value(call.loss(call.model, *one.args, **one.kwargs))
         return loss, loss
 
     of_one = torch.func.grad(loss_of, has_aux=True)
@@ -494,7 +462,7 @@ def _of_chunks(
                     f"torch.func cannot differentiate the loss: {error}\n"
                     "Use engine=noisette.engines.PerExampleLoop(), which needs no torch.func."
                 ) from error
-        yield losses, {name.removeprefix("model."): g for name, g in gradients.items()}
+        yield losses, gradients
 
 
 def _call_of(forward: ForwardPass) -> LossCall:

@@ -28,7 +28,7 @@ from noisette.clipping.engines import (
     says_one_by_one,
 )
 from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
-from noisette.core.backward import ForwardPass, UncoveredError, search
+from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -44,7 +44,6 @@ from noisette.core.clip import (
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers, refresh_public_statistics
-from noisette.core.trace import record_losses
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import Unwrapped, canonical_parameters
@@ -104,6 +103,7 @@ class PerExampleClip:
         self.model = model = self._unwrapped.module
         _check_initialized(model)
         self.clipping: ClippingRule = clipping
+        self._adaptive = clipping if isinstance(clipping, AdaptiveRule) else None
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._shards = Shards(model)
@@ -189,14 +189,6 @@ class PerExampleClip:
             PrivacyError: the loss is not one value, reads entries of several examples that are no tensor, writes into
                 a parameter, or uses a tensor from outside that changes.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
-
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> clip = PerExampleClip(model, max_grad_norm=1.0)
-        >>> clip.accumulate(lambda model, x: model(x).sum(), torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
-        >>> [sum] = clip.pop_sums()
-        >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
-        [0.6, 1.3]
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 
@@ -211,21 +203,14 @@ class PerExampleClip:
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            sums = self._shards.land(clipped.sums, self._trained())
-        elif self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
+            self._add(self._shards.land(clipped.sums, self._trained()), clipped.norms)
+            return
+        if self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            sums = clipped.sums
         else:
-            clipped = self._captured.clipped_sum(
-                loss,
-                microbatch,
-                groups,
-                public,
-                buffers=self.buffers.values(),
-                steps_left_ratio=self._still_to_come,
-            )
-            sums = clipped.sums
-        self._add(sums, clipped.norms)
+            buffers, left = self.buffers.values(), self._still_to_come
+            clipped = self._captured.clipped_sum(loss, microbatch, groups, public, buffers, left)
+        self._add(clipped.sums, clipped.norms)
 
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
         """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
@@ -279,7 +264,7 @@ class PerExampleClip:
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self._twice_counted, self._counts = {}, []
-        if isinstance(self.clipping, AdaptiveRule):
+        if self._adaptive is not None:
             self._groups = None
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
@@ -293,8 +278,8 @@ class PerExampleClip:
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
         for count in self._counts:
-            if isinstance(self.clipping, AdaptiveRule) and count.released.grad is not None:
-                self.clipping.adapt(count.released.grad)
+            if self._adaptive is not None and count.released.grad is not None:
+                self._adaptive.adapt(count.released.grad)
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""
@@ -346,20 +331,12 @@ class PerExampleClip:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
-        record = partial(self._recorded, loss, microbatch, public, None if once else Blocks)
+        arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
+        record = partial(record_losses, *arguments)
         with _is_first(loss, self._known_losses):
             forward = repeatable(record, microbatch.tensors) if repeats else record()
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
-
-    def _recorded(
-        self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...], blocks: type[Blocks] | None
-    ) -> ForwardPass:
-        """A forward pass of a microbatch."""
-        trained = self._trained()
-        found = record_losses(loss, self.model, microbatch, trained, self.buffers, self._outside, public, blocks)
-        graph = search(found.losses, found.recording.uses, trained)
-        return ForwardPass(found.losses, found.recording, graph)
 
     def _check_open(self) -> None:
         if self._closed:

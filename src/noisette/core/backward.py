@@ -1,9 +1,10 @@
-"""From the losses of a batch to the per-example gradients of every parameter.
+"""From the loss of one example to the per-example gradients of every parameter.
 
-The way of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the
-use's operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a
-parameter, and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed
-while they are there (:func:`per_example_gradients`).
+The loss is computed for all examples at once and recorded (:func:`record_losses`); one backward pass follows. The way
+of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
+operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a parameter,
+and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed while they
+are there (:func:`per_example_gradients`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.core.forms import (
@@ -27,12 +28,16 @@ from noisette.core.forms import (
     Examples,
     Match,
     OperandMatch,
+    Use,
     add,
     match,
     operation_name,
+    overwritten,
     to_parameters,
 )
-from noisette.core.trace import Recording, Use, overwritten
+from noisette.core.loss import Loss, Microbatch, OutsideTensors
+from noisette.core.state import ModelBuffers
+from noisette.core.trace import Draft, Recorder, WrittenIntoError, vectorized_losses
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -40,20 +45,6 @@ Value = TypeVar("Value")
 
 class UncoveredError(PrivacyError):
     """Parameters reach the losses otherwise than by operations that were recorded."""
-
-
-class Covering(Protocol):
-    """A place of the graph that accounts for the parameters at it, such as a :class:`.recording.Use`."""
-
-    @property
-    def edges(self) -> Sequence[GradientEdge]:
-        """Its outputs at which a gradient can arrive."""
-        ...
-
-    @property
-    def upstream(self) -> Sequence[Node]:
-        """Where the graph continues below it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,26 @@ class LossGraph:
 
 
 @dataclass(frozen=True)
+class LossCall:
+    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
+
+    loss: Loss
+    model: nn.Module
+    batch: Microbatch
+    buffers: ModelBuffers
+    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded of a loss."""
+
+    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
+    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
+    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
+
+
+@dataclass(frozen=True)
 class ForwardPass:
     """The losses of b examples, each computed from its own example alone, and what the tape recorded of them."""
 
@@ -75,16 +86,55 @@ class ForwardPass:
     repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
 
 
-def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
+def record_losses(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None,
+) -> ForwardPass:
+    """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
+
+    Where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or a buffer, the loss is
+    called once more with a constant for each example. ``blocks`` makes what recomputes checkpointed parts of the model,
+    which keep their activations unless it is given.
+
+    Raises:
+        PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
+            that is not constant.
+    """
+    own_for_each = set[int]()
+    outside.begin(public)
+    while True:
+        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+        recorder.make_blocks = blocks
+        try:
+            losses = vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
+            break
+        except WrittenIntoError as written:
+            own_for_each.add(written.number)
+    outside.end()
+    if not losses.requires_grad:
+        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
+    draft, recorder.draft = recorder.draft, Draft()
+    device = losses.device.type
+    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
+    recording = Recording(draft.uses, draft.derived, LossCall(loss, model, batch, buffers, autocast))
+    return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
+
+
+def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
     """Walk the autograd graph from the losses to its leaves, each node once.
 
     Which uses lie above others is a question about gradients, so it follows the edges of the graph. Whether a parameter
     is covered is a question about the tape: at the output of a use the search for uncovered parameters continues at
     the use's data arguments, so that it meets a parameter only where the losses depend on it otherwise.
 
-    For the losses of ``y = relu(x @ A) @ B`` with uses ``@ A`` and ``@ B`` the walk meets the output node of ``@ B``,
-    relu, the output node of ``@ A``, and the leaves A and B. Both uses are reached, ``@ B`` is above ``@ A``, and no
-    parameter is uncovered: A and B lie behind uses. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
+    For the losses of ``y = relu(x @ A) @ B`` both uses ``@ A`` and ``@ B`` are reached, ``@ B`` is above ``@ A``, and
+    no parameter is uncovered. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
     """
     upstream: dict[Node, list[Node]] = {}
     for use in uses:
@@ -128,22 +178,22 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
 def per_example_gradients(
     forward: ForwardPass,
     parameters: Mapping[str, Tensor],
-    value_of: Callable[[str, ExampleGradients], Value],
+    values_of: Callable[[dict[str, ExampleGradients]], dict[str, Value]],
     *,
     retain_graph: bool = False,
 ) -> dict[str, Value]:
-    """What ``value_of`` computes from the name and the per-example gradients of each parameter, by name.
+    """What ``values_of`` computes from the per-example gradients of each parameter, by name.
 
     One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
-    ``value_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
-    ``value_of`` returns them.
+    ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
+    ``values_of`` returns them.
 
     Args:
         forward: the forward pass. Unless the graph is retained, its activations are freed as the pass goes: the uses
             are taken out of its recording.
         parameters: the trainable parameters by name.
-        value_of: gets the name of a parameter that the losses depend on, and the gradients of the b examples.
+        values_of: gets the gradients of the b examples of parameters that are complete, by name.
         retain_graph: whether another backward pass will follow.
 
     Raises:
@@ -165,15 +215,15 @@ def per_example_gradients(
     @torch.no_grad()
     def visit(k: int, dy: Any) -> None:
         use = uses.pop(k)
-        for name, form in forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy):
-            values[name] = value_of(name, form)
+        completed = forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy)
+        if completed:
+            values.update(values_of(completed))
 
     if uses:
         with user_hooks_disabled(parameters.values()):
             visit_output_gradients(forward.losses, uses, forward.graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                for name, form in forms.completed_last():
-                    values[name] = value_of(name, form)
+                values.update(values_of(forms.completed_last()))
     return values
 
 
@@ -201,14 +251,6 @@ def visit_output_gradients(
     The pass ends at the lowest uses, those with no other use below them, and returns their gradients. It goes through
     all others on its way, where a hook on their output node calls ``visit``: of autograd, that is the only way to see a
     gradient before the pass has ended.
-
-    Args:
-        losses: one value per example, shape (b,).
-        uses: every recorded use, by number; ``visit`` may remove the one that it is called for.
-        graph: what the losses depend on.
-        visit: called with the number of a use and the gradient of the sum of the losses at its output, a tuple where it
-            has several outputs.
-        retain_graph: whether another backward pass will follow.
     """
     targets: list[tuple[int, int | None, GradientEdge]] = []  # number of the use, output if it has several, edge
     joint: dict[int, list[Tensor | None]] = {}
@@ -265,7 +307,7 @@ class _Forms:
         self._late = {id(p) for weight in derived.values() for p in weight.parents}
         self._problems: list[str] = []
 
-    def completed_by(self, use: Use, examples: Examples, dy: Any) -> list[tuple[str, ExampleGradients]]:
+    def completed_by(self, use: Use, examples: Examples, dy: Any) -> dict[str, ExampleGradients]:
         """Apply the rules of a use to the gradient at its output; gives the parameters that waited for this use alone.
 
         A parameter with two uses, such as a tied embedding, is complete when the second one has arrived: its gradient
@@ -288,17 +330,16 @@ class _Forms:
             for item, of_item in zip(operand.value, form, strict=True) if several else ((operand.value, form),):
                 if id(item) in self._awaited:
                     self._arrived.setdefault(id(item), []).append((item, of_item))
-        completed: list[tuple[str, ExampleGradients]] = []
+        completed: dict[str, ExampleGradients] = {}
         for weight in use.weights:
             key = id(weight)
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 arrived = self._arrived.pop(key)
-                form = arrived[0][1] if len(arrived) == 1 else add([form for _, form in arrived])
-                completed.append((self._names[key], form))
+                completed[self._names[key]] = arrived[0][1] if len(arrived) == 1 else add([form for _, form in arrived])
         return completed
 
-    def completed_last(self) -> list[tuple[str, ExampleGradients]]:
+    def completed_last(self) -> dict[str, ExampleGradients]:
         """What is left: parameters that other weights are derived from, or with uses that no loss reached.
 
         Raises:
@@ -312,9 +353,9 @@ class _Forms:
                 "or use an engine that needs none: noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
             )
         if not self._arrived:
-            return []
+            return {}
         left = [pair for arrived in self._arrived.values() for pair in arrived]
-        return [(self._names[id(parameter)], form) for parameter, form in to_parameters(left, self._derived)]
+        return {self._names[id(parameter)]: form for parameter, form in to_parameters(left, self._derived)}
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""

@@ -264,7 +264,7 @@ class Batch:
     is_blank: bool = False  # the microbatch that awaits its gradients holds no record of this process
 
     def __post_init__(self) -> None:
-        self._buckets = np.zeros(len(self.indices), dtype=np.int64)  # of each example, ascending
+        self._buckets: np.ndarray | None = None  # of each example, ascending
         if self.records.buckets is not None:
             found = self.records.buckets[self.indices]
             order = np.argsort(found, kind="stable")
@@ -332,14 +332,12 @@ class Batch:
         """What chooses the size of the microbatch from ``start`` on, and where it ends: within its bucket."""
         if start == len(self.indices):
             return sizes, start
+        if self._buckets is None:
+            chosen = sizes.in_bucket(0)
+            return chosen, min(start + chosen.now, len(self.indices))
         bucket = self._buckets[start]
         chosen = sizes.in_bucket(int(bucket))
         return chosen, min(start + chosen.now, int(np.searchsorted(self._buckets, bucket, side="right")))
-
-    def bounded_current(self) -> None:
-        """The gradients of the current microbatch were added."""
-        self.bounded += 0 if self.is_blank else self.current or 0
-        self.current = None
 
     def retry_smaller(self) -> bool:
         """After memory ran out in a microbatch: yield the same examples again, fewer at once.

@@ -124,13 +124,7 @@ def check_real(parameters: Mapping[str, Tensor]) -> None:
 
 
 def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
-    """The norm of each example's gradient in each group, shape (groups, b), in single precision at least.
-
-    Args:
-        squared: squared norms by name of the parameter, each (b,); a parameter without gradient is left out.
-        groups: the names of the parameters of each group.
-        losses: one value per example, for shape and device.
-    """
+    """The norm of each example's gradient in each group, shape (groups, b), in single precision at least."""
     group = group_of(groups)
     parts: list[list[Tensor]] = [[] for _ in groups]
     for name, of_parameter in squared.items():
@@ -182,13 +176,7 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
 
 
 def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tensor, clipping: Clipping) -> ClippedSum:
-    """The clipped sum of per-example gradients, which are used up.
-
-    Args:
-        found: the gradients of b examples and their squared norms, (b,), by name of the parameter.
-        losses: one value per example, for shape and device.
-        clipping: the groups of parameters, and the factors for their norms.
-    """
+    """The clipped sum of per-example gradients, given with their squared norms, (b,), by name; they are used up."""
     with torch.no_grad():
         norms = group_norms({name: squared for name, (_, squared) in found.items()}, clipping.groups, losses)
         weights = Weights.of(clipping, norms)
@@ -205,9 +193,7 @@ def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipp
     sums: Sums = {}
     norms: list[Tensor] = []
     for losses, gradients in parts:
-        part = clip_and_sum(
-            {name: with_norms(name, Dense(gradient)) for name, gradient in gradients.items()}, losses, clipping
-        )
+        part = clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
         norms.append(part.norms)
         for name, total in part.sums.items():
             sums[name] = sums[name].add_(total) if name in sums else total.double()

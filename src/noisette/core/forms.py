@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
 
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
@@ -179,10 +180,13 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
-def with_norms(name: str, form: ExampleGradients) -> tuple[ExampleGradients, Tensor]:
-    """The gradients of a parameter with this name by :func:`compact`, and their squared norms, (b,)."""
-    kept = compact(form)
-    return kept, kept.squared_norms()
+def with_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, tuple[ExampleGradients, Tensor]]:
+    """The gradients of parameters by :func:`compact`, and their squared norms, (b,)."""
+    found: dict[str, tuple[ExampleGradients, Tensor]] = {}
+    for name, form in forms.items():
+        kept = compact(form)
+        found[name] = kept, kept.squared_norms()
+    return found
 
 
 @compact.register
@@ -332,24 +336,12 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
 
 def weighted_sums(forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None) -> Sums:
-    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed.
-
-    Args:
-        forms: the gradients of b examples.
-        weights: of the kept examples, by name of the parameter.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
+    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed."""
     return {name: weighted_sum_in_blocks(forms.pop(name), weights[name], kept) for name in list(forms)}
 
 
 def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
-    """The weighted sum over blocks of examples; the blocks are added up in double precision.
-
-    Args:
-        form: the gradients of b examples.
-        weights: of the kept examples.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
+    """The weighted sum of the kept examples (indices; all for ``None``), in blocks added up in double precision."""
     if len(weights) <= EXAMPLES_IN_A_BLOCK:
         return (form if kept is None else form.select(kept)).weighted_sum(weights)
     blocks = [slice(start, start + EXAMPLES_IN_A_BLOCK) for start in range(0, len(weights), EXAMPLES_IN_A_BLOCK)]
@@ -376,11 +368,43 @@ class DerivedWeight:
     kwargs: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Use:
+    """One operation on weights and data."""
+
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    weights: tuple[Tensor, ...]  # each once
+    outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
+    edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
+    several: bool  # the operation returned more than one value
+    shape: tuple[int, ...]  # of its first output
+    dtype: torch.dtype  # of its first output
+    upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
+    versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
+
+    # Its arguments are computed again in the backward pass, for one pass alone.
+    is_recomputed: ClassVar[bool] = False
+
+    def whole(self) -> Use:
+        """The use with its arguments, also where they were not kept."""
+        return self
+
+
+def overwritten(use: Use, tensor: Tensor) -> RuntimeError:
+    """What is said where an input of a use no longer holds the values of the call."""
+    return RuntimeError(
+        f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after its use, so "
+        "its gradient is lost; use the out-of-place form of the operation that follows"
+    )
+
+
 Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list
 Rewrite = Callable[..., Any]
 
 _RULES: dict[tuple[Operation, str], Rule] = {}
-_OPERANDS: dict[Operation, tuple[str, ...]] = {}
+OPERANDS: dict[Operation, tuple[str, ...]] = {}  # the names of the arguments of operations that have rules
 REWRITES: dict[Operation, Rewrite] = {}
 # Rules that take what the pass computed in half precision as it is, and for which ``dy`` and arguments.
 AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
@@ -436,8 +460,10 @@ def derivation(*operations: Operation) -> Callable[[Derivation], Derivation]:
     return register
 
 
-def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Rule]:
-    """Register the rule of one operand of these operations.
+def rule(
+    *operations: Operation, operand: str | Sequence[str] = "weight", names: tuple[str, ...] = ()
+) -> Callable[[Rule], Rule]:
+    """Register the rule of one operand of these operations, or one function for several operands.
 
     A rule is called as ``rule(examples, dy, ...)``: how many examples there are, the gradient that arrives at the
     operation's output, and then the operation's own arguments under its own names. ``dy`` and all data among the
@@ -445,67 +471,41 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
     the same order where the operand is a list of tensors. Where the operation returns several tensors, ``dy`` is a
     tuple with ``None`` for those no loss depends on.
 
-    Raises:
-        ValueError: the operand has a rule already, or the rule does not take it.
-    """
-
-    def register(function: Rule) -> Rule:
-        _register(operations, operand, function, tuple(inspect.signature(function).parameters)[2:])
-        return function
-
-    return register
-
-
-def rule_per_operand(
-    *operations: Operation, operands: Sequence[str], names: Sequence[str] | None = None
-) -> Callable[[Rule], Rule]:
-    """Register one function as the rule of each of these operands, where they share arguments and most of the work.
-
-    The function is called as ``function(operand, examples, dy, ...)``, with the name of the operand whose gradients are
-    wanted first, and is a rule as of :func:`noisette.rule` otherwise. The rule of an operand is named
-    ``FUNCTION_OPERAND``, such as ``layer_norm_bias``.
+    Of several operands the function gets the name of the one whose gradients are wanted first.
 
     Args:
-        operations: those that the function is for.
-        operands: those that get a rule.
-        names: of all arguments of the operations, if the function takes them as one mapping of those that were given.
+        operations: those that the rule is for.
+        operand: the name of the argument, or of several.
+        names: of all arguments of the operations; those of the function unless given.
 
     Raises:
-        ValueError: an operand has a rule already, or the function does not take it.
+        ValueError: an operand has a rule already, or the rule does not take it.
     """
 
     def register(function: Rule) -> Rule:
-        takes = function if names is None else _with_mapping(function, names)
-        taken = tuple(inspect.signature(function).parameters)[3:] if names is None else tuple(names)
-        for operand in operands:
-            bound = partial(takes, operand)
-            name = f"{function.__name__}_{operand}"
-            vars(bound).update(__name__=name, __module__=function.__module__, __doc__=function.__doc__)
-            _register(operations, operand, bound, taken)
+        parameters = tuple(inspect.signature(function).parameters)
+        if isinstance(operand, str):
+            _register(operations, operand, function, names or parameters[2:], function.__name__)
+            return function
+        for each in operand:
+            of_operand = partial(function, each)
+            vars(of_operand)["__name__"] = f"{function.__name__}_{each}"
+            _register(operations, each, of_operand, names or parameters[3:], function.__name__)
         return function
 
     return register
 
 
-def _with_mapping(function: Rule, names: Sequence[str]) -> Rule:
-    """The function, which takes the arguments with these names as one mapping, with separate arguments."""
-
-    def called(operand: str, examples: Examples, dy: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(operand, examples, dy, dict(zip(names, args, strict=False)) | kwargs)
-
-    return called
-
-
-def _register(operations: Sequence[Operation], operand: str, function: Rule, names: tuple[str, ...]) -> None:
+def _register(operations: Sequence[Operation], operand: str, rule: Rule, names: tuple[str, ...], name: str) -> None:
     """Enter the rule of one operand of operations whose arguments have these names."""
     if operand not in names:
-        raise ValueError(f"rule {function.__name__} takes {', '.join(names)}; it has no operand {operand!r}")
+        raise ValueError(f"rule {name} takes {', '.join(names)}; it has no operand {operand!r}")
     for operation in operations:
         if (operation, operand) in _RULES:
             raise ValueError(f"{operation_name(operation)} has a rule for its operand {operand!r} already")
-        if _OPERANDS.setdefault(operation, names) != names:
+        if OPERANDS.setdefault(operation, names) != names:
             raise ValueError(f"rules of {operation_name(operation)} disagree about its operands")
-        _RULES[operation, operand] = function
+        _RULES[operation, operand] = rule
 
 
 def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
@@ -554,7 +554,7 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     the rule ``linear_weight`` and bias with the rule ``linear_bias``.
     """
     arguments = named_arguments(operation, args, kwargs)
-    names = _OPERANDS.get(operation, ())
+    names = OPERANDS.get(operation, ())
     found = []
     for name, value in arguments.items():
         parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
@@ -572,7 +572,7 @@ def find_rule(operation: Operation, operand: str) -> Rule | None:
 
 def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The call's arguments by the operand names of its rules, or numbered where the operation has none."""
-    names = _OPERANDS.get(operation, ())
+    names = OPERANDS.get(operation, ())
     if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
     named = dict(zip(names, args, strict=False))

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Never, Protocol
 
 import numpy as np
-import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributions import Distribution
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from noisette.core.state import ModelBuffers, version_of
+from noisette.core.state import version_of
 from noisette.core.trees import leaves, map_leaves, tensors
 from noisette.errors import PrivacyError
 
@@ -289,18 +283,6 @@ def batched(tensor: Tensor, level: int) -> Tensor:
     return _functorch._add_batch_dim(tensor, 0, level)
 
 
-@contextmanager
-def vmap_level(count: int) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
-    # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
-    lazy_load_decompositions()
-    level = _functorch._vmap_increment_nesting(count, "different")
-    try:
-        yield level
-    finally:
-        _functorch._vmap_decrement_nesting()
-
-
 class outside:  # noqa: N801
     """Within it, operations run on physical tensors as if there were no transformation."""
 
@@ -312,46 +294,6 @@ class outside:  # noqa: N801
     def __exit__(self, *raised: object) -> None:
         while self._layers:
             _functorch.push_dynamic_layer_stack(self._layers.pop())
-
-
-@contextmanager
-def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
-    """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
-
-    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
-    batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
-    place of what it does before and after the function, which is nothing where it is not given.
-    ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
-    """
-    compiler: Any = torch.compiler
-    checkpoints: Any = torch.utils.checkpoint
-    eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    before, validates = compiler._is_compiling_flag, Distribution._validate_args
-    generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
-    compiler._is_compiling_flag, Distribution._validate_args = True, False
-    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
-        checkpoint or _run_once,
-        _RunOnce,
-    )
-    try:
-        with eager:
-            yield
-    finally:
-        compiler._is_compiling_flag, Distribution._validate_args = before, validates
-        checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
-
-
-def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
-    """The part of a checkpoint before the function runs, and the part after it: nothing."""
-    yield
-
-
-class _RunOnce:
-    """In place of the autograd function of a checkpoint."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        return function(*args)
 
 
 _WRITES = (
@@ -444,77 +386,6 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
             found = f"{names[id(module)] or 'the model'} ({type(module).__name__})"
         traceback = traceback.tb_next
     return found
-
-
-def one_value(value: object) -> Tensor:
-    """The loss of one example as a scalar.
-
-    Raises:
-        PrivacyError: it is not a tensor with one value.
-    """
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-    return value.reshape(())
-
-
-class Watch(Protocol):
-    """A mode that sees the torch calls of a loss inside of ``vmap``."""
-
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
-        """The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each."""
-        ...
-
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer."""
-        ...
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
-
-
-def vectorized_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    buffers: ModelBuffers,
-    watch: Watch,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
-) -> Tensor:
-    """The loss of each example of the batch, computed for all at once, shape (b,).
-
-    Args:
-        loss: called as ``loss(model, *args, **kwargs)`` with one example, whose tensors keep a batch axis of length 1.
-        model: given to the loss, with copies of its buffers.
-        batch: the arguments of b examples.
-        buffers: of the model.
-        watch: sees the torch calls of the loss.
-        checkpoint: what a checkpoint without reentrant autograd does; it keeps its activations if this is not given.
-
-    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
-    """
-    count = batch.count
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-        try:
-            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(count) as level:
-                tensors = [add_example_axis(row, 0, level) for row in rows]
-                watch.begin(level, tensors)
-                one = batch.with_tensors(tensors)
-                with watch, buffers.lent(watch.buffer):
-                    value = loss(model, *one.args, **one.kwargs)
-                value = one_value(value)
-                return physical(value) if is_wrapped(value) else value.expand(count)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-                raise
-            raise said from error
 
 
 @contextmanager

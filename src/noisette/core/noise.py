@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -315,14 +315,9 @@ def rare_radius(key: SecretKey, name: str, step: int, pair: int) -> int:
     return level << RADIUS_BITS | int(drawn[0])
 
 
-class Pass(Protocol):
-    """Turns words into noise, ``TILES_AT_ONCE`` tiles at most."""
-
-    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
-        """The noise of this standard deviation of the first tiles, shape (tiles, 2, PAIRS); may be overwritten by the
-        next call, as the words may be by this one.
-        """
-        ...
+# (words, number of tiles, standard deviation) -> the noise of the first tiles, shape (tiles, 2, PAIRS); at most
+# ``TILES_AT_ONCE`` tiles. The noise may be overwritten by the next call, and the words by this one.
+Pass = Callable[[Words, int, float], Tensor]
 
 
 class PlainPass:
@@ -411,15 +406,9 @@ class Noise(Protocol):
         ...
 
 
-class Source(Protocol):
-    """Where a quicker noise than the plain one comes from: compiled code, or a kernel of a GPU."""
-
-    def __call__(self, key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> Noise | None:
-        """The noise of this key, if it is there; asked in every step, before so many values are drawn.
-
-        It must have the values of :class:`PlainNoise`, to the bit.
-        """
-        ...
+# (key, type, device, number of values) -> a quicker noise than the plain one if it is there, as compiled code or a
+# kernel of a GPU, with the same values to the bit; asked in every step, before so many values are drawn.
+Source = Callable[[SecretKey, torch.dtype, torch.device, int], Noise | None]
 
 
 def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> None:

@@ -12,6 +12,8 @@ records are drawn, and its release before its noise is.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import traceback
 import warnings
 import weakref
@@ -28,7 +30,6 @@ from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
-from noisette.core.state import RandomStates, seed_secretly
 from noisette.errors import PrivacyError, first_few
 
 
@@ -68,7 +69,7 @@ class Parts(NamedTuple):
     account: StepAccount
     ranks: Processes
     key: SecretKey
-    # Draws noise on weights for a whole batch, from the seed that it is given; what it returns ends that.
+    # Lets hooks of the model draw for a whole batch, from the seed that it is given; what it returns ends that.
     hold_noise: Callable[[Callable[[], int]], Callable[[], None]] | None
 
 
@@ -117,6 +118,7 @@ class DpSgd:
         self.steps_lost = steps_lost
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
+        self._takes_deviations = optimizer.take_deviations if isinstance(optimizer, TakesDeviations) else None
         self._names = {id(p): name for name, p in bound.parameters.items()}
         frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
         self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
@@ -281,7 +283,9 @@ class DpSgd:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
 
         Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
-        come again in halves.
+        come again in halves. ``.grad`` is written by ``optimizer.step()`` alone, so ``clip_grad_norm_`` before it
+        changes nothing: examples are clipped already, and what else is to happen to the released gradient belongs in
+        ``optimizer.register_step_pre_hook``, after :func:`noisette.privatize`.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
@@ -310,7 +314,8 @@ class DpSgd:
             if not current.retry_smaller():
                 raise
         else:
-            current.bounded_current()
+            current.bounded += 0 if current.is_blank else microbatch.count
+            current.current = None
 
     def _keep_seed_secret(self) -> None:
         """Seed torch secretly again where the data set or the loop has seeded it since the batch began."""
@@ -375,8 +380,8 @@ class DpSgd:
         except BaseException:
             self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
             raise
-        if isinstance(self.optimizer, TakesDeviations):
-            self.optimizer.take_deviations(self._release.deviations)
+        if self._takes_deviations is not None:
+            self._takes_deviations(self._release.deviations)
 
     def _check_held(self, optimizer: Optimizer) -> None:
         """Check that the optimizer still has the parameters of the bound, and no other trainable ones."""
@@ -528,6 +533,86 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 def _remove(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
+
+
+# Torch's random numbers within a batch
+
+_SECRET_BITS = 256
+_WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of the generator on a processor, in words of 64 bits
+
+
+class RandomStates(NamedTuple):
+    """The states of torch's global generators on the processor and on the GPUs."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        """Their states at this moment."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    @classmethod
+    def hidden(cls) -> tuple[RandomStates, int]:
+        """The states at this moment; from here on the generators have a secret seed, told by this number."""
+        return cls.now(), seed_secretly()
+
+    def restore(self) -> None:
+        """Give the generators these states."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+def seed_secretly() -> int:
+    """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
+
+    It has 256 bits, and 63 on accelerators. Of 32 bits, which is all that ``torch.manual_seed`` uses on a processor,
+    others could try each one: by a known seed, one record more would give those behind it other masks that others could
+    compute.
+    """
+    seed_torch(secrets.randbits(_SECRET_BITS))
+    return torch.initial_seed()
+
+
+def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
+    """Seed a generator of torch; through the global one, those of accelerators too.
+
+    On the processor torch uses the lower 32 bits of a seed alone. Where a seed is longer than torch takes it, all of it
+    is brought into the state. Where there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with
+    their tracebacks for accelerators that may come, which takes up to a millisecond each.
+    """
+    short = seed % 2**63
+    if generator is torch.default_generator and torch.accelerator.is_available():
+        torch.manual_seed(short)
+    if generator.device.type == "cpu":
+        generator.set_state(_state_of_torch(seed, short))
+    else:
+        generator.manual_seed(short)
+
+
+def _state_of_torch(seed: int, short: int) -> Tensor:
+    """The state of a generator on the processor with this seed."""
+    state = torch.Generator().manual_seed(short).get_state()
+    if seed != short:
+        words = state.view(torch.int64)[_WORDS_OF_TORCH]
+        if int(words[0]) != short % 2**32:
+            raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
+        longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
+        words.copy_(torch.from_numpy(np.frombuffer(longer, np.uint32).astype(np.int64)))
+    return state
+
+
+def generator_apart() -> torch.Generator:
+    """A generator with a secret seed, which leaves torch's global one alone."""
+    generator = torch.Generator()
+    seed_torch(secrets.randbits(_SECRET_BITS), generator)
+    return generator
+
+
+def seed_worker_secretly(worker: int) -> None:
+    """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
+    seed_secretly()
 
 
 def _parameters_written(names: list[str]) -> PrivacyError:

@@ -8,16 +8,22 @@ weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch._ops import HigherOrderOperator
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
+from torch.distributions import Distribution
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
@@ -32,9 +38,10 @@ from noisette.core.forms import (
     Examples,
     Leave,
     Operation,
+    Use,
     rule,
 )
-from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, vectorized_losses
+from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, explained
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
@@ -55,56 +62,134 @@ _TEXTS = {Tensor.__repr__, Tensor.__format__}
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
-@dataclass(frozen=True)
-class Use:
-    """One operation on weights and data."""
+@contextmanager
+def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
+    """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
 
-    operation: Operation
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    weights: tuple[Tensor, ...]  # each once
-    outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
-    edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
-    several: bool  # the operation returned more than one value
-    shape: tuple[int, ...]  # of its first output
-    dtype: torch.dtype  # of its first output
-    upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
-    versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
-
-    # Its arguments are computed again in the backward pass, for one pass alone.
-    is_recomputed: ClassVar[bool] = False
-
-    def whole(self) -> Use:
-        """The use with its arguments, also where they were not kept."""
-        return self
-
-
-def overwritten(use: Use, tensor: Tensor) -> RuntimeError:
-    """What is said where an input of a use no longer holds the values of the call."""
-    return RuntimeError(
-        f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after its use, so "
-        "its gradient is lost; use the out-of-place form of the operation that follows"
+    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
+    batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
+    place of what it does before and after the function, which is nothing where it is not given.
+    ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
+    """
+    compiler: Any = torch.compiler
+    checkpoints: Any = torch.utils.checkpoint
+    eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    before, validates = compiler._is_compiling_flag, Distribution._validate_args
+    generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+    compiler._is_compiling_flag, Distribution._validate_args = True, False
+    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
+        checkpoint or _run_once,
+        _RunOnce,
     )
+    try:
+        with eager:
+            yield
+    finally:
+        compiler._is_compiling_flag, Distribution._validate_args = before, validates
+        checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
 
 
-@dataclass(frozen=True)
-class LossCall:
-    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
-
-    loss: Loss
-    model: nn.Module
-    batch: Microbatch
-    buffers: ModelBuffers
-    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
+    """The part of a checkpoint before the function runs, and the part after it: nothing."""
+    yield
 
 
-@dataclass(frozen=True)
-class Recording:
-    """What was recorded of a loss."""
+class _RunOnce:
+    """In place of the autograd function of a checkpoint."""
 
-    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
-    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
-    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+@contextmanager
+def vmap_level(count: int) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+    # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
+    lazy_load_decompositions()
+    level = _functorch._vmap_increment_nesting(count, "different")
+    try:
+        yield level
+    finally:
+        _functorch._vmap_decrement_nesting()
+
+
+def one_value(value: object) -> Tensor:
+    """The loss of one example as a scalar.
+
+    Raises:
+        PrivacyError: it is not a tensor with one value.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
+    return value.reshape(())
+
+
+class Watch(Protocol):
+    """A mode that sees the torch calls of a loss inside of ``vmap``."""
+
+    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+        """The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each."""
+        ...
+
+    def buffer(self, name: str, copy: Tensor) -> Tensor:
+        """What stands in the model for the copy of a buffer."""
+        ...
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
+
+
+@contextmanager
+def one_example(
+    model: nn.Module, batch: Microbatch, watch: Watch, checkpoint: Callable[..., Iterator[None]] | None = None
+) -> Iterator[Microbatch]:
+    """Within it code computes for all examples of a batch at once; gives the arguments of one example.
+
+    Guarantee: no operation of torch sees two examples.
+
+    Raises:
+        PrivacyError: the code cannot be vectorised.
+    """
+    with as_if_compiled(checkpoint), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
+        try:
+            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
+            with vmap_level(batch.count) as level:
+                tensors = [internals.add_example_axis(row, 0, level) for row in rows]
+                watch.begin(level, tensors)
+                yield batch.with_tensors(tensors)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
+                raise
+            raise said from error
+
+
+def vectorized_losses(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    buffers: ModelBuffers,
+    watch: Watch,
+    checkpoint: Callable[..., Iterator[None]] | None = None,
+) -> Tensor:
+    """The loss of each example of the batch, computed for all at once, shape (b,).
+
+    The arguments are those of :func:`one_example`, and the buffers of the model, of which the loss gets copies.
+
+    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
+
+    Raises:
+        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
+    """
+    with one_example(model, batch, watch, checkpoint) as one:
+        with watch, buffers.lent(watch.buffer):
+            value = loss(model, *one.args, **one.kwargs)
+        value = one_value(value)
+        return internals.physical(value) if internals.is_wrapped(value) else value.expand(batch.count)
 
 
 @dataclass
@@ -113,62 +198,6 @@ class Draft:
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RecordedLosses:
-    """The losses (b,) of a microbatch, and what was recorded of them."""
-
-    losses: Tensor
-    recording: Recording
-
-
-def record_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None,
-) -> RecordedLosses:
-    """The losses of a microbatch, with the uses of the weights; every use has its examples on the first axis.
-
-    Where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or a buffer, the loss is
-    called once more with a constant for each example.
-
-    Args:
-        loss: the loss of one example.
-        model: given to the loss.
-        batch: its arguments for b examples.
-        parameters: the trainable parameters of the model, by name.
-        buffers: those of the model.
-        outside: the tensors from outside that the loss used before.
-        public: tensors from outside that are declared public.
-        blocks: makes what recomputes checkpointed parts of the model; they keep their activations unless it is given.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
-            that is not constant.
-    """
-    own_for_each = set[int]()
-    outside.begin(public)
-    while True:
-        recorder = new_recorder(model, parameters, buffers, batch.count, outside, own_for_each)
-        recorder.make_blocks = blocks
-        try:
-            checkpoint = None if blocks is None else recorder.checkpoint
-            losses = vectorized_losses(loss, model, batch, buffers, recorder, checkpoint)
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
-            continue
-        outside.end()
-        if not losses.requires_grad:
-            raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
-        uses, derived = recorder.finish()
-        call = LossCall(loss, model, batch, buffers, _autocast_of(losses.device.type))
-        return RecordedLosses(losses, Recording(uses, derived, call))
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:
@@ -180,20 +209,6 @@ def own_copies(weight: Tensor, count: int) -> Tensor:
 def own_copies_weight(examples: Examples, dy: Tensor, weight: Tensor, count: int) -> ExampleGradients:
     """G_i = dy_i."""
     return Dense(dy)
-
-
-def new_recorder(
-    model: nn.Module,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    count: int,
-    outside: OutsideTensors,
-    own_for_each: set[int],
-) -> Recorder:
-    """The recorder of a call with so many examples."""
-    parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    return Recorder(parameters.values(), [*buffers.values().values(), *frozen], count, outside, own_for_each)
 
 
 class WrittenIntoError(Exception):
@@ -225,8 +240,9 @@ class Recorder(TorchFunctionMode):
     copy of the weight (:func:`own_copies`).
 
     Args:
-        weights: the trainable parameters.
-        constants: the other tensors of the model, none of which requires a gradient.
+        model: whose frozen parameters and buffers are constants.
+        parameters: the trainable ones, by name.
+        buffers: those of the model.
         count: number of examples.
         outside: the tensors from outside that the loss used before.
         own_for_each: numbers of the constants of which each example needs one of its own, because it writes into it.
@@ -234,18 +250,23 @@ class Recorder(TorchFunctionMode):
 
     def __init__(
         self,
-        weights: Iterable[Tensor],
-        constants: Iterable[Tensor],
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        buffers: ModelBuffers,
         count: int,
         outside: OutsideTensors,
         own_for_each: set[int],
     ) -> None:
         super().__init__()
-        self._draft = Draft()
+        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        self.draft = (
+            Draft()
+        )  # what is recorded; whoever has called takes it, as what recomputes a part needs no other part
         self._rewrites = REWRITES
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
-        self._weights = {id(p): _Weight(p, (p,), None) for p in weights}
-        self._constants = {id(tensor): tensor for tensor in constants}
+        self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
+        self._constants = {id(tensor): tensor for tensor in (*buffers.values().values(), *frozen)}
         self._count = count
         self._outside = outside
         self._own_for_each = own_for_each
@@ -276,11 +297,6 @@ class Recorder(TorchFunctionMode):
         assert self._blocks is not None
         return self._blocks(*arguments, **keywords)
 
-    def finish(self) -> tuple[list[Use], dict[int, DerivedWeight]]:
-        """The uses and derived weights. What recomputes a part of the loss needs no other part, so they are let go."""
-        draft, self._draft = self._draft, Draft()
-        return draft.uses, draft.derived
-
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor]]:
         """The constants made inside and the copies of weights at this point, to go on from it once more."""
         return dict(self._made), dict(self._copies)
@@ -288,16 +304,16 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def again(self, made: tuple[dict[int | None, int], dict[int, Tensor]]) -> Iterator[list[Use]]:
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
-        draft, self._draft = self._draft, Draft()
+        draft, self.draft = self.draft, Draft()
         now = self.made_so_far()
         self._made, self._copies = dict(made[0]), dict(made[1])
         try:
-            with internals.as_if_compiled(), internals.vmap_level(self._count) as level, self:
+            with as_if_compiled(), vmap_level(self._count) as level, self:
                 if level != self._level:
                     raise PrivacyError("the backward pass runs inside of another transformation of torch.func")
-                yield self._draft.uses
+                yield self.draft.uses
         finally:
-            self._draft = draft
+            self.draft = draft
             self._made, self._copies = now
 
     def __torch_function__(
@@ -306,7 +322,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
-        output = self._inside(func, types, args, kwargs)
+        output = self._inside(func, args, kwargs)
         for tensor in outputs_of(output):
             if internals.is_wrapped(tensor):
                 setattr(tensor, CALL, self._call)
@@ -314,7 +330,7 @@ class Recorder(TorchFunctionMode):
 
     # Inside of vmap
 
-    def _inside(self, func: Operation, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation inside of ``vmap``."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(CALLS_FUNCTIONS)
@@ -334,10 +350,10 @@ class Recorder(TorchFunctionMode):
                     self._constants[id(tensor)] = tensor
         if is_foreign and not is_batched and not weights and not _writes(func):
             with torch.no_grad():  # nobody wants its gradient, so the output is a constant
-                return self._without_examples(func, types, args, kwargs, weights)
+                return self._without_examples(func, args, kwargs, weights)
         is_batched |= is_foreign
         if not is_batched:
-            return self._without_examples(func, types, args, kwargs, weights)
+            return self._without_examples(func, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
         if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
@@ -414,12 +430,7 @@ class Recorder(TorchFunctionMode):
         setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
 
     def _without_examples(
-        self,
-        func: Operation,
-        types: Sequence[type],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        weights: Mapping[int, Tensor],
+        self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
     ) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
         if func in _RANDOM_IN_PLACE:
@@ -591,7 +602,7 @@ class Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
             elif not self._is_weight(tensor):
                 self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self._draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+                self.draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
     def _record_use(
         self,
@@ -613,21 +624,9 @@ class Recorder(TorchFunctionMode):
         edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
-            self._draft.uses.append(
-                Use(
-                    func,
-                    args,
-                    kwargs,
-                    weights,
-                    outputs=tuple(edges),
-                    edges=tuple(filter(None, edges)),
-                    several=several,
-                    shape=tuple(first.shape),
-                    dtype=first.dtype,
-                    upstream=upstream,
-                    versions=tuple(versions),
-                )
-            )
+            known = tuple(filter(None, edges))
+            of_output = (tuple(edges), known, several, tuple(first.shape), first.dtype)
+            self.draft.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 
 def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -646,11 +645,6 @@ def outputs_of(output: object) -> Sequence[Tensor]:
     if isinstance(output, Tensor):
         return (output,)
     return [tensor for tensor in output if isinstance(tensor, Tensor)] if isinstance(output, list | tuple) else ()
-
-
-def _autocast_of(device: str) -> dict[str, torch.dtype]:
-    """The type of this device, if it computes in lower precision now, and that precision."""
-    return {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
 
 
 def kept_from_another_call(tensor: Tensor) -> PrivacyError:

@@ -1,31 +1,291 @@
-"""What is declared about the columns of a table, and their values as inputs of a model."""
+"""What is declared about the columns of a table, and the inputs of a model that each makes of its values."""
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Self, TypeVar, dataclass_transform
 
 import numpy as np
+import pydantic
 
-from noisette.data import values as of_table
-from noisette.data.column_kinds import KINDS, MISSING_VALUE, OTHER_TEXT, Category, Column, Ignored, Number
-from noisette.data.errors import DataError, in_rows, refuse
+from noisette.data.dataset import DataError, in_rows, refuse, scaled
+
+REFUSE, INDICATOR, OWN_CATEGORY = "refuse", "indicator", "own category"
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "<na>"})  # compared in lower case
+MISSING_VALUE = "a value is missing"
+_WHOLE = re.compile(r"(-?\d+)\.0*")
+
+# Values: texts of a CSV, or the values of a frame
 
 
-class Frame(Protocol):
-    """Columns of values by name, all of one length: a mapping, or a frame of pandas."""
+def is_missing(value: object) -> bool:
+    """Whether a value stands for a missing one: an empty text or one such as NA, None, or a number that is NaN.
 
-    def __getitem__(self, name: str, /) -> Any: ...
-    def __contains__(self, name: Any, /) -> bool: ...
+    >>> is_missing(" NaN "), is_missing("0"), is_missing(None), is_missing(float("nan")), is_missing(0)
+    (True, False, True, True, False)
+    """
+    if isinstance(value, float | np.floating):
+        return math.isnan(value)
+    return value is None or str(value).strip().lower() in MISSING
 
 
+def missing(values: Sequence[Any]) -> np.ndarray:
+    """Which values are missing, bool, (n,)."""
+    return np.fromiter(map(is_missing, values), bool, len(values))
+
+
+def numbers(values: Sequence[Any]) -> np.ndarray:
+    """The numbers of a column, float64, (n,); NaN where a value is missing or no number.
+
+    >>> numbers(["1.5", "", "tall", "-inf"])
+    array([ 1.5,  nan,  nan, -inf])
+    """
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.array([_number(value) for value in values])
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if is_missing(value) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def text_of(value: object) -> str:
+    """A value as a text without spaces around it; a whole number has no decimals, and a missing value is "".
+
+    >>> text_of(" a"), text_of(3.0), text_of(None), text_of(True)
+    ('a', '3', '', 'True')
+    """
+    if isinstance(value, str):
+        return value.strip()
+    if is_missing(value):
+        return ""
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+
+
+def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """The index of each text in ``names``, int64, (n,); -1 where it is not among them.
+
+    A text that is no name as it is written is compared without the spaces around it, without regard to upper and lower
+    case if that tells all names apart, and as a whole number: programs write 2 as 2.0 where other values are missing.
+
+    >>> codes(["b", "A", "c", "b "], ("a", "b")), codes(["B", "A", "c"], ("a", "A", "b"))
+    (array([ 1,  0, -1,  1]), array([-1,  1, -1]))
+    >>> codes(["1.0", "1.5", "2"], ("1", "2"))
+    array([ 0, -1,  1])
+    """
+    exact = {name: index for index, name in enumerate(names)}
+    folded = {name.casefold(): index for index, name in enumerate(names)}
+    if len(folded) < len(exact):
+        folded = {}
+
+    def code(text: str) -> int:
+        if text in exact:
+            return exact[text]
+        text = text.strip()
+        whole = _WHOLE.fullmatch(text)
+        spellings = (text, whole[1]) if whole else (text,)
+        found = (exact.get(spelling, folded.get(spelling.casefold(), -1)) for spelling in spellings)
+        return next((index for index in found if index >= 0), -1)
+
+    return np.fromiter(map(code, column), dtype=np.int64, count=len(column))
+
+
+# Declarations
+
+
+class DeclarationError(ValueError):
+    """What is declared contradicts itself or has another form; ``problems`` has a message for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """A message that names the nearest known key, or all of them."""
+    close = get_close_matches(key, names := list(known), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names) or 'no other'}"
+    return f"unknown key {key}: {hint}"
+
+
+Declared = TypeVar("Declared")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def declared(cls: type[Declared]) -> type[Declared]:
+    """A frozen dataclass whose fields pydantic checks strictly; all problems are raised as one ``DeclarationError``."""
+    config = pydantic.ConfigDict(strict=True, extra="forbid")
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
+    validate = made.__init__
+
+    def checked(self: Declared, *given: Any, **named: Any) -> None:
+        try:
+            validate(self, *given, **named)
+        except pydantic.ValidationError as error:
+            names = [known.name for known in fields(made)]
+            raise DeclarationError(_problems(error, names, dict(zip(names, given, strict=False)) | named)) from None
+
+    made.__init__ = checked
+    return made
+
+
+def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[str, Any]) -> list[str]:
+    """A message for each key that is unknown, absent, of another type or outside its domain."""
+    found, expected = [], dict[str, list[str]]()
+    for item in error.errors(include_url=False):
+        place = next(iter(item["loc"]), "")
+        name = names[place] if isinstance(place, int) else str(place)
+        if item["type"] == "value_error":
+            raised = item.get("ctx", {})["error"]
+            found += getattr(raised, "problems", [str(raised)])
+        elif item["type"] == "unexpected_keyword_argument":
+            found.append(unknown_key(name, names))
+        elif name not in given:
+            found.append(f"declare {name}")
+        else:
+            kind = "more values" if item["type"] == "missing" else item["msg"].removeprefix("Input should be ")
+            expected.setdefault(name, []).append(kind)
+    return found + [
+        f"{name} = {given[name]!r} is not of the expected type: {' or '.join(dict.fromkeys(kinds))}"
+        for name, kinds in expected.items()
+    ]
+
+
+def _as_texts(value: Any) -> tuple[str, ...]:
+    """Texts for a list, such as ``categories = [1, 2, 3]``."""
+    if not isinstance(value, list | tuple):
+        raise ValueError('expected categories to be a list of texts, such as ["a", "b"]')
+    return tuple(map(text_of, value))
+
+
+_Finite = Annotated[float, pydantic.AllowInfNan(False)]
+_Text = Annotated[str, pydantic.BeforeValidator(lambda value: value if isinstance(value, str) else text_of(value))]
+_Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a mask, by their problem
+
+
+@declared
+class Number:
+    """A column of numbers: one input, in [-1, 1] if it has bounds.
+
+    low, high: declared bounds, both or none; values outside are clipped. Without bounds, numbers are used as they are.
+    missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
+        a second input, which is 1 where the value is missing and 0 elsewhere; or "refuse".
+    """
+
+    low: _Finite | None = None
+    high: _Finite | None = None
+    missing: _Finite | str = REFUSE
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise DeclarationError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        low, high, missing = self.low, self.high, self.missing
+        if (low is None) != (high is None):
+            yield "declare both low and high, or none of them"
+        elif low is not None and high is not None and not low < high:
+            yield f"expected low < high, got low = {low:g}, high = {high:g}"
+        if isinstance(missing, str):
+            if missing not in (REFUSE, INDICATOR):
+                yield f'expected missing to be a number, "{INDICATOR}" or "{REFUSE}", got {missing!r}'
+        elif low is not None and high is not None and not low <= missing <= high:
+            yield f"expected missing from {low:g} to {high:g}, got {missing:g}"
+
+    def inputs(self, name: str) -> list[str]:
+        """A name for each input."""
+        return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
+
+    def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
+        """The inputs, float32, (n, 1 or 2), and the rows that the declaration refuses, by their problem."""
+        found, absent = numbers(values), missing(values)
+        refused = {MISSING_VALUE: absent} if self.missing == REFUSE else {}
+        middle = 0.0 if self.low is None or self.high is None else (self.low + self.high) / 2
+        found = np.where(absent, middle if isinstance(self.missing, str) else self.missing, found)
+        with np.errstate(over="ignore"):
+            bad = np.isnan(found) if self.low is not None else ~np.isfinite(found.astype(np.float32))
+            if self.low is not None and self.high is not None:
+                found = scaled(found, low=self.low, high=self.high)
+            block = found.astype(np.float32)[:, None]
+        refused["not a finite number (for a column of text, declare its categories)"] = bad
+        if self.missing == INDICATOR:
+            block = np.concatenate([block, absent[:, None].astype(np.float32)], axis=1)
+        return block, refused
+
+
+@declared
+class Category:
+    """A column of texts: one input for each category, 1 for that of the value and 0 elsewhere.
+
+    categories: every text that is known, in the order of the inputs. Where no text is a category as it is written,
+        upper and lower case count as the same, and 2.0 as 2.
+    missing: what a missing value counts as. One of the categories; or "own category", which is one more input; or
+        "refuse". Marks of missing values that are declared as categories are categories.
+    other: the same for texts that are no category.
+    """
+
+    categories: Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_texts)]
+    missing: _Text = REFUSE
+    other: _Text = REFUSE
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise DeclarationError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        known = self.categories
+        if not known or len(set(known)) < len(known):
+            yield "expected one or more different categories"
+        for word in (REFUSE, OWN_CATEGORY):
+            if word in known:
+                yield f"{word!r} is a rule for missing values; give the category another name"
+        for name, rule in (("missing", self.missing), ("other", self.other)):
+            if rule not in (REFUSE, OWN_CATEGORY, *known):
+                yield f'expected {name} to be one of the categories, "{OWN_CATEGORY}" or "{REFUSE}", got {rule!r}'
+
+    def inputs(self, name: str) -> list[str]:
+        """A name for each input."""
+        added = [word for word, rule in (("missing", self.missing), ("other", self.other)) if rule == OWN_CATEGORY]
+        return [f"{name} = {text}" for text in self.categories] + [f"{name} is {word}" for word in added]
+
+    def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
+        """The inputs, float32, (n, width), and the rows that the declaration refuses, by their problem."""
+        texts, width, refused = list(map(text_of, values)), len(self.categories), {}
+        indices = codes(texts, self.categories)
+        absent = (indices < 0) & missing(texts)
+        for problem, rule, rows in (
+            (MISSING_VALUE, self.missing, absent),
+            ("none of its declared categories", self.other, (indices < 0) & ~absent),
+        ):
+            if rule == REFUSE:
+                refused[problem] = rows
+            else:
+                indices[rows] = width if rule == OWN_CATEGORY else self.categories.index(rule)
+                width += rule == OWN_CATEGORY
+        return (indices[:, None] == np.arange(width)).astype(np.float32), refused
+
+
+@declared
+class Ignored:
+    """A column that is not read."""
+
+
+Column = Number | Category | Ignored
+KINDS: Mapping[str, type[Column]] = {"number": Number, "category": Category, "ignored": Ignored}
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
-    OTHER_TEXT: "; declare them, or what others count as",
+    "none of its declared categories": "; declare them, or what others count as",
 }
 
 
@@ -47,35 +307,32 @@ class Columns:
 
     Guarantee: names and number of the inputs, and what a value is mapped to, depend on the declaration alone: never on
     another row.
-
-    Raises:
-        DataError: lists every declaration that contradicts itself.
     """
 
     declared: Mapping[str, Column]
-
-    def __post_init__(self) -> None:
-        refuse(
-            "columns",
-            [
-                f"{name!r}: {problem}"
-                for name, column in self.declared.items()
-                if not isinstance(column, Ignored)
-                for problem in column.problems()
-            ],
-        )
 
     @classmethod
     def of(cls, tables: Mapping[str, Mapping[str, Any]], source: str = "columns") -> Self:
         """The columns in tables of plain values, as a TOML file has them: ``kind``, and the fields of that kind.
 
         Raises:
-            DataError: lists every unknown kind or field and every value of another type; ``source`` is named.
+            DataError: lists every unknown kind or field, value of another type and contradiction; it names ``source``.
         """
         problems: list[str] = []
-        found = {name: _column(name, table, problems) for name, table in tables.items()}
+        found: dict[str, Column] = {}
+        for name, table in tables.items():
+            kind = table.get("kind") if isinstance(table, Mapping) else None
+            if not isinstance(table, Mapping):
+                problems.append(f"{name!r} is no table; write [columns.{name}] and the lines kind = ... below it")
+            elif str(kind) not in KINDS:
+                problems.append(f"{name!r}: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
+            else:
+                try:
+                    found[name] = KINDS[str(kind)](**{key: value for key, value in table.items() if key != "kind"})
+                except DeclarationError as error:
+                    problems += [f"{name!r}: {problem}" for problem in error.problems]
         refuse(source, problems)
-        return cls({name: column for name, column in found.items() if column is not None})
+        return cls(found)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -93,26 +350,29 @@ class Columns:
         return cls.of(tables["columns"], str(path))
 
     @property
+    def _used(self) -> dict[str, Number | Category]:
+        return {name: column for name, column in self.declared.items() if not isinstance(column, Ignored)}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The columns that are inputs, in the order of declaration."""
-        return tuple(name for name, column in self.declared.items() if not isinstance(column, Ignored))
+        return tuple(self._used)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """A name for each input."""
-        used = ((name, column) for name, column in self.declared.items() if not isinstance(column, Ignored))
-        return tuple(input_ for name, column in used for input_ in column.inputs(name))
+        return tuple(input_ for name, column in self._used.items() for input_ in column.inputs(name))
 
     @property
     def width(self) -> int:
         """The number of inputs."""
         return len(self.inputs)
 
-    def encode(self, rows: Frame) -> np.ndarray:
+    def encode(self, rows: Any) -> np.ndarray:
         """The inputs of each row, float32, (n, width).
 
-        Args:
-            rows: the values by column: texts, numbers, ``None``. Columns that are not declared are not read.
+        ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, ``None``. Columns that are
+        not declared are not read.
 
         Raises:
             DataError: lists the columns that are absent, and those with a value that the declaration refuses, with the
@@ -123,79 +383,26 @@ class Columns:
         refuse("the rows", problems)
         return inputs
 
-    def absent(self, rows: Frame) -> list[str]:
+    def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        names = list(rows) if hasattr(rows, "__iter__") else []  # type: ignore[call-overload]
-        problems = []
-        for name in self.names:
-            if name not in rows:
-                close = get_close_matches(name, map(str, names), n=1)
-                problems.append(f"there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-        return problems
+        names = list(map(str, rows))
+        closest = {name: get_close_matches(name, names, n=1) for name in self.names if name not in rows}
+        return [
+            f"there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            for name, close in closest.items()
+        ]
 
-    def encoded(self, rows: Frame) -> tuple[np.ndarray, list[str]]:
+    def encoded(self, rows: Any) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem; if there are any, the inputs must not be used."""
         blocks, problems = [], []
-        for name in self.names:
-            column = self.declared[name]
-            assert not isinstance(column, Ignored), "names leaves them out"
+        for name, column in self._used.items():
             block, refused = column.encode(rows[name])
             blocks.append(block)
-            problems += _messages(name, refused)
+            problems += [
+                f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}"
+                for problem, mask in refused.items()
+                if (bad := np.flatnonzero(mask).tolist())
+            ]
         if not blocks:
             raise DataError("no column is an input: declare a number or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems
-
-
-def _messages(name: str, refused: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """One line for each problem of a column that rows have, with these rows."""
-    for problem, mask in refused.items():
-        rows = np.flatnonzero(mask).tolist()
-        way_out = _WAYS_OUT.get(problem, "")
-        if rows:
-            yield f"column {name!r}: {problem} {in_rows(rows)}{way_out}"
-
-
-def _column(name: str, table: Mapping[str, Any], problems: list[str]) -> Column | None:
-    """The column that a table of plain values declares; ``None`` with a message where it is not understood."""
-    if not isinstance(table, Mapping):
-        problems.append(f"{name!r} is no table; write [columns.{name}] and the lines kind = ... below it")
-        return None
-    given = dict(table)
-    kind = KINDS.get(str(given.pop("kind", None)))
-    if kind is None:
-        problems.append(f"{name!r}: expected kind to be one of {', '.join(KINDS)}, got {table.get('kind')!r}")
-        return None
-    known = {field.name: field for field in fields(kind)}
-    wrong = [
-        f'{name!r}: kind = "{table["kind"]}" has no {key!r}; it has {", ".join(known) or "no other key"}'
-        for key in given.keys() - known.keys()
-    ]
-    wrong += [
-        f"{name!r}: declare {key}" for key, field in known.items() if field.default is MISSING and key not in given
-    ]
-    if isinstance(given.get("categories", []), str):
-        wrong.append(f'{name!r}: expected categories to be a list of texts, such as ["a", "b"]')
-    if kind is Category:
-        given = {key: _as_texts(value) for key, value in given.items()}
-    elif kind is Number:
-        wrong += [
-            f"{name!r}: expected {key} to be a number, got {given[key]!r}"
-            for key in ("low", "high")
-            if key in given and not _is_number(given[key])
-        ]
-        if not (_is_number(given.get("missing", 0)) or isinstance(given["missing"], str)):
-            wrong.append(f"{name!r}: expected missing to be a number or a text, got {given['missing']!r}")
-    problems += sorted(wrong)
-    return None if wrong else kind(**given)
-
-
-def _as_texts(value: Any) -> Any:
-    """A text for a number, as in ``categories = [1, 2, 3]``, and a tuple of texts for a list."""
-    if isinstance(value, list | tuple):
-        return tuple(of_table.texts(value))
-    return value if isinstance(value, str) else of_table.texts([value])[0]
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -1,14 +1,88 @@
-"""The result of every reader: inputs and class numbers as arrays, with the public facts about them."""
+"""What every reader returns: inputs and targets as arrays, with the public facts about them; and what it refuses."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from noisette.data.errors import refuse
-from noisette.data.target import Target
+_LINES = 10  # problems listed; the others are counted
+_ROWS = 5  # row numbers listed for one problem
+
+
+class DataError(ValueError):
+    """A data set cannot be read as declared; the message says what is wrong, where, and how to correct it.
+
+    It lists all problems at once and never contains a private value.
+    """
+
+
+def refuse(subject: str, problems: Sequence[str]) -> None:
+    """Raise one ``DataError`` that lists the first ten problems and counts the others; do nothing if there are none.
+
+    >>> refuse("people.csv", [])
+    """
+    if len(problems) == 1:
+        raise DataError(f"{subject}: {problems[0]}")
+    if problems:
+        more = [f"and {len(problems) - _LINES} more"] if len(problems) > _LINES else []
+        raise DataError("\n  ".join([f"{subject}: {len(problems)} problems", *problems[:_LINES], *more]))
+
+
+def in_rows(indices: Sequence[int]) -> str:
+    """The rows at these indices as text; the first row below a header is row 1.
+
+    >>> in_rows([2]), in_rows([0, 6]), in_rows(range(8))
+    ('in row 3', 'in rows 1 and 7', 'in rows 1, 2, 3, 4, 5 and 3 more')
+    """
+    rows = [str(int(index) + 1) for index in indices[:_ROWS]]
+    if len(indices) == 1:
+        return f"in row {rows[0]}"
+    last = f"{len(indices) - _ROWS} more" if len(indices) > _ROWS else rows.pop()
+    return f"in rows {', '.join(rows)} and {last}"
+
+
+def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
+    """Values clipped to [low, high] and mapped to [-1, 1].
+
+    >>> scaled(np.array([-5.0, 0.0, 5.0, 10.0, 99.0]), low=0, high=10)
+    array([-1., -1.,  0.,  1.,  1.])
+    """
+    return (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """The number that a regression predicts: its declared bounds and its unit. Numbers outside count as the bound.
+
+    A model predicts it on the scale of -1 to 1.
+
+    Raises:
+        DataError: the bounds are not finite, or not in ascending order.
+
+    >>> rent = Target(0, 2000, "EUR")
+    >>> rent.scaled(np.array([500.0, 9000.0])).tolist(), rent.unscaled(np.array([-0.5, 1.5])).tolist()
+    ([-0.5, 1.0], [500.0, 2000.0])
+    """
+
+    low: float
+    high: float
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low < self.high < math.inf:
+            refuse("target", [f"expected finite low < high, got low = {self.low}, high = {self.high}"])
+
+    def scaled(self, values: np.ndarray) -> np.ndarray:
+        """Values in the unit of the target on the scale of the model, float32; they are clipped to the bounds."""
+        return scaled(values, low=self.low, high=self.high).astype(np.float32)
+
+    def unscaled(self, predictions: np.ndarray) -> np.ndarray:
+        """Predictions in the unit of the target, float64; they are clipped to the bounds."""
+        return (np.clip(predictions.astype(np.float64), -1, 1) + 1) * ((self.high - self.low) / 2) + self.low
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,8 +90,7 @@ class Split:
     """Examples of one split: ``inputs`` float32, (n, c, h, w) or (n, features); ``targets`` int64, (n,).
 
     Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set, or numbers of words. Targets of a
-    regression are float32, from -1 to 1. ``users`` are the ids of whom each
-    example belongs to, in their order; ``None`` if they are not known.
+    regression are float32, from -1 to 1. ``users`` are the ids of whom each example belongs to, ``None`` if not known.
     """
 
     inputs: np.ndarray
@@ -54,40 +127,32 @@ class DataSet:
 
     def __post_init__(self) -> None:
         splits = {"train": self.train} | ({} if self.test is None else {"test": self.test})
-        problems = [problem for name, split in splits.items() for problem in self._label_problems(name, split)]
+        problems = [f"{name} has {problem}" for name, split in splits.items() for problem in self._problems(split)]
         shapes = [split.inputs.shape[1:] for split in splits.values()]
         if shapes[0] != shapes[-1]:
             problems.append(f"the examples of train have shape {shapes[0]}, those of test {shapes[-1]}; expected equal")
-        if words := self.words if self.vectors is None else len(self.vectors):
-            for name, split in splits.items():
-                problems += _word_problems(name, split, words=words)
         refuse(self.name, problems)
 
-    def _label_problems(self, name: str, split: Split) -> list[str]:
-        """Messages on labels of the split that are absent or not in 0..classes-1."""
-        problems = []
-        if len(split.inputs) != len(split.targets):
-            problems.append(f"{name} has {len(split.inputs)} inputs but {len(split.targets)} labels; expected equal")
+    def _problems(self, split: Split) -> list[str]:
+        """What is wrong with the labels and the words of a split."""
+        inputs, targets, problems = split.inputs, split.targets, []
+        if len(inputs) != len(targets):
+            problems.append(f"{len(inputs)} inputs but {len(targets)} labels; expected equal")
         if self.target is not None:
-            outside = np.flatnonzero(~(np.abs(split.targets) <= 1))
-            return [*problems, f"{name} has {len(outside)} targets outside -1..1"] if len(outside) else problems
-        outside = np.flatnonzero((split.targets < 0) | (split.targets >= self.classes))
-        if len(outside):
+            if outside := np.count_nonzero(~(np.abs(targets) <= 1)):
+                problems.append(f"{outside} targets outside -1..1")
+        elif len(outside := np.flatnonzero((targets < 0) | (targets >= self.classes))):
             problems.append(
-                f"{name} has {len(outside)} labels outside 0..{self.classes - 1}, the first at index {outside[0]}; "
+                f"{len(outside)} labels outside 0..{self.classes - 1}, the first at index {outside[0]}; "
                 f"correct them or the number of classes"
             )
+        words = self.words if self.vectors is None else len(self.vectors)
+        if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
+            got = f"{inputs.dtype} of shape {inputs.shape}"
+            problems.append(f"inputs of type {got}; of words they are integers, (n, tokens)")
+        elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
+            problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems
-
-
-def _word_problems(name: str, split: Split, *, words: int) -> list[str]:
-    if split.inputs.ndim != 2 or split.inputs.dtype.kind != "i":
-        got = f"{split.inputs.dtype} of shape {split.inputs.shape}"
-        return [f"{name} has inputs of type {got}; of words they are integers, (n, tokens)"]
-    outside = np.flatnonzero(((split.inputs < 0) | (split.inputs >= words)).any(axis=1))
-    if len(outside):
-        return [f"{name} has {len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}"]
-    return []
 
 
 def unit_pixels(pixels: np.ndarray) -> np.ndarray:
@@ -100,3 +165,47 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
     """
     channels_first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, 3, 1)
     return np.divide(channels_first, np.float32(255), dtype=np.float32, order="C")
+
+
+def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
+    """The data set with each of its records held out with probability ``share``; the rest is left for training.
+
+    Whether a record is held out is decided by a keyed hash of its place in the file, or of its user where users are
+    known, so that all records of a user are on one side. It depends neither on what the record says nor on others.
+
+    Args:
+        data: a data set without test examples.
+        share: above 0 and below 1.
+        key: secret, drawn anew for each run; the same key gives the same split.
+
+    Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
+    or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.
+    There is none for what is published about the part held out: without noise it reveals its records.
+
+    Raises:
+        DataError: the share is outside its domain, there are test examples already, or one of the two parts is empty.
+    """
+    if not 0 < share < 1:
+        raise DataError(f"expected 0 < holdout < 1, got holdout={share}")
+    if data.test is not None:
+        raise DataError(f"{data.name} has test examples already; leave holdout out, or the test examples")
+    units = range(len(data.train.inputs)) if data.train.users is None else data.train.users
+    held = np.array([_fraction(str(unit), key) < share for unit in units], dtype=bool)
+    if held.all() or not held.any():
+        raise DataError(
+            f"{data.name} has too few records to hold out a share of {share:g}: one part is empty; change holdout"
+        )
+    size = max(1, round(data.declared_size * (1 - share)))
+    return replace(data, train=_part(data.train, ~held), test=_part(data.train, held), declared_size=size)
+
+
+def _fraction(unit: str, key: bytes) -> float:
+    """A number in [0, 1), uniform for a random key."""
+    return (
+        int.from_bytes(hashlib.blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()) / 2**64
+    )
+
+
+def _part(split: Split, chosen: np.ndarray) -> Split:
+    users = None if split.users is None else [split.users[index] for index in np.flatnonzero(chosen).tolist()]
+    return Split(split.inputs[chosen], split.targets[chosen], users)

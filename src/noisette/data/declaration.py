@@ -6,15 +6,64 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from noisette.data.column_kinds import Category, Number
-from noisette.data.columns import Columns
-from noisette.data.errors import refuse
-from noisette.data.image_form import ImageForm
-from noisette.data.numbering import Numbering
-from noisette.data.target import Target
+import numpy as np
+
+from noisette import errors as checks
+from noisette.data.columns import Category, Columns, Number
+from noisette.data.dataset import Target, refuse
+from noisette.data.words import Numbering
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MOST_CLASSES = 1_000_000
+MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
+_CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # all have 8 bits a channel or less
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """The size and the colours of images.
+
+    width, height: in pixels.
+    grey: whether images have one channel instead of three.
+    fitted: whether each image is turned as its camera says, laid on white where it is transparent, scaled until it
+        covers the size, and cut to its middle; otherwise an image of another form is refused.
+
+    Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
+
+    Raises:
+        TypeError, ValueError: a length is not a whole number of at least 1.
+    """
+
+    width: int
+    height: int
+    grey: bool = False
+    fitted: bool = True
+
+    def __post_init__(self) -> None:
+        checks.all_of(lambda: checks.count(width=self.width), lambda: checks.count(height=self.height))
+
+    def pixels(self, image: Image.Image) -> np.ndarray | None:
+        """The pixels as bytes, (height, width) or (height, width, 3); ``None`` where the image is refused."""
+        mode, size = "L" if self.grey else "RGB", (self.width, self.height)
+        if not self.fitted:
+            return np.asarray(image) if (image.mode, image.size) == (mode, size) else None
+        if image.mode not in _CONVERTIBLE:
+            return None
+        from PIL import Image, ImageOps  # imported here, as most commands read no image
+
+        image.draft(None, (max(size), max(size)))  # a JPEG is decoded at a fraction of its size, no smaller than this
+        turned = ImageOps.exif_transpose(image)
+        if turned.has_transparency_data:
+            opaque = turned.convert("RGBA")
+            turned = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
+        return np.asarray(ImageOps.fit(turned.convert(mode), size, Image.Resampling.BILINEAR))
+
+    def __str__(self) -> str:
+        return f"{self.width} x {self.height} pixels in {'grey' if self.grey else 'colour'}"
 
 
 @dataclass(frozen=True)
@@ -23,14 +72,14 @@ class Declaration:
 
     classes: their number, for labels 0..classes-1; or their names, in the order of their numbers.
     size: the publicly known number of training records; it need not be exact.
-    label: the CSV column that holds the label.
-    test: a second CSV with the same columns, for testing.
-    ranges: CSV column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
-    categories: CSV column -> every text it may hold; it becomes one input per text, 0 or 1.
-    users: the CSV column that holds the user whom a record belongs to. It is no input.
+    label: the column of a table that holds the label.
+    test: a second table with the same columns, for testing.
+    ranges: column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
+    categories: column -> every text it may hold; it becomes one input per text, 0 or 1.
+    users: the column that holds the user whom a record belongs to. It is no input.
     columns: what is declared about every column that is an input, instead of ranges and categories.
     target: the bounds of the number in the label column, for regression instead of classes.
-    text: the CSV column that holds a text. It is then the only input.
+    text: the column that holds a text. It is then the only input.
     numbering: how texts become numbers of words.
     decimal: what stands before the decimals of a number in a CSV, a point or a comma.
     skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
@@ -66,42 +115,41 @@ class Declaration:
     def __post_init__(self) -> None:
         if isinstance(self.classes, int) and self.classes > _MOST_CLASSES:  # before their names are made
             refuse("declaration", [f"classes: expected at most {_MOST_CLASSES}, got {self.classes}"])
-        names = self.class_names
-        problems = []
-        if self.classes is not None and (len(names) < 2 or len(set(names)) < len(names)):
-            problems.append(f"classes: expected two or more different classes, got {self.classes}")
-        if self.size is not None and self.size < 1:
-            problems.append(f"size: expected at least 1, got {self.size}")
-        if self.decimal not in (".", ","):
-            problems.append(f"decimal: expected a point or a comma, got {self.decimal!r}")
+        names, described = self.class_names, self.ranges.keys() | self.categories.keys()
+        problems: list[str] = []
+
+        def refuse_if(wrong: bool, problem: str) -> None:
+            problems.extend([problem] if wrong else [])
+
+        refuse_if(
+            self.classes is not None and (len(names) < 2 or len(set(names)) < len(names)),
+            f"classes: expected two or more different classes, got {self.classes}",
+        )
+        refuse_if(self.size is not None and self.size < 1, f"size: expected at least 1, got {self.size}")
+        refuse_if(self.decimal not in (".", ","), f"decimal: expected a point or a comma, got {self.decimal!r}")
         for column, (low, high) in self.ranges.items():
-            if not -math.inf < low < high < math.inf:
-                problems.append(f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})")
+            problem = f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})"
+            refuse_if(not -math.inf < low < high < math.inf, problem)
         for column, texts in self.categories.items():
-            if not texts or len(set(texts)) < len(texts):
-                problems.append(f"categories: expected one or more different texts for column {column!r}")
-        problems += [
-            f"column {column!r} has both a range and categories; declare one of them"
-            for column in sorted(self.ranges.keys() & self.categories.keys())
-        ]
-        if self.label in self.ranges.keys() | self.categories.keys():
-            problems.append(f"the label column {self.label!r} has classes; it takes neither a range nor categories")
-        if self.users is not None and self.users in {self.label} | self.ranges.keys() | self.categories.keys():
-            problems.append(f"the column of users {self.users!r} is no input and no label; declare nothing else of it")
-        if self.target is not None and self.classes is not None:
-            problems.append("classes are for labels and target is for a number; declare one of them")
-        if self.text is not None and (self.columns is not None or self.ranges or self.categories):
-            problems.append("a text is the only input; leave out columns, ranges and categories")
-        if self.text is not None and self.text in (self.label, self.users):
-            problems.append(f"the column {self.text!r} is the text; it cannot be the label or the users too")
-        if self.columns is not None:
-            if self.ranges or self.categories:
-                problems.append("columns are declared in full; leave out ranges and categories, or the columns")
-            problems += [
-                f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
-                for role, name in (("label", self.label), ("column of users", self.users))
-                if name in self.columns.names
-            ]
+            problem = f"categories: expected one or more different texts for column {column!r}"
+            refuse_if(not texts or len(set(texts)) < len(texts), problem)
+        for column in sorted(self.ranges.keys() & self.categories.keys()):
+            refuse_if(True, f"column {column!r} has both a range and categories; declare one of them")
+        problem = f"the label column {self.label!r} has classes; it takes neither a range nor categories"
+        refuse_if(self.label in described, problem)
+        problem = f"the column of users {self.users!r} is no input and no label; declare nothing else of it"
+        refuse_if(self.users is not None and self.users in {self.label} | described, problem)
+        problem = "classes are for labels and target is for a number; declare one of them"
+        refuse_if(self.target is not None and self.classes is not None, problem)
+        problem = "a text is the only input; leave out columns, ranges and categories"
+        refuse_if(self.text is not None and (self.columns is not None or bool(described)), problem)
+        problem = f"the column {self.text!r} is the text; it cannot be the label or the users too"
+        refuse_if(self.text is not None and self.text in (self.label, self.users), problem)
+        problem = "columns are declared in full; leave out ranges and categories, or the columns"
+        refuse_if(self.columns is not None and bool(described), problem)
+        for role, name in (("label", self.label), ("column of users", self.users)):
+            problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
+            refuse_if(self.columns is not None and name in self.columns.names, problem)
         refuse("declaration", problems)
 
     def features(self, columns: Iterable[str]) -> Columns:
@@ -111,10 +159,10 @@ class Declaration:
         """
         if self.columns is not None:
             return self.columns
-        ranges = {name: Number(*bounds) for name, bounds in self.ranges.items()}
-        categories = {name: Category(tuple(texts)) for name, texts in self.categories.items()}
+        declared: dict[str, Number | Category] = {name: Number(*bounds) for name, bounds in self.ranges.items()}
+        declared |= {name: Category(tuple(texts)) for name, texts in self.categories.items()}
         names = [name for name in columns if name not in (self.label, self.users)]
-        return Columns({name: ranges.get(name) or categories.get(name) or Number() for name in names})
+        return Columns({name: declared.get(name) or Number() for name in names})
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -123,11 +171,16 @@ class Declaration:
             return ()
         return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
 
-    def public_facts(self, subject: str) -> tuple[int, int]:
+    def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
         """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.
 
+        Args:
+            subject: the name of the files.
+            test_place: where their test examples are, if they are no table, so that facts about columns do not apply.
+            images: whether they are a folder of images.
+
         Raises:
-            DataError: names each of them that was not declared.
+            DataError: names each of the two that was not declared, and each declaration that has no effect.
         """
         problems = []
         if self.classes is None and self.target is None:
@@ -137,34 +190,18 @@ class Declaration:
             )
         if self.size is None:
             problems.append("declare size: the publicly known number of records; records are not counted")
+        if self.images is not None and not images:
+            problems.append("image_size: for folders of images only; leave it out")
+        if self.target is not None and images:
+            problems.append("these are images, which have classes; declare these instead of a target")
+        if test_place is not None:
+            of_tables = {name: getattr(self, name) for name in ("ranges", "categories", "columns", "text")}
+            problems += [f"{name}: for columns of a table only; leave it out" for name in of_tables if of_tables[name]]
+            if self.test is not None:
+                problems.append(f"test: a separate file is for tables only; here the test split is {test_place}")
+            if self.decimal != "." or self.skip_unlabelled:
+                problems.append("decimal and skip_unlabelled: for tables only; leave them out")
+            if self.users is not None:
+                problems.append("users: a column of a table; for others give noisette.privatize the users of records")
         refuse(subject, problems)
-        assert self.size is not None
-        return 1 if self.target else len(self.class_names), self.size
-
-    def refuse_image_facts(self, subject: str) -> None:
-        """Raise if something is declared that applies to folders of images only.
-
-        Raises:
-            DataError: it has no effect on ``subject``.
-        """
-        if self.images is not None:
-            refuse(subject, ["image_size: for folders of images only; leave it out"])
-
-    def refuse_csv_facts(self, subject: str, *, test_place: str) -> None:
-        """Raise if more than classes and size is declared: the other facts apply to CSV files only.
-
-        Raises:
-            DataError: lists each declaration that has no effect on ``subject``.
-        """
-        problems = []
-        if self.test is not None:
-            problems.append(f"test: a separate file is for CSV only; here the test split is {test_place}")
-        given = {"ranges": self.ranges, "categories": self.categories, "columns": self.columns, "text": self.text}
-        for fact, value in given.items():
-            if value:
-                problems.append(f"{fact}: for CSV columns only; leave it out")
-        if self.decimal != Declaration.decimal or self.skip_unlabelled:
-            problems.append("decimal and skip_unlabelled: for CSV only; leave them out")
-        if self.users is not None:
-            problems.append("users: a column of a CSV; for other data give noisette.privatize the users of the records")
-        refuse(subject, problems)
+        return 1 if self.target else len(self.class_names), self.size or 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from noisette.data.dataset import DataSet
-from noisette.data.errors import DataError
+from noisette.data.dataset import DataError, DataSet
 
 Found = TypeVar("Found")
 Files = tuple[str, ...]
@@ -33,6 +33,22 @@ class Source:
     def files(self) -> Files:
         """Their names."""
         return tuple(self.checksums)
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in data set.
+
+    read: gives the data set, called with ``data_dir``, and for texts also with how words are numbered.
+    description: one line for help texts.
+    texts: whether it has texts.
+    tokens: how many words of a text are used, if these have GloVe's vectors; other words are hashed.
+    """
+
+    read: Callable[..., DataSet]
+    description: str
+    texts: bool = False
+    tokens: int | None = None
 
 
 def read(
@@ -62,8 +78,11 @@ def read(
         try:
             pooch.retrieve(source.address + file, known_hash=checksum, fname=file, path=places[-1])
         except (OSError, ValueError) as error:
+            why = "the checksum differs from the official one"
+            if isinstance(error, OSError):
+                why = error.strerror or type(error).__name__
             raise DataError(
-                f"{name} is not on this machine and could not be downloaded ({_reason(error)}): "
+                f"{name} is not on this machine and could not be downloaded ({why}): "
                 f"put {', '.join(source.files)} from {source.address} into {places[0]}"
             ) from error
     return official(places[-1])
@@ -91,20 +110,39 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
     return [parent / name for parent in parents]
 
 
+def plain_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The arrays of these names that an NPZ holds; nothing is unpickled. Raises one of ``DAMAGED_NPZ``."""
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        return {name: np.asarray(archive[name]) for name in archive.files if name in names}
+
+
 def read_npz(path: Path, *names: str) -> list[np.ndarray]:
-    """The arrays of these names in an NPZ of a built-in set; nothing is unpickled.
+    """The arrays of these names in an NPZ of a built-in set.
 
     Raises:
         DataError: the file is damaged, or one of the arrays is absent.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return [archive[name] for name in names]
+        arrays = plain_arrays(path, names)
+        return [arrays[name] for name in names]
     except DAMAGED_NPZ as error:
         raise DataError(f"{path} is damaged or not the published file ({error}); download it again") from error
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return "the checksum differs from the official one"
+def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the wanted files of a zip or a tar; nothing is unpacked.
+
+    Raises:
+        DataError: the archive is damaged.
+    """
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as opened:
+                yield from ((name, opened.read(name)) for name in opened.namelist() if wanted(name))
+        else:
+            with tarfile.open(archive) as opened:
+                for member in opened:
+                    if wanted(member.name) and (stream := opened.extractfile(member)):
+                        yield member.name, stream.read()
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise DataError(f"{archive} is damaged ({error}); download it again") from error

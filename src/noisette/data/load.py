@@ -1,4 +1,7 @@
-"""Loads a built-in data set by its name, or the user's own files."""
+"""Loads a built-in data set by its name, or the user's own files.
+
+To add a built-in set, write its reader and a test, and add a line to the table at the end of its file.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,29 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from noisette.data import csv, folder, npz, table
-from noisette.data.dataset import DataSet
+from noisette.data import own_files, tables
+from noisette.data.built_in_images import IMAGES
+from noisette.data.built_in_tables import TABLES
+from noisette.data.built_in_texts import TEXTS, glove
+from noisette.data.dataset import DataError, DataSet
 from noisette.data.declaration import Declaration
-from noisette.data.errors import DataError
-from noisette.data.numbering import Numbering
-from noisette.data.registry import REGISTRY, BuiltInTexts, names
+from noisette.data.files import BuiltIn
+from noisette.data.words import Numbering, VectorNumbering
 
-FORMATS: dict[str, Callable[[Path, Declaration], DataSet]] = {
-    **dict.fromkeys(table.SUFFIXES, csv.read),
-    ".npz": npz.read,
+_FORMATS: dict[str, Callable[[Path, Declaration], DataSet]] = {
+    **dict.fromkeys((*tables.DELIMITED, *tables.TYPED), tables.read_set),
+    ".npz": own_files.read_arrays,
 }
+REGISTRY: dict[str, BuiltIn] = IMAGES | TEXTS | TABLES
+
+
+def names() -> tuple[str, ...]:
+    """The names of the built-in data sets.
+
+    >>> "digits" in names()
+    True
+    """
+    return tuple(REGISTRY)
 
 
 def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | None = None) -> DataSet:
@@ -39,24 +54,30 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     """
     declaration = declaration or Declaration()
     if name in REGISTRY:
-        if declaration != Declaration(numbering=declaration.numbering):
-            raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
-        if not isinstance(REGISTRY[name], BuiltInTexts) and replace(declaration.numbering, folder=None) != Numbering():
-            raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
-        return REGISTRY[name].load(data_dir, declaration.numbering)
+        return _built_in(name, data_dir, declaration)
     path = Path(name)
     if path.is_dir():
-        return folder.read(path, declaration)
-    for suffix, read in FORMATS.items():
+        return own_files.read_images(path, declaration)
+    for suffix, read in _FORMATS.items():
         if path.is_file() and path.name.lower().endswith(suffix):
             return read(path, declaration)
-    raise DataError(_unknown(name, path))
-
-
-def _unknown(name: str, path: Path) -> str:
-    own = f"or the path of a folder, {', '.join(FORMATS)}"
+    own = f"or the path of a folder, {', '.join(_FORMATS)}"
     if path.is_file():
-        return f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}"
+        raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
     close = get_close_matches(name, names(), n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    return f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}"
+    raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
+
+
+def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> DataSet:
+    numbering = declaration.numbering
+    if declaration != Declaration(numbering=numbering):
+        raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
+    entry = REGISTRY[name]
+    if entry.texts and entry.tokens is None:
+        return entry.read(data_dir, numbering)
+    if replace(numbering, folder=None) != Numbering():
+        raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
+    if entry.tokens is not None:
+        return entry.read(data_dir, VectorNumbering(glove(data_dir), entry.tokens))
+    return entry.read(data_dir)

@@ -1,15 +1,20 @@
-"""Splits texts into words by a fixed rule, and numbers the words by a public vocabulary with vectors."""
+"""Texts as numbers of words: by a fixed rule, and a fixed hash or a public vocabulary, never by the texts."""
 
 from __future__ import annotations
 
+import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 import numpy as np
+
+from noisette.data.dataset import DataError
 
 PADDING, UNKNOWN = 0, 1  # of no word, and of all words that have no vector; words with a vector follow
 
@@ -34,9 +39,7 @@ _WORD = re.compile(
 def split(text: str, most: int | None = None) -> list[str]:
     """The words, numbers and punctuation of a text, in lower case, split as for GloVe as far as fixed rules allow.
 
-    With ``most``, the first ones of the text, as many as that.
-
-    Remains of character references are decoded; markup and backslashes are removed.
+    Remains of character references are decoded; markup and backslashes are removed. With ``most``, only the first ones.
 
     >>> split("Oil at  #36;46.50\\\\a barrel, the company #39;s traders hadn't &lt;b&gt;sold&lt;/b&gt;.")
     ['oil', 'at', '$', '46.50', 'a', 'barrel', ',', 'the', 'company', "'s", 'traders', 'had', "n't", 'sold', '.']
@@ -44,6 +47,69 @@ def split(text: str, most: int | None = None) -> list[str]:
     whole = html.unescape(_BARE_REFERENCE.sub(r"&\1;", text)).lower()
     plain = _TAG.sub(" ", whole).replace("\\", " ").replace("’", "'")
     return [match[0] for match in islice(_WORD.finditer(plain), most)]
+
+
+def number_of(word: str, words: int) -> int:
+    """A number from 1 to words - 1, the same on every machine.
+
+    >>> number_of("oil", 100)
+    29
+    """
+    return 1 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) % (words - 1)
+
+
+def frequent_words() -> list[str]:
+    """The 1,000 most frequent words of English in the texts that GloVe was learned from, the most frequent one first.
+
+    Source: the order of the words in glove.6B, which is in the public domain (PDDL 1.0); Pennington, Socher & Manning
+    2014.
+    """
+    return Path(__file__).with_name("frequent_words.txt").read_text(encoding="utf-8").split()
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How a text becomes numbers of words.
+
+    tokens: how many words of a text are used, the first ones; shorter texts are padded.
+    words: how many numbers words are hashed to, padding included. Words with one hash count as the same.
+    folder: a folder of Hugging Face, whose tokenizer numbers the words instead.
+
+    Guarantee: the number of a word depends on the word alone, never on the texts: no vocabulary is learned from them.
+
+    Raises:
+        DataError: a number is too small, or the tokenizer cannot be loaded when it is used.
+
+    >>> Numbering(tokens=4, words=100).number(["Oil rose", "oil"])
+    array([[29,  4,  0,  0],
+           [29,  0,  0,  0]])
+    """
+
+    tokens: int = 64
+    words: int = 4096
+    folder: Path | None = None
+
+    vectors: ClassVar[None] = None  # a model learns what the words mean
+    note: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.words < 2:
+            raise DataError(f"expected tokens >= 1 and words >= 2, got tokens={self.tokens} and words={self.words}")
+
+    def number(self, texts: Sequence[str]) -> np.ndarray:
+        """The numbers of the words of each text, int64, (n, tokens)."""
+        if self.folder is None:
+            numbers: dict[str, int] = {}
+            found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
+            return _padded(found, len(texts), self.tokens)
+        tokenizer = _tokenizer(self.folder)
+        ids = tokenizer(list(texts), truncation=True, max_length=self.tokens, padding="max_length")["input_ids"]
+        return np.array(ids, dtype=np.int64)
+
+    @property
+    def size(self) -> int:
+        """How many different numbers there are, from 0 on."""
+        return self.words if self.folder is None else len(_tokenizer(self.folder))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +148,57 @@ class Vocabulary:
         array([[1, 2, 3],
                [2, 0, 0]])
         """
-        numbered = np.full((len(texts), tokens), PADDING, np.int64)
-        for row, text in zip(numbered, texts, strict=True):
-            found = [self._numbers.get(word, UNKNOWN) for word in split(text, tokens)]
-            row[: len(found)] = found
-        return numbered
+        found = ([self._numbers.get(word, UNKNOWN) for word in split(text, tokens)] for text in texts)
+        return _padded(found, len(texts), tokens)
+
+
+@dataclass(frozen=True)
+class VectorNumbering:
+    """Texts as the first ``tokens`` words of a vocabulary with vectors; has what :class:`Numbering` has."""
+
+    vocabulary: Vocabulary
+    tokens: int
+
+    size: ClassVar[int] = 0  # no meaning is learned
+
+    def number(self, texts: Sequence[str]) -> np.ndarray:
+        """The numbers of the words of each text, int64, (n, tokens)."""
+        return self.vocabulary.number(texts, tokens=self.tokens)
+
+    @property
+    def vectors(self) -> np.ndarray:
+        """The vector of each number, float32, (words, dims)."""
+        return self.vocabulary.numbered_vectors
+
+    @property
+    def note(self) -> str:
+        """What a report must mention about the words."""
+        return self.vocabulary.note
+
+
+AnyNumbering: TypeAlias = Numbering | VectorNumbering
+
+
+def _padded(rows: Iterable[list[int]], count: int, tokens: int) -> np.ndarray:
+    numbered = np.full((count, tokens), PADDING, np.int64)
+    for row, found in zip(numbered, rows, strict=True):
+        row[: len(found)] = found
+    return numbered
+
+
+def _tokenizer(folder: Path):
+    """The tokenizer in a folder, with a number for padding; no code of the folder is run and nothing is downloaded."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise DataError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} holds no tokenizer that can be loaded: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise DataError(f"the tokenizer in {folder} has no token for padding; set pad_token and save it again")
+    tokenizer.padding_side = "right"
+    return tokenizer

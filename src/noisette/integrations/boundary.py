@@ -32,6 +32,8 @@ from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
 from noisette.run.private import PrivateRun
 
+WHOLE = 2**31  # examples of a microbatch: the whole batch
+
 
 class _Outputs(torch.autograd.Function):
     """The values that a call returned; the gradients that arrive at them go to the boundary."""
@@ -150,11 +152,7 @@ class Boundary:
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
     def _before_step(self) -> None:
-        """Called when the optimizer is about to step, before the run releases the sum.
-
-        Raises:
-            PrivacyError: records of the batch were in no piece.
-        """
+        """Called when the optimizer is about to step, before the run releases the sum."""
         if self._run is None:
             return
         self._end_piece(self._run)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisette.accounting.plan import check_numbers
+from noisette.accounting.budget import check_numbers
 from noisette.errors import PrivacyError, plain
 from noisette.integrations.lightning_run import (
     Declared,

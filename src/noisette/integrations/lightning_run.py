@@ -1,9 +1,8 @@
-"""Metrics of torchmetrics in a ``training_step``: they do nothing while losses of private records are computed."""
+"""The private runs of a Lightning module: what is refused, what a checkpoint keeps, and the steps of a ``fit``."""
 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +10,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
-from noisette.integrations.boundary import Boundary
-from noisette.run import checkpoint as checkpoint_file
+from noisette.integrations.boundary import WHOLE, Boundary
+from noisette.run.agreement import Fingerprint, check_declared_again
 from noisette.run.checkpoint import SavedRun, capture_state
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.loading import Collate
 from noisette.run.private import PrivateRun
-from noisette.run.privatize import check_declared_again, privatize
+from noisette.run.privatize import privatize
 
 
 class NotComputed:
@@ -118,8 +113,9 @@ def problems_of_module(module: Any) -> Iterator[str]:
             yield f"{type(module).__name__} overrides {hook}: {why}"
 
 
-def problems_of_trainer(trainer: Any) -> Iterator[str]:
-    """What contradicts the guarantee in a trainer's arguments."""
+def problems_of_fit(module: Any) -> Iterator[str]:
+    """What contradicts the guarantee in a module that is given to ``fit``, and in its trainer's arguments."""
+    trainer = module.trainer
     if trainer.accumulate_grad_batches != 1:
         yield (
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: give the loader the whole batch_size; memory "
@@ -144,10 +140,6 @@ def problems_of_trainer(trainer: Any) -> Iterator[str]:
         for base in type(callback).__mro__:
             if base.__name__ in _FINDERS:
                 yield f"the callback {type(callback).__name__}: {_FINDERS[base.__name__]}"
-
-
-def problems_of_compilation(module: Any) -> Iterator[str]:
-    """What is wrong with a module that is given to ``fit`` compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:
         yield "torch.compile: the private step is captured and compiled by itself; give fit the module itself"
 
@@ -156,20 +148,19 @@ def problems_of_loader(loader: Any) -> Iterator[str]:
     """What is wrong with a loader of the training records, of which data set, batch size and collation are taken."""
     if not isinstance(loader, DataLoader):
         yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
-        return
-    if isinstance(loader.dataset, IterableDataset):
+    elif isinstance(loader.dataset, IterableDataset):
         yield (
             "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
             "as list(dataset)"
         )
-        return
-    if not loader.batch_size:
+    elif not loader.batch_size:
         yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
-    sampler = loader.sampler
-    if not isinstance(sampler, RandomSampler | SequentialSampler) or getattr(sampler, "replacement", False):
+    elif not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
+        loader.sampler, "replacement", False
+    ):
         yield (
-            f"the training loader has a {type(sampler).__name__}: batches are Poisson samples, in which each record is "
-            "with the same probability; leave the sampler out"
+            f"the training loader has a {type(loader.sampler).__name__}: batches are Poisson samples, in which each "
+            "record is with the same probability; leave the sampler out"
         )
 
 
@@ -178,74 +169,14 @@ _RECORDS = "private-run"  # folder beside the ledger, with a folder for each unf
 
 
 def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
-    """What a checkpoint says of a run with a ledger on disk; the fingerprint is written if it is not there.
-
-    Args:
-        run: the run.
-        dataset: its records.
-        declared: the numbers that were declared for it.
-    """
+    """What a checkpoint says of a run with a ledger on disk, whose records have a fingerprint beside it."""
     assert run.ledger.path is not None
     folder = _fingerprint_of(run.ledger.path, run.terms.run)
     if run.steps_left and not folder.is_dir():
         folder.mkdir(parents=True)
         Fingerprint.of(dataset).write(folder)
-    with TemporaryDirectory() as made:
-        SavedRun.write(
-            Path(made),
-            run.bound,
-            terms=run.terms,
-            steps_taken=run.steps_taken,
-            ledger=run.ledger,
-            learned={},
-            extras={},
-        )
-        facts = checkpoint_file.read(Path(made))
+    facts = run.saved(folder, learned={}, extras={}).facts()
     return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
-
-
-def resumed(
-    saved: Mapping[str, Any],
-    ledger: Path,
-    clip: PerExampleClip,
-    optimizer: Optimizer,
-    dataset: Any,
-    collate: Collate | None,
-    declared: Mapping[str, float | None],
-) -> PrivateRun:
-    """The run of a checkpoint whose weights and optimizer state Lightning has restored by now.
-
-    Args:
-        saved: what :func:`facts_of` returned.
-        ledger: where the ledger of the run is now.
-        clip: of the module.
-        optimizer: of its parameters.
-        dataset: the records of the run.
-        collate: as for :func:`noisette.privatize`.
-        declared: the numbers that are declared now.
-
-    Raises:
-        ValueError: they are not those of the run.
-        FileNotFoundError: the fingerprint of the records is not beside the ledger.
-        ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`.
-    """
-    saved = dict(saved)
-    check_declared_again(saved.pop(_DECLARED, {}), declared)
-    fingerprint = _fingerprint_of(ledger, saved["terms"]["run"])
-    with TemporaryDirectory() as made:
-        folder = Path(made).resolve()
-        place = {"ledger": os.path.relpath(ledger, folder)}
-        checkpoint_file.write(folder, {**saved, **place, "learned": capture_state(clip.model, optimizer)})
-        if fingerprint.is_dir():
-            shutil.copytree(fingerprint, folder, dirs_exist_ok=True)
-        try:
-            return PrivateRun.resume(folder, clip, optimizer, dataset, collate_fn=collate)
-        except FileNotFoundError as error:
-            if fingerprint.is_dir() or not ledger.is_file():
-                raise
-            raise FileNotFoundError(
-                f"{fingerprint} is not there, by which the run knows its records: move it along with its ledger"
-            ) from error
 
 
 def forget_records(run: PrivateRun) -> None:
@@ -260,9 +191,6 @@ def forget_records(run: PrivateRun) -> None:
 
 def _fingerprint_of(ledger: Path, run: str) -> Path:
     return ledger.parent / _RECORDS / run
-
-
-_WHOLE = 2**31  # examples of a microbatch: the whole batch
 
 
 @dataclass(frozen=True)
@@ -296,11 +224,7 @@ class Steps:
 
 
 class LightningRun:
-    """The private runs of a module, one for each ``fit``.
-
-    Args:
-        declared: the settings of the guarantee.
-    """
+    """The private runs of a module, one for each ``fit``."""
 
     def __init__(self, declared: Declared) -> None:
         self._declared = declared
@@ -330,7 +254,7 @@ class LightningRun:
             ValueError: lists everything that contradicts the guarantee.
         """
         trainer = module.trainer
-        if problems := [*problems_of_trainer(trainer), *problems_of_compilation(module)]:
+        if problems := list(problems_of_fit(module)):
             raise ValueError("\n".join(problems))
         self.close()
         source = trainer.fit_loop._data_source
@@ -341,11 +265,7 @@ class LightningRun:
             trainer.strategy.configure_ddp = lambda: None
 
     def steps(self, module: Any, of_module: Any) -> Steps:
-        """The loader for Lightning, once its data are set up.
-
-        Args:
-            module: the private module.
-            of_module: makes the module's own training loader, as it was before it was private.
+        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
 
         What is wrong with the loader is refused by :meth:`begin`: an error raised here would leave the changes that
         Lightning makes to ``DataLoader`` while it asks for one.
@@ -389,8 +309,8 @@ class LightningRun:
             hooks: the user's own, that change a batch on its way to the device.
 
         Raises:
-            ValueError: lists what is wrong with the loader of the records.
-            ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`.
+            ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`; or the
+                problems of the loader are listed.
         """
         if self._refused:
             raise ValueError("\n".join(self._refused))
@@ -448,11 +368,21 @@ class LightningRun:
         )
 
     def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
-        assert self._saved is not None
-        self._ledger = self._declared.ledger or Path(self._saved["ledger"])
-        dataset, collate, (optimizer,) = self._loader.dataset, _collate(self._loader), trainer.optimizers
-        now = self._numbers(trainer)
-        return resumed(self._saved, self._ledger, clip, optimizer, dataset, collate, now)
+        """The run of a checkpoint whose weights and optimizer state Lightning has restored by now."""
+        facts, (optimizer,) = dict(self._saved or {}), trainer.optimizers
+        check_declared_again(facts.pop(_DECLARED, {}), self._numbers(trainer))
+        ledger = self._ledger = self._declared.ledger or Path(facts["ledger"])
+        folder = _fingerprint_of(ledger, facts["terms"]["run"])
+        saved = SavedRun.told({**facts, "learned": capture_state(clip.model, optimizer)})
+        given = {"ledger": ledger, "collate_fn": _collate(self._loader), "saved": saved}
+        try:
+            return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
+        except FileNotFoundError as error:
+            if folder.is_dir() or not ledger.is_file():
+                raise
+            raise FileNotFoundError(
+                f"{folder} is not there, by which the run knows its records: move it along with its ledger"
+            ) from error
 
     # A step
 
@@ -486,7 +416,7 @@ class LightningRun:
         if not len(batch.indices):  # the release is noise alone, and is made all the same
             module.optimizers().step()
             return
-        rows = self._convert(next(batch.microbatches(_WHOLE)))
+        rows = self._convert(next(batch.microbatches(WHOLE)))
         for hook in self._hooks:
             rows = hook(rows, 0)
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccount
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
 from noisette.errors import PrivacyError
-from noisette.integrations.boundary import Boundary
+from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -42,7 +42,6 @@ _CLIPPING: dict[str, Callable[[float], Any]] = {
 }
 _REDUCTIONS = ("mean", "sum")
 _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
-_WHOLE = 2**31  # examples of a microbatch: the whole batch
 
 
 class PrivacyEngine:
@@ -111,25 +110,11 @@ class PrivacyEngine:
             ValueError: an argument is missing or would not be private; all problems are listed.
             PrivacyError: as by :func:`noisette.privatize`.
         """
-        _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
-        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
-        try:
-            run = privatize(
-                clip,
-                optimizer,
-                data_loader.dataset,
-                expected_batch_size=data_loader.batch_size or 1,
-                public_size=public_size,
-                steps=_MOST_STEPS,
-                noise_multiplier=noise_multiplier,
-                ledger=self._ledger,
-                collate_fn=data_loader.collate_fn,
-            )
-        except BaseException:
-            boundary.close()
-            raise
-        return self._parts(run, optimizer, boundary)
+        problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
+        declared = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier}
+        return self._private(
+            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, problems, declared
+        )
 
     def make_private_with_epsilon(
         self,
@@ -154,13 +139,42 @@ class PrivacyEngine:
         Args:
             target_epsilon, target_delta: the budget.
             epochs: passes over the declared size.
-            module, optimizer, data_loader, max_grad_norm, public_size: as for :meth:`make_private`.
-            batch_first, loss_reduction, poisson_sampling, clipping, noise_generator, grad_sample_mode: likewise.
+
+        The other arguments are those of :meth:`make_private`.
 
         Raises:
             ValueError, PrivacyError: as by :meth:`make_private`.
         """
-        _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
+        problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
+        declared = {
+            "epochs": epochs,
+            "epsilon": target_epsilon,
+            "delta": target_delta,
+            "accountant": self._accountant,
+        }
+        return self._private(
+            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, problems, declared
+        )
+
+    def _private(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        max_grad_norm: float,
+        public_size: int | None,
+        loss_reduction: str,
+        clipping: str,
+        problems: list[str],
+        declared: Mapping[str, Any],
+    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        """The parts of a private loop, with noise and steps as declared."""
+        if loss_reduction not in _REDUCTIONS:
+            problems.append(f"loss_reduction={loss_reduction!r}: use {' or '.join(_REDUCTIONS)}")
+        if clipping not in _CLIPPING:
+            problems.append(f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}")
+        if problems:
+            raise ValueError("\n".join(problems))
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
         boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
         try:
@@ -170,17 +184,16 @@ class PrivacyEngine:
                 data_loader.dataset,
                 expected_batch_size=data_loader.batch_size or 1,
                 public_size=public_size,
-                epochs=epochs,
-                epsilon=target_epsilon,
-                delta=target_delta,
-                accountant=self._accountant,
                 ledger=self._ledger,
                 collate_fn=data_loader.collate_fn,
+                **declared,
             )
         except BaseException:
             boundary.close()
             raise
-        return self._parts(run, optimizer, boundary)
+        self._run = run
+        boundary.begin(run)
+        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far.
@@ -191,13 +204,6 @@ class PrivacyEngine:
         if self._run is None:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
         return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
-
-    def _parts(
-        self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary
-    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
-        self._run = run
-        boundary.begin(run)
-        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
 
 class PrivateModule(nn.Module):
@@ -245,35 +251,22 @@ class PoissonLoader:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            yield next(batch.microbatches(_WHOLE))
+            yield next(batch.microbatches(WHOLE))
 
 
-def _check(
+def _problems(
     loader: DataLoader[Any],
     public_size: int | None,
     batch_first: bool,
-    loss_reduction: str,
     poisson_sampling: bool,
-    clipping: str,
     noise_generator: torch.Generator | None,
-) -> None:
-    """Check arguments of Opacus that would not be private, or are not known.
-
-    Raises:
-        ValueError: lists all problems.
-    """
-    problems = [
-        said
-        for wrong, said in (
-            (public_size is None, "declare public_size=, the number of records: the length of the data set is private"),
-            (not batch_first, "batch_first=False: put the examples on the first axis"),
-            (loss_reduction not in _REDUCTIONS, f"loss_reduction={loss_reduction!r}: use {' or '.join(_REDUCTIONS)}"),
-            (not poisson_sampling, "poisson_sampling=False: no price is known for shuffled batches; leave it out"),
-            (noise_generator is not None, "noise_generator: noise comes from a secure source; leave it out"),
-            (clipping not in _CLIPPING, f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}"),
-            (not loader.batch_size, "the data_loader has no batch_size: give it one, not a batch_sampler"),
-        )
-        if wrong
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+) -> list[str]:
+    """What is missing, or would not be private, among arguments of Opacus."""
+    said = {
+        "declare public_size=, the number of records: the length of the data set is private": public_size is None,
+        "batch_first=False: put the examples on the first axis": not batch_first,
+        "poisson_sampling=False: no price is known for shuffled batches; leave it out": not poisson_sampling,
+        "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
+        "the data_loader has no batch_size: give it one, not a batch_sampler": not loader.batch_size,
+    }
+    return [problem for problem, is_so in said.items() if is_so]

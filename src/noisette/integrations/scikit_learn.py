@@ -7,13 +7,13 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_regressor
 from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -25,16 +25,22 @@ from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
-from noisette.data.column_kinds import Ignored, Number
-from noisette.data.columns import Columns
-from noisette.data.errors import refuse
+from noisette.data.columns import Columns, Ignored, Number
+from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
 
 Value = TypeVar("Value")
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
 
+_LEAST_NORM = 1e-6
+_ROWS_AT_ONCE = 4096
+_PREDICTED_AT_ONCE = 10_000
+_WIDTH = 88  # of the statement
+# Of the squared error of a linear model whose inputs are a row of norm one and a one for the bias.
+_CURVATURE = 2.0
 _WAYS_OUT = {
     "size": "size=N, the public number of rows; it need not be exact",
     "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound; or "
@@ -44,13 +50,12 @@ _WAYS_OUT = {
 }
 
 
+# Declarations
+
+
 @dataclass
 class Declarations:
-    """Gathers what is declared; what is not is read from the rows, where that is permitted, and noted.
-
-    Args:
-        may_read: whether what is not declared may be read from the rows.
-    """
+    """Gathers what is declared; what is not is read from the rows, where that is permitted, and noted."""
 
     may_read: bool
     read: list[str] = field(default_factory=list)  # the names of what was read from the rows
@@ -60,14 +65,11 @@ class Declarations:
         """The declaration of this name, or what the rows say, or ``None``, for which :meth:`refuse_missing` raises."""
         if declared is not None:
             return declared
-        if not self.may_read:
-            self.missing.append(name)
-            return None
-        self.read.append(name)
-        return from_rows()
+        (self.read if self.may_read else self.missing).append(name)
+        return from_rows() if self.may_read else None
 
     def refuse_missing(self) -> None:
-        """Raise where something was neither declared nor permitted to be read.
+        """Check that nothing is neither declared nor permitted to be read.
 
         Raises:
             ValueError: names each of them, and the ways out.
@@ -99,7 +101,13 @@ def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | Non
         ValueError: bounds have another form, are not finite or not in ascending order, or features are missing.
     """
     if isinstance(bounds, Mapping):
-        bounds = _by_name(bounds, names)
+        if names is None:
+            raise ValueError("bounds by name need X as a frame whose columns have names; or give bounds=(lows, highs)")
+        problems = [f"{name!r} has no bounds" for name in names if name not in bounds]
+        problems += [f"there is no column {name!r}" for name in bounds if name not in names]
+        if problems:
+            raise ValueError(f"bounds: {'; '.join(problems)}")
+        bounds = [list(side) for side in zip(*(bounds[name] for name in names), strict=True)]  # type: ignore[assignment]
     try:
         low, high = bounds
         pair = np.array([np.broadcast_to(np.asarray(v, dtype=np.float64), (features,)) for v in (low, high)])
@@ -109,16 +117,6 @@ def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | Non
         ) from error
     check_ascending("bounds", pair)
     return pair
-
-
-def _by_name(bounds: Mapping[str, Pair], names: Sequence[str] | None) -> Pair:
-    if names is None:
-        raise ValueError("bounds by name need X as a frame whose columns have names; or give bounds=(lows, highs)")
-    problems = [f"{name!r} has no bounds" for name in names if name not in bounds]
-    problems += [f"there is no column {name!r}" for name in bounds if name not in names]
-    if problems:
-        raise ValueError(f"bounds: {'; '.join(problems)}")
-    return tuple(zip(*(bounds[name] for name in names), strict=True))  # type: ignore[return-value]
 
 
 def check_ascending(name: str, pair: np.ndarray) -> None:
@@ -167,7 +165,7 @@ def bounds_of_columns(columns: Columns) -> np.ndarray:
     return np.array([low, np.ones(len(low))])
 
 
-_LEAST_NORM = 1e-6
+# The model
 
 
 class Knots(nn.Module):
@@ -212,14 +210,7 @@ def fixed_part(knots: int) -> nn.Sequential:
 
 
 def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Sequential:
-    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind :func:`fixed_part`.
-
-    Args:
-        features: numbers of a row.
-        outputs: scores of a row.
-        knots: triangles for each number, 0 or more.
-        hidden_layer_sizes: units of each hidden layer; with none the model is linear in these features.
-    """
+    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind :func:`fixed_part`."""
     layers: list[nn.Module] = []
     width = features * (1 + knots)
     for units in hidden_layer_sizes:
@@ -231,100 +222,17 @@ def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes:
     return nn.Sequential(*layers, last)
 
 
-_ROWS_AT_ONCE = 4096
-
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The public numbers of a fit; ``None`` stands for the rule of ``training.defaults``."""
-
-    epsilon: float
-    delta: float | None
-    size: int
-    epochs: float | None
-    batch_size: int | None
-    learning_rate: float | None
-    ledger: Ledger | Path | str | None
-    curvature: float | None  # the largest second derivative of the loss, where it has one
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A model after its fit: the mean of its weights over the second half of the steps, and what the fit cost."""
-
-    model: nn.Module
-    epsilon: float
-    delta: float
-    noise_multiplier: float
-    sampling_rate: float
-    expected_batch_size: int
-    steps: int
-    learning_rate: float
-    accountant: str
-    neighbouring: str
-
-
-def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tensor], settings: Settings) -> Fitted:
-    """Train the model on the rows, each of which is one record, within the budget.
-
-    Args:
-        model: its weights are changed.
-        fixed: what each row goes through by itself before the model; it has no weights.
-        loss: of one example, with a batch axis of length 1.
-        rows: inputs and targets, one of each for a record; their number plays no part in anything public.
-        settings: the declarations.
-
-    Guarantee: (epsilon, delta) of the settings for adding or removing one row, together with everything in the ledger.
-
-    Raises:
-        ValueError: a number is outside its domain, or the budget does not allow the steps.
-        PrivacyError: the ledger is in use, or has no budget left.
-    """
-    batches = batches_for(settings.size)
-    batch_size = settings.batch_size or min(batches.expected_batch_size, settings.size)
-    delta = settings.delta if settings.delta is not None else delta_for(settings.size)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
-    clip = PerExampleClip(model, max_grad_norm=MAX_GRAD_NORM, capture="eager")  # a step takes milliseconds
-    run = privatize(
-        clip,
-        optimizer,
-        rows,
-        expected_batch_size=batch_size,
-        public_size=settings.size,
-        epochs=settings.epochs if settings.epochs is not None else batches.epochs,
-        epsilon=settings.epsilon,
-        delta=delta,
-        ledger=settings.ledger,
-    )
-    weights = sum(p.numel() for p in model.parameters())
-    with run:
-        rate = settings.learning_rate
-        if rate is None:
-            rate = learning_rate_for(
-                dimensions=weights,
-                noise_multiplier=run.noise_multiplier,
-                expected_batch_size=batch_size,
-                steps=run.steps,
-                momentum=MOMENTUM,
-                curvature=settings.curvature,
-            )
-        optimizer.param_groups[0]["lr"] = rate
-        _warn_of_noise(run, batch_size, weights)
-        averaged = _train(run, model, fixed, optimizer, loss)
-        return Fitted(
-            averaged,
-            run.epsilon(delta=delta),
-            delta,
-            run.noise_multiplier,
-            run.sampling_rate,
-            batch_size,
-            run.steps,
-            rate,
-            run.accountant.name,
-            run.event.relation,
-        )
+def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, loss: Loss) -> nn.Module:
+    """All steps of the run; the model with its mean weights over the second half of them, in evaluation mode."""
+    averaged = AveragedModel(model)
+    for batch in run.batches():
+        for inputs, targets in batch.microbatches(_ROWS_AT_ONCE):
+            run.accumulate(loss, fixed(inputs), targets)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        if 2 * run.steps_spent >= run.steps:
+            averaged.update_parameters(model)
+    return averaged.module.eval()
 
 
 def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
@@ -334,51 +242,24 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
         warnings.warn(
             f"with noise multiplier {run.noise_multiplier:.4g}, batches of {batch_size} and {weights} weights the "
             f"noise hides what there is to learn; use more rows, a larger epsilon{spent} or fewer features: {SEE_PLAN}",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
-def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, optimizer: torch.optim.SGD, loss: Loss) -> nn.Module:
-    """All steps of the run; the model with its mean weights over the second half of them, in evaluation mode."""
-    averaged = AveragedModel(model)
-    for batch in run.batches():
-        for inputs, targets in batch.microbatches(_ROWS_AT_ONCE):
-            run.accumulate(loss, fixed(inputs), targets)
-        optimizer.step()
-        optimizer.zero_grad()
-        if 2 * run.steps_spent >= run.steps:
-            averaged.update_parameters(model)
-    return averaged.module.eval()
-
-
-_WIDTH = 88
-
-
-def statement(fitted: Fitted, size: int, from_rows: Sequence[str]) -> str:
-    """The guarantee of one fit, how it is kept, and what it does not cover.
-
-    Args:
-        fitted: the fit.
-        size: the declared number of rows.
-        from_rows: names of the declarations that were read from the rows instead.
-    """
-    guarantee = (
-        f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {fitted.epsilon:.4g} and delta "
-        f"= {fitted.delta:.2g}. Relation: {fitted.neighbouring}; one record is one row. Epsilon covers everything in "
-        "the ledger of the fit."
-    )
-    mechanism = (
-        f"{fitted.steps} steps of DP-SGD: each row enters the batch of a step with probability "
-        f"{fitted.sampling_rate:.4g}, its gradient is clipped to norm 1, the sum gets Gaussian noise of standard "
-        f"deviation {fitted.noise_multiplier:.4g} and is divided by {fitted.expected_batch_size:,}, a constant. "
-        f"Accountant: {fitted.accountant}. Declared size: {size:,} rows."
-    )
-    excepted = (
+def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, from_rows: Sequence[str]) -> str:
+    """The guarantee of one fit, how it is kept, and what it does not cover."""
+    paragraphs = [
+        f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
+        f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
+        "the ledger of the fit.",
+        f"{run.steps} steps of DP-SGD: each row enters the batch of a step with probability "
+        f"{run.sampling_rate:.4g}, its gradient is clipped to norm 1, the sum gets Gaussian noise of standard "
+        f"deviation {run.noise_multiplier:.4g} and is divided by {run.expected_batch_size:,.0f}, a constant. "
+        f"Accountant: {run.accountant.name}. Declared size: {size:,} rows.",
         "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
         "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
-        "several rows; running time; and what predict returns about the rows that it is given."
-    )
-    paragraphs = [guarantee, mechanism, excepted]
+        "several rows; running time; and what predict returns about the rows that it is given.",
+    ]
     if from_rows:
         paragraphs.insert(
             0,
@@ -388,39 +269,27 @@ def statement(fitted: Fitted, size: int, from_rows: Sequence[str]) -> str:
     return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs) + "\n"
 
 
+# The estimators
+
+
+@dataclass(eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
     """Trains a small model on rows of bounded numbers; the subclasses know the targets."""
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        *,
-        delta: float | None = None,
-        size: int | None = None,
-        bounds: Pair | Mapping[str, Pair] | None = None,
-        columns: Columns | Path | str | None = None,
-        hidden_layer_sizes: Sequence[int] | int = (),
-        n_knots: int | None = None,
-        epochs: float | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        ledger: Ledger | Path | str | None = None,
-        random_state: Any = None,
-        undeclared_from_rows: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.size = size
-        self.bounds = bounds
-        self.columns = columns
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.n_knots = n_knots
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.ledger = ledger
-        self.random_state = random_state
-        self.undeclared_from_rows = undeclared_from_rows
+    epsilon: float = 3.0
+    _: KW_ONLY
+    delta: float | None = None
+    size: int | None = None
+    bounds: Pair | Mapping[str, Pair] | None = None
+    columns: Columns | Path | str | None = None
+    hidden_layer_sizes: Sequence[int] | int = ()
+    n_knots: int | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    ledger: Ledger | Path | str | None = None
+    random_state: Any = None
+    undeclared_from_rows: bool = False
 
     @contextmanager
     def _unchanged_if_it_fails(self) -> Iterator[None]:
@@ -434,13 +303,9 @@ class PrivateEstimator(BaseEstimator):
             raise
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
-        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted.
-
-        Raises:
-            ValueError: the rows are no table, or differ in number from the targets. The message contains no value.
-        """
+        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
         if is_regressor(self):
-            check_numeric_targets(y)
+            _check_numeric_targets(y)
         if self.columns is None:
             with values_kept_out():
                 rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
@@ -470,40 +335,64 @@ class PrivateEstimator(BaseEstimator):
         if self.columns is None:
             bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X))
         declared.refuse_missing()
+        size, batch_size, knots = plain(size), plain(self.batch_size), plain(self.n_knots)
         assert size is not None
-        size = plain(size)
-        checks.all_of(*self._checks(size), lambda: self._note_bounds(bounds, X))
+        hidden = plain(self.hidden_layer_sizes)
+        hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
+        checks.all_of(
+            lambda: checks.count(size=size),
+            lambda: checks.positive(epsilon=self.epsilon),
+            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
+            lambda: knots is None or checks.whole(n_knots=knots),
+            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
+            lambda: self.epochs is None or checks.positive(epochs=self.epochs),
+            lambda: batch_size is None or checks.count(batch_size=batch_size),
+            lambda: _check_batch(batch_size, size),
+            lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
+            lambda: self._note_bounds(bounds, X),
+        )
         features = self.bounds_.shape[1]
-        knots = knots_for(features, size) if self.n_knots is None else plain(self.n_knots)
+        knots = knots_for(features, size) if knots is None else knots
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
-            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=self._hidden())
-        fixed = fixed_part(knots)
-        settings = Settings(
+            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=hidden)
+        fixed, weights, by_rule = fixed_part(knots), sum(p.numel() for p in model.parameters()), batches_for(size)
+        self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
+        self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+        run = privatize(
+            PerExampleClip(model, max_grad_norm=MAX_GRAD_NORM, capture="eager"),  # a step takes milliseconds
+            optimizer,
+            (self._inputs(X), targets),
+            expected_batch_size=self.batch_size_,
+            public_size=size,
+            epochs=by_rule.epochs if self.epochs is None else self.epochs,
             epsilon=float(self.epsilon),
-            delta=plain(self.delta),
-            size=size,
-            epochs=plain(self.epochs),
-            batch_size=plain(self.batch_size),
-            learning_rate=plain(self.learning_rate),
+            delta=self.delta_,
             ledger=self.ledger,
-            curvature=curvature,
         )
-        fitted = fit(model, fixed, loss, (self._inputs(X), targets), settings)
-        self.model_ = nn.Sequential(fixed, fitted.model)
-        self.epsilon_, self.delta_ = fitted.epsilon, fitted.delta
-        self.noise_multiplier_, self.n_iter_ = fitted.noise_multiplier, fitted.steps
-        self.batch_size_, self.learning_rate_ = fitted.expected_batch_size, fitted.learning_rate
+        with run:
+            self.learning_rate_ = plain(self.learning_rate)
+            if self.learning_rate_ is None:
+                self.learning_rate_ = learning_rate_for(
+                    dimensions=weights,
+                    noise_multiplier=run.noise_multiplier,
+                    expected_batch_size=self.batch_size_,
+                    steps=run.steps,
+                    momentum=MOMENTUM,
+                    curvature=curvature,
+                )
+            optimizer.param_groups[0]["lr"] = self.learning_rate_
+            _warn_of_noise(run, self.batch_size_, weights)
+            self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
+            self.epsilon_ = run.epsilon(delta=self.delta_)
+        self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
         self.read_from_rows_ = tuple(declared.read)
-        self.privacy_ = statement(fitted, size, declared.read)
+        self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, declared.read)
         return self
 
     def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
-        """Keep the declared columns and the bounds of the inputs.
-
-        Raises:
-            ValueError: they contradict themselves, or both were declared.
-        """
+        """Keep the declared columns and the bounds of the inputs."""
         if self.columns is None:
             assert bounds is not None
             names = getattr(self, "feature_names_in_", None)
@@ -514,26 +403,6 @@ class PrivateEstimator(BaseEstimator):
         else:
             self.columns_ = columns_of(self.columns)
             self.bounds_ = bounds_of_columns(self.columns_)
-
-    def _hidden(self) -> tuple[int, ...]:
-        """The units of each hidden layer."""
-        sizes = plain(self.hidden_layer_sizes)
-        return (sizes,) if isinstance(sizes, int) else tuple(map(plain, sizes))
-
-    def _checks(self, size: int) -> Sequence[Any]:
-        """The checks of the parameters, to be run together."""
-        batch_size, knots = plain(self.batch_size), plain(self.n_knots)
-        return (
-            lambda: checks.count(size=size),
-            lambda: checks.positive(epsilon=self.epsilon),
-            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
-            lambda: knots is None or checks.whole(n_knots=knots),
-            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(self._hidden())}),
-            lambda: self.epochs is None or checks.positive(epochs=self.epochs),
-            lambda: batch_size is None or checks.count(batch_size=batch_size),
-            lambda: _check_batch(batch_size, size),
-            lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
-        )
 
     def _inputs(self, X: Any) -> Tensor:  # noqa: N803
         """Rows with each number clipped to its declared bounds and mapped to [0, 1], float32."""
@@ -554,12 +423,9 @@ class PrivateEstimator(BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         """An estimator with the same ledger, because a copied ledger would miss the cost of the other's fits."""
-        from sklearn.base import clone
-
         parameters = self.get_params(deep=False)
-        ledger = parameters.pop("ledger")
-        copied: dict[str, Any] = {name: clone(value, safe=False) for name, value in parameters.items()}
-        return type(self)(**copied, ledger=ledger)
+        copied: dict[str, Any] = {k: v if k == "ledger" else clone(v, safe=False) for k, v in parameters.items()}
+        return type(self)(**copied)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -567,20 +433,13 @@ class PrivateEstimator(BaseEstimator):
         return tags
 
 
-_PREDICTED_AT_ONCE = 10_000
-
-
 def _check_batch(batch_size: int | None, size: int) -> None:
-    if batch_size is not None and isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
+    if isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
         raise ValueError(f"expected a batch_size of at most the declared size, {size}, got {batch_size}")
 
 
-def check_numeric_targets(y: Any) -> None:
-    """Check that targets are numbers.
-
-    Raises:
-        ValueError: they are texts or complex numbers. The message contains no value.
-    """
+def _check_numeric_targets(y: Any) -> None:
+    """Check that targets are numbers."""
     targets = np.asarray(y)
     texts = targets.dtype.kind in "UST" or (
         targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
@@ -617,6 +476,7 @@ def values_kept_out() -> Iterator[None]:
         raise ValueError(fact) from None
 
 
+@dataclass(eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     """Classifier with differential privacy: logistic regression on fixed piecewise linear features, or a small network.
 
@@ -668,40 +528,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     (True, ())
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        *,
-        delta: float | None = None,
-        size: int | None = None,
-        bounds: Pair | Mapping[str, Pair] | None = None,
-        columns: Columns | Path | str | None = None,
-        classes: Sequence[Any] | int | None = None,
-        hidden_layer_sizes: Sequence[int] | int = (),
-        n_knots: int | None = None,
-        epochs: float | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        ledger: Ledger | Path | str | None = None,
-        random_state: Any = None,
-        undeclared_from_rows: bool = False,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            size=size,
-            bounds=bounds,
-            columns=columns,
-            hidden_layer_sizes=hidden_layer_sizes,
-            n_knots=n_knots,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            ledger=ledger,
-            random_state=random_state,
-            undeclared_from_rows=undeclared_from_rows,
-        )
-        self.classes = classes
+    _: KW_ONLY
+    classes: Sequence[Any] | int | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
@@ -716,19 +544,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             PrivacyError: the ledger is in use, or has no budget left.
         """
         with self._unchanged_if_it_fails():
-            return self._fit_classes(*self._validated(X, y))
-
-    def _fit_classes(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
-        check_classification_targets(y)
-        declared = Declarations(self.undeclared_from_rows)
-        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-        codes = torch.zeros(len(y), dtype=torch.int64)
-        if labels is not None:
-            self.classes_ = _declared_labels(labels)
-            codes = _codes(self.classes_, y)
-        return self._fit(
-            X, codes, 1 if labels is None else len(self.classes_), _cross_entropy, declared, curvature=None
-        )
+            X, y = self._validated(X, y)  # noqa: N806
+            check_classification_targets(y)
+            declared = Declarations(self.undeclared_from_rows)
+            labels = declared.given("classes", self.classes, lambda: unique_labels(y))
+            codes, outputs = torch.zeros(len(y), dtype=torch.int64), 1
+            if labels is not None:
+                self.classes_ = _declared_labels(labels)
+                codes, outputs = _codes(self.classes_, y), len(self.classes_)
+            return self._fit(X, codes, outputs, _cross_entropy, declared, curvature=None)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -749,11 +573,7 @@ def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
-    """The labels, sorted.
-
-    Raises:
-        ValueError: one stands there twice, there are fewer than two, or this is no sequence of labels.
-    """
+    """The labels, sorted."""
     number = plain(labels)
     if not isinstance(number, int | Iterable):
         raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
@@ -767,11 +587,7 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
 
 
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
-    """The place of each label of ``y`` among the classes, int64, shape (n,).
-
-    Raises:
-        ValueError: a label is not among them; it is not named.
-    """
+    """The place of each label of ``y`` among the classes, int64, shape (n,)."""
     known = np.isin(y, labels)
     if not known.all():
         raise ValueError(
@@ -781,6 +597,7 @@ def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
     return torch.as_tensor(np.searchsorted(labels, y), dtype=torch.int64)
 
 
+@dataclass(eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, PrivateEstimator):
     """Regression with differential privacy: least squares on fixed piecewise linear features, or a small network.
 
@@ -800,40 +617,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     True
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        *,
-        delta: float | None = None,
-        size: int | None = None,
-        bounds: Pair | Mapping[str, Pair] | None = None,
-        columns: Columns | Path | str | None = None,
-        target_bounds: Pair | None = None,
-        hidden_layer_sizes: Sequence[int] | int = (),
-        n_knots: int | None = None,
-        epochs: float | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        ledger: Ledger | Path | str | None = None,
-        random_state: Any = None,
-        undeclared_from_rows: bool = False,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            delta=delta,
-            size=size,
-            bounds=bounds,
-            columns=columns,
-            hidden_layer_sizes=hidden_layer_sizes,
-            n_knots=n_knots,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            ledger=ledger,
-            random_state=random_state,
-            undeclared_from_rows=undeclared_from_rows,
-        )
-        self.target_bounds = target_bounds
+    _: KW_ONLY
+    target_bounds: Pair | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
@@ -846,32 +631,25 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
             ValueError, PrivacyError: as for :meth:`PrivateClassifier.fit`.
         """
         with self._unchanged_if_it_fails():
-            return self._fit_numbers(*self._validated(X, y))
-
-    def _fit_numbers(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
-        declared = Declarations(self.undeclared_from_rows)
-        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
-        scaled = np.zeros(len(y))
-        if pair is not None:
-            self.target_bounds_ = np.asarray(pair, dtype=np.float64)
-            if self.target_bounds_.shape != (2,):
-                raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
-            check_ascending("target_bounds", self.target_bounds_)
-            low, high = self.target_bounds_
-            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
-        return self._fit(
-            X, torch.as_tensor(scaled, dtype=torch.float32), 1, _squared_error, declared, curvature=_CURVATURE
-        )
+            X, y = self._validated(X, y)  # noqa: N806
+            declared = Declarations(self.undeclared_from_rows)
+            pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
+            scaled = np.zeros(len(y))
+            if pair is not None:
+                self.target_bounds_ = np.asarray(pair, dtype=np.float64)
+                if self.target_bounds_.shape != (2,):
+                    raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
+                check_ascending("target_bounds", self.target_bounds_)
+                low, high = self.target_bounds_
+                scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+            targets = torch.as_tensor(scaled, dtype=torch.float32)
+            return self._fit(X, targets, 1, _squared_error, declared, curvature=_CURVATURE)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""
         scores = self._outputs(X)[:, 0].clamp(-1, 1).numpy()
         low, high = self.target_bounds_
         return low + (scores + 1) * (high - low) / 2
-
-
-# Of the squared error of a linear model whose inputs are a row of norm one and a one for the bias.
-_CURVATURE = 2.0
 
 
 def _squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

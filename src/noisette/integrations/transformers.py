@@ -1,7 +1,7 @@
-"""The training records of a ``Trainer``: each is collated alone, then padded to the bucket of its own length.
+"""Hugging Face's ``Trainer`` with differential privacy: texts are padded alone, and no loss is logged.
 
-Which fields are padded is decided by their names and by the kind of model, which are public, never by the lengths that
-are met in the records.
+Each record is collated alone, then padded to the bucket of its own length. Which fields are padded is decided by their
+names and by the kind of model, which are public, never by the lengths that are met in the records.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,12 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
+from noisette.run.agreement import check_declared_again
 from noisette.run.checkpoint import SavedRun
 from noisette.run.collation import PaddedBuckets, row_of
 from noisette.run.loading import record
 from noisette.run.private import PrivateRun
-from noisette.run.privatize import check_declared_again, privatize
+from noisette.run.privatize import privatize
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out
@@ -66,12 +67,7 @@ _OF_CHOICES = _classes("MULTIPLE_CHOICE")
 
 
 class CollatedRecords:
-    """Records as tensors, each made by the collator from that record alone.
-
-    Args:
-        records: with ``len`` and indexing.
-        collate: makes a batch of a list of records.
-    """
+    """Records as tensors, each made by the collator from that record alone."""
 
     def __init__(self, records: Any, collate: Collate) -> None:
         self._records = records
@@ -109,7 +105,7 @@ def bucketed(
     model: nn.Module,
     padded_fields: Mapping[str, float],
 ) -> Any:
-    """The training records, padded by buckets where they are texts.
+    """The training records of a trainer, padded to buckets with these ``edges`` where they are texts.
 
     Args:
         records: of the trainer.
@@ -138,7 +134,8 @@ def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple
     """The fields that are as long as the text, and those that are as long as its target, with what fills them up."""
     of_text: dict[str, float] = {"input_ids": pad_token} | _ONE_FOR_EACH_TOKEN
     of_target: dict[str, float] = {}
-    kinds = {kind.__name__ for kind in type(_unwrapped(model)).__mro__}
+    inner = getattr(model, "get_base_model", lambda: model)()  # the model of transformers within one of PEFT
+    kinds = {kind.__name__ for kind in type(inner).__mro__}
     if kinds & _OF_CHOICES:  # the first axis of a record is that of the choices
         of_text = {}
     elif kinds & _OF_TEXTS and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -146,12 +143,6 @@ def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple
     elif kinds & (_OF_TEXTS | _OF_TOKENS):
         of_text["labels"] = _IGNORED_LABEL
     return of_text | dict(more), {name: fill for name, fill in of_target.items() if name not in more}
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model of transformers within one of PEFT."""
-    wrapper: Any = model
-    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 _NUMBERS = (bool, int, float, str, type(None))
@@ -168,44 +159,12 @@ class _State:
         self._read.add(name)
         return getattr(self._state, name)
 
-    def numbers_read(self) -> list[Any]:
+    def values_read(self) -> list[Any]:
         return [getattr(self._state, name) for name in sorted(self._read)]
 
 
-class Surroundings:
-    """Tells when losses are computed, which is when nothing is logged, and what they may read of their trainer.
-
-    A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its arguments,
-    and those of its state that were read, are given to the loss as well.
-
-    Args:
-        trainer: whose losses are computed.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._state_of_loss = _State(trainer.state)
-        self.is_loss_computed = False
-
-    @contextmanager
-    def loss(self) -> Iterator[Any]:
-        """Within it losses are computed by the function that it gives."""
-        trainer, state = self._trainer, self._trainer.state
-        values = [*vars(trainer).values(), *vars(trainer.args).values(), *self._state_of_loss.numbers_read()]
-        numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
-        trainer.state, self.is_loss_computed = self._state_of_loss, True
-        try:
-            yield partial(_loss_of_one, trainer.compute_loss, numbers)
-        finally:
-            trainer.state, self.is_loss_computed = state, False
-
-
 def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The loss of one record.
-
-    Raises:
-        PrivacyError: there is none: whether a record takes part would depend on the record.
-    """
+    """The loss of one record."""
     loss = compute_loss(model, dict(inputs))
     loss = loss[0] if isinstance(loss, tuple) else loss
     if loss is None:
@@ -216,14 +175,16 @@ def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: M
 
 
 _SEE_CHECKPOINT = "the steps of a run that goes on are those that it has left, with fresh batches; leave it out"
+_SEE_SHARDING = "shard the model with fully_shard and train it with noisette.privatize"
+_SEE_RANKS = "the run adds up the ranks' gradients by itself; leave it out"
 _REFUSED = {
     "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
     "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
     "dataloader_drop_last": "Poisson batches have no last one; leave it out",
     "torch_compile": "the private step is captured and compiled by itself; leave it out",
     "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
-    "fsdp": "shard the model with fully_shard and train it with noisette.privatize",
-    "parallelism_config": "shard the model with fully_shard and train it with noisette.privatize",
+    "fsdp": _SEE_SHARDING,
+    "parallelism_config": _SEE_SHARDING,
     "neftune_noise_alpha": "register a forward hook on the embedding that adds this noise; leave it out",
     "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
     "debug": "it prints values that the model computes of private records; leave it out",
@@ -234,10 +195,10 @@ _REFUSED = {
     "enable_jit_checkpoint": "a checkpoint is written between steps alone; use save_steps",
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
     "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
-    "ddp_find_unused_parameters": "the run adds up the ranks' gradients by itself; leave it out",
-    "ddp_bucket_cap_mb": "the run adds up the ranks' gradients by itself; leave it out",
-    "ddp_broadcast_buffers": "the run adds up the ranks' gradients by itself; leave it out",
-    "ddp_static_graph": "the run adds up the ranks' gradients by itself; leave it out",
+    "ddp_find_unused_parameters": _SEE_RANKS,
+    "ddp_bucket_cap_mb": _SEE_RANKS,
+    "ddp_broadcast_buffers": _SEE_RANKS,
+    "ddp_static_graph": _SEE_RANKS,
 }
 
 
@@ -328,8 +289,6 @@ def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
     }
 
 
-__all__ = ["PrivateTrainer", "PrivateTrainingArguments"]
-
 _RUN = "private-run"  # folder of the run's own checkpoint, inside of one of the trainer
 _STATE = "trainer_state.json"
 
@@ -356,7 +315,8 @@ class PrivateTrainer(Trainer):
     model: Any  # a module; ``Trainer`` leaves it out where it makes one itself
     optimizer: Any  # an optimizer and a schedule of torch, once ``train`` has created them
     lr_scheduler: Any
-    _surroundings: Surroundings | None = None  # of a training
+    _state_of_loss: _State | None = None  # of a training
+    _is_loss_computed = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # type: ignore[override]
         """Train within the budget, and return the number of steps, the time and the epsilon spent.
@@ -378,11 +338,11 @@ class PrivateTrainer(Trainer):
         try:
             self.create_optimizer()
             with self._run(clip, _checkpoint(resume_from_checkpoint, self.args)) as run:
-                self._surroundings = Surroundings(self)
+                self._state_of_loss = _State(self.state)
                 self._train(run)
                 epsilon = self._epsilon(run)
         finally:
-            self.is_in_train, self._surroundings = False, None
+            self.is_in_train, self._state_of_loss = False, None
             clip.close()
         metrics = {"train_runtime": time.time() - started, "epsilon": epsilon}
         self.log(dict(metrics))
@@ -401,7 +361,7 @@ class PrivateTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As always, but for values of ``compute_loss`` of training records, which are private and left out."""
-        if self._surroundings is None or not self._surroundings.is_loss_computed:
+        if not self._is_loss_computed:
             super().log(logs, start_time)
 
     # The run
@@ -454,11 +414,7 @@ class PrivateTrainer(Trainer):
         return run
 
     def _create_scheduler(self, steps: int) -> None:
-        """The schedule of the learning rate.
-
-        Raises:
-            ValueError: it follows a metric, and there is none.
-        """
+        """The schedule of the learning rate."""
         self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
         has_metric = self.args.eval_strategy != "no" and self.args.metric_for_best_model is not None
         if self._follows_a_metric and not has_metric:
@@ -518,10 +474,9 @@ class PrivateTrainer(Trainer):
 
     def _step(self, run: PrivateRun, batch: Batch) -> None:
         """One release and the step of the optimizer."""
-        assert self._surroundings is not None, "set by train"
         for rows in batch.microbatches(self.args.per_device_train_batch_size):
             inputs = self._prepare_inputs(rows)
-            with self.compute_loss_context_manager(), self._surroundings.loss() as loss:
+            with self.compute_loss_context_manager(), self._losses_computed() as loss:
                 run.accumulate(loss, inputs)
         self._call("on_pre_optimizer_step")
         self.optimizer.step()
@@ -529,6 +484,23 @@ class PrivateTrainer(Trainer):
         if not self._follows_a_metric:
             self.lr_scheduler.step()
         self.optimizer.zero_grad()
+
+    @contextmanager
+    def _losses_computed(self) -> Iterator[Callable[..., Tensor]]:
+        """Within it losses are computed by the function that it gives, and nothing is logged.
+
+        A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its
+        arguments, and those of its state that were read, are given to the loss as well.
+        """
+        state, of_loss = self.state, self._state_of_loss
+        assert of_loss is not None, "set by train"
+        values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
+        numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
+        self.state, self._is_loss_computed = cast(Any, of_loss), True
+        try:
+            yield partial(_loss_of_one, self.compute_loss, numbers)
+        finally:
+            self.state, self._is_loss_computed = state, False
 
     def _follow_up(self, run: PrivateRun) -> None:
         """What callbacks have asked for: logs, evaluation, a checkpoint."""
@@ -568,11 +540,7 @@ class PrivateTrainer(Trainer):
 
 
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:
-    """The folder to resume from.
-
-    Raises:
-        ValueError: there is none, or it was not written by a :class:`PrivateTrainer`.
-    """
+    """The folder to resume from."""
     if not asked:
         return None
     found = get_last_checkpoint(str(_folder(args))) if asked is True else asked

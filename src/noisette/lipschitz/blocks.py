@@ -10,25 +10,16 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.lipschitz import propagation
-from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, SpectralLinear, per_example_norms
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities
+from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+
+__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "NormCap", "Scale", "SphereInput"]
+__all__ += ["TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
-class _Input(nn.Module):
-    """Scales each example to a norm that depends on ``x0``."""
-
-    def __init__(self, x0: float) -> None:
-        super().__init__()
-        checks.positive(x0=x0)
-        self.x0 = x0
-
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
-
-
-class BoundedInput(_Input):
+class BoundedInput(nn.Module):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
     It is the first layer of a model. An example with an element that is not finite becomes zeros.
@@ -40,6 +31,11 @@ class BoundedInput(_Input):
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
     """
 
+    def __init__(self, x0: float) -> None:
+        super().__init__()
+        checks.positive(x0=x0)
+        self.x0 = x0
+
     def forward(self, x: Tensor) -> Tensor:
         return _project_to_ball(x, self.x0)
 
@@ -49,8 +45,11 @@ class BoundedInput(_Input):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
+    def extra_repr(self) -> str:
+        return f"x0={self.x0:g}"
 
-class SphereInput(_Input):
+
+class SphereInput(BoundedInput):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
     Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
@@ -73,7 +72,7 @@ class SphereInput(_Input):
         return math.inf, {}
 
 
-class NormCap(nn.Module):
+class NormCap(BoundedInput):
     """Scales each example down to a norm of at most ``cap`` inside a network, for instance behind a bias.
 
     >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
@@ -81,21 +80,11 @@ class NormCap(nn.Module):
     """
 
     def __init__(self, cap: float) -> None:
-        super().__init__()
         checks.positive(cap=cap)
-        self.cap = cap
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _project_to_ball(x, self.cap)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(min(x.norm, self.cap), x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
+        super().__init__(cap)
 
     def extra_repr(self) -> str:
-        return f"{self.cap:g}"
+        return f"{self.x0:g}"
 
 
 def _project_to_ball(x: Tensor, radius: float) -> Tensor:
@@ -114,11 +103,8 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(rows), quotients, 0.0)
 
 
-class Scale(nn.Module):
-    """Multiplies by a constant.
-
-    Raises:
-        ValueError: the constant is not finite.
+class Scale(Stretching):
+    """Multiplies by a constant, which is finite or a ValueError is raised.
 
     >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
     6.0
@@ -132,28 +118,17 @@ class Scale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(abs(self.factor) * x.norm, x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return abs(self.factor) * g, {}
+    def constant(self, shape: Shape) -> float:
+        return abs(self.factor)
 
     def extra_repr(self) -> str:
         return f"{self.factor:g}"
 
 
 class LipschitzResidual(nn.Module):
-    """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is.
-
-    Args:
-        branch: a module with outputs of the same shape as its inputs.
-        a: factor of the input.
-        c: factor of the branch.
+    """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is; the branch keeps the shape.
 
     Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
-
-    Raises:
-        ValueError: a factor is not finite, or (when bounds are computed) the branch changes the shape.
 
     >>> from noisette.nn.lipschitz import Abs
     >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
@@ -185,12 +160,9 @@ class LipschitzResidual(nn.Module):
 
 
 class LipschitzConcat(nn.Module):
-    """The outputs of several branches on the same input, concatenated along axis 1.
+    """The outputs of several branches on the same input, concatenated along axis 1; other axes are equal.
 
     Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
-
-    Raises:
-        ValueError: there is no branch, or (when bounds are computed) their shapes differ beyond axis 1.
 
     >>> from noisette.nn.lipschitz import Abs
     >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
@@ -231,7 +203,6 @@ def _require_finite(**factors: float) -> None:
 class TokenMix(nn.Module):
     """Applies a module of the last axis along the tokens of (b, tokens, channels).
 
-    >>> import torch
     >>> TokenMix(SpectralLinear(9, 4))(torch.zeros(2, 9, 5)).shape
     torch.Size([2, 4, 5])
     """
@@ -253,25 +224,15 @@ class TokenMix(nn.Module):
 class MixerBlock(nn.Module):
     """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
-    Each half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is
-    that of its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap
-    the block in :class:`LipschitzResidual` for one.
-
-    Args:
-        tokens: number of tokens; positions, for maps.
-        channels: number of channels.
-        projection: the projection of its four weights.
-
-    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions.
+    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
+    half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
+    its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap the block
+    in :class:`LipschitzResidual` for one.
 
     Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
     Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one
     example only.
 
-    Raises:
-        ValueError: a number is below one, or (when bounds are computed) the input has another shape.
-
-    >>> import torch
     >>> block = MixerBlock(tokens=49, channels=64)
     >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
     (torch.Size([2, 64, 7, 7]), torch.Size([2, 49, 64]))

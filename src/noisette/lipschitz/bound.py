@@ -1,4 +1,4 @@
-"""A fingerprint of the weights that bounds depend on, to find out whether they have changed since their projection."""
+"""Sensitivities from Lipschitz constants: the bound of a run without per-example clipping, and how noise is divided."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,19 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from noisette import errors as checks
+from noisette.clipping.rules import count_within_norm, twice_the_count
 from noisette.core import loss as vmap
 from noisette.core.backward import user_hooks_disabled
-from noisette.core.clip import Accumulator, ClippingRule
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused, vectorized_losses
+from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
+from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among, vectorized_losses
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
-from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.projections import project
-from noisette.lipschitz.propagation import NormBound, ScoreClipping, check_measured_shape, is_constrained, is_measured
+from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_constrained, is_measured
 from noisette.ranks.process_group import Unwrapped
 from noisette.ranks.shards import is_sharded
 
@@ -41,8 +42,138 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     return (*weights, *norms)
 
 
-_STARTS = 2
-_STEPS = 30
+@dataclass(frozen=True)
+class Part:
+    """Parameters with the same noise standard deviation, their joint sensitivity, and their share of the budget."""
+
+    names: tuple[str, ...]
+    bound: float
+    share: float
+
+
+class Allocation(Protocol):
+    """Divides the noise budget of a release among the parameters.
+
+    Every allocation gives the same mechanism: in units of the noise, one example changes all parameters together by at
+    most one over the noise multiplier. Allocations differ in the noise that each parameter gets.
+    """
+
+    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
+        """Assign every parameter to one part; the shares add up to one. ValueError if it does not fit them."""
+        ...
+
+
+@dataclass(frozen=True)
+class GlobalAllocation:
+    """The same noise standard deviation everywhere: the "global" strategy of Bethune et al. 2024."""
+
+    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
+        return [Part(tuple(sensitivities), math.hypot(*sensitivities.values()), 1.0)]
+
+
+@dataclass(frozen=True)
+class PerLayerAllocation:
+    """A noise standard deviation in proportion to the sensitivity of each parameter.
+
+    ``weights`` are, by name of parameter, the deviation in units of its sensitivity, relative to the others; 1 if not
+    given.
+
+    Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
+    the whole release, is theirs divided by the square root of the number of parameters.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
+        if unknown := sorted(self.weights.keys() - sensitivities.keys()):
+            raise ValueError(
+                f"weights for {', '.join(unknown)}, but the trainable parameters are {list(sensitivities)}"
+            )
+        checks.positive(**{f"weights[{name!r}]": weight for name, weight in self.weights.items()})
+        return _one_part_each(sensitivities, {name: self.weights.get(name, 1.0) ** -2 for name in sensitivities})
+
+
+@dataclass(frozen=True)
+class OptimalAllocation:
+    """The least total noise variance, over all elements of all parameters, for the noise multiplier.
+
+    Minimises sum p s^2 over the standard deviations s, subject to sum (sensitivity / s)^2 = 1 / sigma^2, for p elements
+    in a parameter. The solution has s^2 in proportion to sensitivity / sqrt(p).
+    """
+
+    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
+        proportions = {name: bound * math.sqrt(parameters[name].numel()) for name, bound in sensitivities.items()}
+        return _one_part_each(sensitivities, proportions)
+
+
+def _one_part_each(sensitivities: Mapping[str, float], proportions: Mapping[str, float]) -> list[Part]:
+    """One part per parameter, with shares in these proportions."""
+    total = sum(proportions.values())
+    return [Part((name,), bound, proportions[name] / total) for name, bound in sensitivities.items()]
+
+
+_SCORES = "scores"
+
+
+class ScoreClipping:
+    """Holds each example's gradient at the scores within its bound, which a rule with one clipping norm may lower."""
+
+    def __init__(self, rule: ClippingRule | None) -> None:
+        self.rule = rule
+        self._group: Group | None = None  # of the current batch: all its microbatches have the same clipping norm
+        self._counted: Tensor | None = None
+        self._released: Count | None = None  # with the last batch
+
+    @property
+    def group(self) -> Group:
+        """The clipping of the current batch; an infinite norm without a rule."""
+        if self._group is None:
+            self.adapt()  # also where the optimizer failed after a release
+            self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
+        return self._group
+
+    def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
+        """Scale each example's gradient at the scores down to the limit; it is zero where it or the loss is not finite.
+
+        Returns:
+            The scaled gradients, and twice the count for the quantile of an adaptive clipping norm, where an example
+            counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
+        """
+        norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
+        factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
+        shape = (-1, *[1] * (gradients.dim() - 1))
+        scaled = gradients * factors.to(gradients.dtype).view(shape)
+        counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
+        return torch.where(factors.isfinite().view(shape), scaled, 0), counted
+
+    def add_count(self, twice: Tensor | None) -> None:
+        """Add the count of a microbatch to that of the batch."""
+        if twice is not None:
+            self._counted = twice + (self._counted if self._counted is not None else 0)
+
+    def pop_count(self) -> BoundedSum | None:
+        """The count of the batch, if the rule counts; nothing is pending afterwards."""
+        count, counted = self.group.count, self._counted
+        self._group, self._counted, self._released = None, None, count
+        return None if count is None else count_within_norm(count, counted)
+
+    def adapt(self) -> None:
+        """Give an adaptive rule the count that was released."""
+        released = self._released.released.grad if self._released is not None else None
+        if isinstance(self.rule, AdaptiveRule) and released is not None:
+            self.rule.adapt(released)
+
+
+def _single_group(rule: ClippingRule) -> Group:
+    groups = rule.groups([_SCORES])
+    if len(groups) != 1:
+        raise ValueError(
+            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
+        )
+    return groups[0]
+
+
+_STARTS, _STEPS = 2, 30  # of the search for an example that exceeds its bound
 _STEP_SIZE = 0.3  # relative to the norm of the variable
 _ROUNDING = 2.0**-13
 
@@ -50,11 +181,7 @@ _ROUNDING = 2.0**-13
 def check_stated_bounds(
     model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
 ) -> None:
-    """Check that a short search finds no example that exceeds the bounds, if the model has modules of the user's.
-
-    Raises:
-        PrivacyError: it found one.
-    """
+    """Raise PrivacyError if a search finds an example that exceeds its bound, in models with modules of the user's."""
     kinds = {type(module) for module in model.modules()}
     own = sorted(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "noisette"))
     if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
@@ -69,11 +196,7 @@ def largest_gradient_ratio(
 ) -> float:
     """The largest ratio of one example's gradient norm to its bound that the search found, over all parameters.
 
-    Args:
-        model: the network with its current weights.
-        shape: of one example.
-        limit: norm of the gradient with respect to the scores.
-        sensitivities: the bounds, by name of parameter.
+    ``limit`` is the norm of the gradient with respect to the scores, and ``sensitivities`` are the bounds by name.
     """
     params = dict(model.named_parameters())
     bounds = [(params[name], bound) for name, bound in sensitivities.items()]
@@ -106,15 +229,11 @@ def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Te
 
 
 class LossWatch(TorchFunctionMode):
-    """Checks every tensor that the loss uses within it.
+    """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or one of another call.
 
     Args:
         of_model: parameters and buffers.
         outside: the tensors from outside that the loss used before.
-
-    Raises:
-        PrivacyError: the loss uses a tensor from outside that may have been computed from records, or one that an
-            earlier call has left.
     """
 
     def __init__(self, of_model: Iterable[Tensor], outside: OutsideTensors) -> None:
@@ -123,11 +242,9 @@ class LossWatch(TorchFunctionMode):
         self._known = {id(tensor): tensor for tensor in of_model}
         self._outside = outside
         self._call = object()
-        self._has_begun = False
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         """The loss begins, with these tensors of the examples."""
-        self._has_begun = True
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
@@ -140,8 +257,6 @@ class LossWatch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._has_begun:
-            return func(*args, **kwargs)  # what prepares the arguments
         for tensor in tensors_among(args, kwargs):
             if is_wrapped(tensor):
                 self._check_of_this_call(tensor)
@@ -167,8 +282,7 @@ class LossWatch(TorchFunctionMode):
 _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-@dataclass(frozen=True)
-class ModelCall:
+class ModelCall(NamedTuple):
     """The scores of one call of the model for all examples, (b, 1, ...), twice.
 
     The loss is computed from ``leaf``, which has the numbers of ``scores`` and no graph. So the backward pass of the
@@ -184,14 +298,8 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
     """Within it every call of the model with gradients enabled adds to the list, and no hook of the user runs.
 
     Bounds are about what modules compute, and a hook may change that. A warning names the modules that have some.
-    Afterwards the hooks are there again, and the model has none of ours.
-
-    Args:
-        model: the model, called inside of ``vmap`` with one example.
-        shape: declared shape of one example at its input.
-
-    Raises:
-        PrivacyError: (in a call) it is not one that the bounds are about.
+    Afterwards the hooks are there again, and the model has none of ours. A call that the bounds are not about, such as
+    one with an example of another shape than ``shape``, is a PrivacyError.
     """
     calls: list[ModelCall] = []
 
@@ -234,8 +342,7 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
 def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mapping[str, Tensor]) -> Tensor:
     """The gradient of each example's loss with respect to the scores of the last call, (b, 1, ...).
 
-    Raises:
-        PrivacyError: the losses depend on no call, on several, or on a parameter otherwise than through the scores.
+    Losses that depend on no call, on several, or on a parameter otherwise than through the scores, are a PrivacyError.
     """
     if not calls:
         raise PrivacyError(
@@ -314,11 +421,7 @@ class LipschitzLoss(Protocol):
     """A loss with a known Lipschitz constant."""
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Bound on the norm of one example's gradient with respect to its scores.
-
-        Args:
-            logit_bound: bound on the norm of the scores; ``None`` if there is none.
-        """
+        """Bound on the norm of one example's gradient with respect to its scores, if their norm has this bound."""
         ...
 
 
@@ -343,9 +446,9 @@ class LipschitzBound:
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
             of the first layer that trains.
-        loss: a loss of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its
-            Lipschitz constant.
-        input_shape: shape of one example, without the batch axis; bounds depend on it, so others are refused.
+        loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
+            constant.
+        input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
             loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
@@ -357,7 +460,6 @@ class LipschitzBound:
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
-        ValueError: a number is outside its domain, or the model has no trainable parameter.
         PrivacyError: a module with trainable parameters has no bound, no module bounds a trainable parameter, or an
             example was found that exceeds the bounds that a module of the user's states.
 
@@ -421,11 +523,7 @@ class LipschitzBound:
         return self._parameters
 
     def sensitivities(self) -> dict[str, float]:
-        """Bound on one example's gradient of each parameter, by name, for the current weights.
-
-        Raises:
-            PrivacyError: a parameter has no finite bound.
-        """
+        """Bound on one example's gradient of each parameter, by name, for the current weights; PrivacyError if none."""
         _, found = propagation.backward(self.model, self.input, self.score_gradient_bound())
         if missing := [name for name, p in self._parameters.items() if p not in found]:
             raise PrivacyError(
@@ -457,11 +555,7 @@ class LipschitzBound:
         self._outside.before_first_batch()
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """Project weights that were loaded or changed since the last step, and remember the buffers.
-
-        Args:
-            still_to_come: how many times the work so far is still to come; nothing is compiled here.
-        """
+        """Project weights that were loaded or changed since the last step, and remember the buffers."""
         self._project_if_changed()
         self._buffers.begin_batch()
 
@@ -476,19 +570,15 @@ class LipschitzBound:
         registered on the model do not run, because the bounds are about its modules alone.
 
         Args:
-            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
-                axis of length 1; returns a tensor with one value, computed from the scores of its last call of the
-                model. See :class:`noisette.Loss`.
+            loss: of one example, computed from the scores of its last call of the model; see :class:`noisette.Loss`.
             batch: b examples; nested values in which each tensor has the examples on its first axis.
             public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
                 that were released.
             keywords: more arguments of the loss, like ``batch``.
 
         Raises:
-            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one value,
-                cannot be vectorised, uses a tensor from outside that changes, does not depend on the scores of an
-                example, or depends on a weight other than through them; or weights were changed or bounds have grown
-                since the first microbatch.
+            PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
+                weights or bounds have changed since the first microbatch.
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 
@@ -519,11 +609,7 @@ class LipschitzBound:
         return losses, calls
 
     def _gradients(self, call: ModelCall, at_scores: Tensor) -> dict[str, Tensor]:
-        """The sum over the examples of each parameter's gradient, for these gradients at the scores of a call.
-
-        Raises:
-            PrivacyError: one is not finite.
-        """
+        """The sum over the examples of each parameter's gradient, for these gradients at the scores of a call."""
         trained = self._trained()
         with user_hooks_disabled(trained.values()):
             gradients = torch.autograd.grad([call.scores], list(trained.values()), [at_scores], allow_unused=True)
@@ -565,11 +651,7 @@ class LipschitzBound:
         return bounded if count is None else [*bounded, count]
 
     def after_step(self) -> None:
-        """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
-
-        Raises:
-            PrivacyError: the weights are in half precision.
-        """
+        """Project the weights onto their sets, and give adaptive logit clipping the count that was released."""
         if half := [name for name, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]:
             raise PrivacyError(
                 f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
@@ -612,11 +694,7 @@ class LipschitzBound:
                 )
 
     def _project_if_changed(self) -> None:
-        """Project weights that the user loaded or changed since the last projection.
-
-        Raises:
-            PrivacyError: gradients of this batch are already pending.
-        """
+        """Project weights that the user loaded or changed since the last projection, unless gradients are pending."""
         if self._projected != weight_fingerprint(self.model):
             if self._pending:
                 self._refuse_changed_weights()

@@ -26,18 +26,12 @@ _SMALLEST_NORM = 1e-20  # likewise, in units of the sphere's radius
 
 
 def certify(model: nn.Module, inputs: Tensor) -> Tensor:
-    """For each input, a Euclidean distance within which every other input gets the same predicted class.
+    """For each input a Euclidean distance, (b,), within which every other input gets the same predicted class.
 
     The distance is over all elements of an example, in the units of ``inputs``: those of pixels, if the model starts
-    with the standardisation of pixels. Scores are one for each class, or a single one whose sign is the class.
-
-    Args:
-        model: layers with a Lipschitz constant, as for :class:`noisette.LipschitzBound`; a copy of it in evaluation
-            mode is used, so it does not change.
-        inputs: examples, (b, ...).
-
-    Returns:
-        Radii (b,), in double precision; 0 where nothing is certified, because scores are equal or not finite.
+    with the standardisation of pixels. Scores are one for each class, or a single one whose sign is the class. A radius
+    is 0 where nothing is certified, because scores are equal or not finite. Layers have a Lipschitz constant, as for
+    :class:`noisette.LipschitzBound`; the model does not change.
 
     Guarantee: it holds for the exact function of the weights. Rounding errors of the scores in single precision, about
     a millionth of their size, are not included.
@@ -60,11 +54,7 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
 def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii: Sequence[float]) -> list[float]:
     """The fraction of examples that are classified correctly everywhere within a distance, for each of these distances.
 
-    Args:
-        model: see :func:`certify`.
-        inputs: examples, (b, ...).
-        targets: their classes, (b,); 0 and 1 for a single score.
-        radii: Euclidean distances; at 0 the result is the accuracy without attack.
+    Targets are classes, (b,), or 0 and 1 for a single score; at distance 0 the result is the accuracy without attack.
 
     Raises:
         ValueError: see :func:`certify`; or there is no example, or not one target for each.
@@ -95,11 +85,7 @@ def _classes_and_radii(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor
 
 
 def _projected_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode with norms that are certified for the current weights.
-
-    Raises:
-        ValueError: a weight was outside of its set.
-    """
+    """A copy in evaluation mode with norms that are certified for the current weights, which lie in their sets."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     for module in copied.modules():
         if type(module) is nn.Dropout:
@@ -124,11 +110,7 @@ def _differs(module: Constrained, original: Constrained) -> bool:
 
 
 def _require_lipschitz(layers: Sequence[tuple[str, nn.Module, NormBound]]) -> None:
-    """Every layer has a Lipschitz constant, or is a :class:`SphereInput`.
-
-    Raises:
-        ValueError: naming the layers without one.
-    """
+    """Raise ValueError naming the layers without a Lipschitz constant, but for a :class:`SphereInput`."""
     unknown = [
         f"{name} ({type(layer).__name__})" if name else type(layer).__name__
         for name, layer, x in layers
@@ -167,7 +149,7 @@ def _score_radii(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -> Tensor:
     """Radii at the input of a layer from radii at its output, for inputs of these norms."""
     match layer:
-        case BoundedInput(x0=size) | NormCap(cap=size) if type(layer) in (BoundedInput, NormCap):
+        case BoundedInput(x0=size) if type(layer) in (BoundedInput, NormCap):
             return _radii_before_ball(norms, radii, size)
         case SphereInput(x0=size) if type(layer) is SphereInput:
             return _radii_before_sphere(norms, radii, size)

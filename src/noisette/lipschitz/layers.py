@@ -13,27 +13,28 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+
+__all__ = ["Abs", "BallBias", "FullSort", "GlobalL2NormPool2d", "GroupSort2", "L2NormPool2d", "LayerCentering"]
+__all__ += ["PatchConv2d", "Patches", "ScaledAvgPool2d", "SpectralConv2d", "SpectralLinear"]
+
+F = nn.functional
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+ORTHOGONAL = Orthogonal()
+_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 
 
 def refuse_batch_axis(dims: Iterable[int]) -> None:
-    """Refuse an operation along axis 0, which would mix examples.
-
-    Raises:
-        ValueError: one of the axes is 0.
-    """
+    """Raise ValueError if an axis is 0, along which an operation would mix examples."""
     if 0 in dims:
         raise ValueError(
             "axis 0 holds the examples of a batch, which must not mix; give an axis of one example, from 1"
         )
 
 
-def example_axis(dim: int, shape: tuple[int, ...]) -> int:
-    """The index of a batch's axis ``dim`` in the shape of one example.
-
-    Raises:
-        ValueError: there is no such axis.
-    """
+def example_axis(dim: int, shape: Shape) -> int:
+    """The index of a batch's axis ``dim`` in the shape of one example; ValueError if there is no such axis."""
     axis = dim - 1 if dim > 0 else dim + len(shape)
     if not 0 <= axis < len(shape):
         raise ValueError(f"an example of shape {shape} has no axis {dim}")
@@ -45,18 +46,11 @@ def per_example_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
 
 
-ORTHOGONAL = Orthogonal()
-_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
-
-
 class ConstrainedModule(nn.Module):
-    """A module with a parameter that is constrained to a set of matrices of certified norm.
+    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
 
     The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
     the module is created, when a state dict is loaded, and after each step.
-
-    Args:
-        projection: the map onto the set.
     """
 
     def __init__(self, projection: Projection) -> None:
@@ -70,11 +64,7 @@ class ConstrainedModule(nn.Module):
         raise NotImplementedError
 
     def set_certified_norms(self, norms: Tensor) -> None:
-        """Store the largest of the certified norms of the matrices, shape (k,).
-
-        Raises:
-            ValueError: a norm is not finite.
-        """
+        """Store the largest of the certified norms of the matrices, (k,); ValueError if one is not finite."""
         if not norms.isfinite().all():
             raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
         self.norm = max(_LEAST_NORM, float(norms.max()))
@@ -87,21 +77,16 @@ def _project_after_load(module: nn.Module, _: object) -> None:
 class BallBias(ConstrainedModule):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
-    With this division a bias of norm r increases the norm of an example by at most r, and the norm of its gradient is
-    at most that of the gradient with respect to the output. Biases make bounds grow with depth; most Lipschitz networks
-    have none.
-
-    Args:
-        features: number of channels.
-        radius: bound on the norm of the bias.
-        dim: the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
+    With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
+    of its gradient is at most that of the gradient with respect to the output. Biases make bounds grow with depth; most
+    Lipschitz networks have none. ``dim`` is the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t,
+    c).
 
     Source: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n) times that of the
     gradient with respect to the output.
 
     Raises:
-        ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or (when bounds are computed)
-            the input has another number of channels.
+        ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or the input has other channels.
 
     >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
     True
@@ -111,8 +96,7 @@ class BallBias(ConstrainedModule):
         checks.count(features=features)
         refuse_batch_axis([dim])
         super().__init__(FrobeniusBall(radius))
-        self.radius = radius
-        self.dim = dim
+        self.radius, self.dim = radius, dim
         self.bias = nn.Parameter(torch.zeros(features))
         project(self)
 
@@ -120,13 +104,12 @@ class BallBias(ConstrainedModule):
         shape = tuple(x.shape[1:])
         axis = self._axis(shape)
         positions = math.prod(shape) // len(self.bias)
-        ones = [1] * (len(shape) - 1 - axis)
-        return x + self.bias.view(-1, *ones) * positions**-0.5
+        return x + self.bias.view(-1, *[1] * (len(shape) - 1 - axis)) * positions**-0.5
 
     def matrices(self) -> Tensor:
         return self.bias.view(1, 1, -1)
 
-    def _axis(self, shape: tuple[int, ...]) -> int:
+    def _axis(self, shape: Shape) -> int:
         axis = example_axis(self.dim, shape)
         if shape[axis] != len(self.bias):
             raise ValueError(
@@ -145,7 +128,23 @@ class BallBias(ConstrainedModule):
         return f"{len(self.bias)}, radius={self.radius:g}, dim={self.dim}"
 
 
-class SpectralLinear(ConstrainedModule):
+class _SpectralMap(ConstrainedModule):
+    """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
+
+    weight: nn.Parameter
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Shape of one example's output; ValueError if the map cannot take an example of this shape."""
+        raise NotImplementedError
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.norm * x.norm, self.output_shape(x.shape))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return self.norm * g, {self.weight: g * x.norm}
+
+
+class SpectralLinear(_SpectralMap):
     """A 1-Lipschitz linear map of the last axis, without bias; its weight is initialised orthogonal.
 
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
@@ -153,9 +152,6 @@ class SpectralLinear(ConstrainedModule):
     Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient with respect
     to the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
     Source: Bethune et al. 2024, section 3. The gradient is G'X, and ||G'X||_F <= ||G||_F ||X||.
-
-    Raises:
-        ValueError: a number of features is below one.
 
     >>> layer = SpectralLinear(4, 2)
     >>> (layer.weight @ layer.weight.T).detach().abs().round(decimals=4).tolist()
@@ -167,48 +163,26 @@ class SpectralLinear(ConstrainedModule):
     def __init__(self, in_features: int, out_features: int, projection: Projection = ORTHOGONAL) -> None:
         checks.count(in_features=in_features, out_features=out_features)
         super().__init__(projection)
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(out_features, in_features)))
         project(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight)
+        return F.linear(x, self.weight)
 
     def matrices(self) -> Tensor:
         return self.weight.unsqueeze(0)
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        if not x.shape or x.shape[-1] != self.in_features:
-            raise ValueError(f"SpectralLinear takes {self.in_features} features on its last axis, got shape {x.shape}")
-        return NormBound(self.norm * x.norm, (*x.shape[:-1], self.out_features))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.norm * g, {self.weight: g * x.norm}
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape or shape[-1] != self.in_features:
+            raise ValueError(f"SpectralLinear takes {self.in_features} features on its last axis, got shape {shape}")
+        return (*shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, projection={self.projection}"
 
 
-class OneLipschitz(nn.Module):
-    """A 1-Lipschitz module that maps zero to zero: it increases no norm, neither of examples nor of gradients."""
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one example's output.
-
-        Raises:
-            ValueError: the module cannot take an example of this shape.
-        """
-        return shape
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(x.norm, self.output_shape(x.shape))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-
-class _ChannelSort(OneLipschitz):
+class _ChannelSort(Stretching):
     """Sorts along the channel axis ``dim``."""
 
     def __init__(self, dim: int = 1) -> None:
@@ -216,7 +190,7 @@ class _ChannelSort(OneLipschitz):
         refuse_batch_axis([dim])
         self.dim = dim
 
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, shape: Shape) -> Shape:
         example_axis(self.dim, shape)
         return shape
 
@@ -225,13 +199,9 @@ class _ChannelSort(OneLipschitz):
 
 
 class GroupSort2(_ChannelSort):
-    """Sorts pairs of neighbouring channels, the smaller first.
+    """Sorts pairs of neighbouring channels, the smaller first; they are even in number.
 
-    Args:
-        dim: the channel axis: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
-
-    Raises:
-        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) channels are odd in number.
+    ``dim`` is the channel axis: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
 
     >>> GroupSort2()(torch.tensor([[3.0, 1.0, -2.0, 5.0]])).tolist()
     [[1.0, 3.0, -2.0, 5.0]]
@@ -244,20 +214,14 @@ class GroupSort2(_ChannelSort):
         ordered = torch.stack((torch.minimum(first, second), torch.maximum(first, second)), axis + 1)
         return ordered.flatten(axis, axis + 1)
 
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, shape: Shape) -> Shape:
         if shape[example_axis(self.dim, shape)] % 2:
             raise ValueError(f"GroupSort2 sorts pairs, but axis {self.dim} of an example of shape {shape} is odd")
         return shape
 
 
 class FullSort(_ChannelSort):
-    """Sorts all channels, the smallest first.
-
-    Args:
-        dim: the channel axis, as for :class:`GroupSort2`.
-
-    Raises:
-        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) there is no such axis.
+    """Sorts all channels along ``dim``, the smallest first.
 
     >>> FullSort()(torch.tensor([[3.0, 1.0, -2.0]])).tolist()
     [[-2.0, 1.0, 3.0]]
@@ -267,7 +231,7 @@ class FullSort(_ChannelSort):
         return x.sort(1 + example_axis(self.dim, tuple(x.shape[1:]))).values
 
 
-class Abs(OneLipschitz):
+class Abs(Stretching):
     """The absolute value of every element.
 
     >>> Abs()(torch.tensor([[3.0, -1.0]])).tolist()
@@ -278,18 +242,13 @@ class Abs(OneLipschitz):
         return x.abs()
 
 
-class LayerCentering(OneLipschitz):
+class LayerCentering(Stretching):
     """Subtracts from each example its own mean over ``dims``, which is an orthogonal projection.
 
-    Args:
-        dims: axes of the mean: 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
+    ``dims`` is 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
 
     Guarantee: the batch axis is refused, because with a mean over the batch one example would change all gradients.
 
-    Raises:
-        ValueError: an axis is the batch axis, or (in a call, or when bounds are computed) an example has no such axis.
-
-    >>> import torch
     >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])).tolist()
     [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
     """
@@ -302,20 +261,15 @@ class LayerCentering(OneLipschitz):
             raise ValueError("LayerCentering needs at least one axis, got none")
 
     def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(self._batch_axes(tuple(x.shape[1:])), keepdim=True)
+        return x - x.mean([1 + example_axis(dim, tuple(x.shape[1:])) for dim in self.dims], keepdim=True)
 
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        self._batch_axes(shape)
+    def output_shape(self, shape: Shape) -> Shape:
+        for dim in self.dims:
+            example_axis(dim, shape)
         return shape
-
-    def _batch_axes(self, shape: tuple[int, ...]) -> list[int]:
-        return [1 + example_axis(dim, shape) for dim in self.dims]
 
     def extra_repr(self) -> str:
         return f"dims={self.dims}"
-
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -328,16 +282,10 @@ class Windows:
     dilation: Pair
 
     def output(self, size: Pair) -> Pair:
-        """Height and width of the output for an image of this size.
-
-        Raises:
-            ValueError: the image is smaller than a window.
-        """
+        """Height and width of the output for an image of this size; ValueError if it is smaller than a window."""
+        axes = zip(size, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         height, width = (
-            (side + 2 * pad - step * (taps - 1) - 1) // stride + 1
-            for side, taps, stride, pad, step in zip(
-                size, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
-            )
+            (side + 2 * pad - step * (taps - 1) - 1) // stride + 1 for side, taps, stride, pad, step in axes
         )
         if height < 1 or width < 1:
             raise ValueError(f"an image of {size[0]} x {size[1]} pixels is smaller than a window of the convolution")
@@ -351,12 +299,7 @@ class Windows:
 
 
 def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Windows:
-    """Windows from the arguments of a torch convolution.
-
-    Raises:
-        ValueError: an argument is too small, or the padding is given as a string.
-        TypeError: another argument is not a whole number.
-    """
+    """Windows from the arguments of a torch convolution; ValueError or TypeError if one is outside its domain."""
     found = Windows(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
     for k in (0, 1):
         checks.count(kernel_size=found.kernel_size[k], stride=found.stride[k], dilation=found.dilation[k])
@@ -376,30 +319,17 @@ def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int, 
     return max((count for pixel, count in windows_at.items() if 0 <= pixel < side), default=1)
 
 
-class SpectralConv2d(ConstrainedModule):
+class SpectralConv2d(_SpectralMap):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
-    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel of the
-    convolution is ``weight`` divided by the square root of the largest number of windows that contain one pixel, which
-    is counted exactly for the size of each input.
-
-    Args:
-        in_channels: channels of the input (b, in_channels, h, w).
-        out_channels: channels of the output.
-        kernel_size: size of a window; this and the next three are numbers, or pairs for height and width.
-        stride: pixels between windows.
-        padding: pixels of zeros on each side.
-        dilation: pixels between the elements of a window.
-        groups: number of groups of channels that are convolved separately, each with its own matrix.
-        projection: the projection of these matrices.
+    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one; so has the part of each
+    group of channels. The kernel is ``weight`` divided by the square root of the largest number of windows that contain
+    one pixel, which is counted exactly for the size of each input. Sizes are numbers, or pairs for height and width.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
     times the norm of the image.
     Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
     pixel instead of the mean number, which is too small in the middle of an image.
-
-    Raises:
-        ValueError: an argument is too small, or (in a call, or when bounds are computed) the image is.
 
     >>> layer = SpectralConv2d(2, 4, 3, padding=1)
     >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(NormBound(3.0, (2, 8, 8))).shape
@@ -433,24 +363,20 @@ class SpectralConv2d(ConstrainedModule):
         project(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        overlap = self.windows.max_overlap((x.shape[-2], x.shape[-1]))
+        w, overlap = self.windows, self.windows.max_overlap((x.shape[-2], x.shape[-1]))
         kernel = self.weight if overlap == 1 else self.weight * overlap**-0.5
-        w = self.windows
-        return nn.functional.conv2d(x, kernel, None, w.stride, w.padding, w.dilation, self.groups)
+        return F.conv2d(x, kernel, None, w.stride, w.padding, w.dilation, self.groups)
 
     def matrices(self) -> Tensor:
         return self.weight.view(self.groups, len(self.weight) // self.groups, -1)
 
-    def bound_forward(self, x: NormBound) -> NormBound:
+    def output_shape(self, shape: Shape) -> Shape:
         channels = self.weight.shape[1] * self.groups
-        if len(x.shape) != 3 or x.shape[0] != channels:
+        if len(shape) != 3 or shape[0] != channels:
             raise ValueError(
-                f"the convolution takes {channels} input channels (channels, height, width), got shape {x.shape}"
+                f"the convolution takes {channels} input channels (channels, height, width), got shape {shape}"
             )
-        return NormBound(self.norm * x.norm, (len(self.weight), *self.windows.output((x.shape[1], x.shape[2]))))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.norm * g, {self.weight: g * x.norm}
+        return (len(self.weight), *self.windows.output((shape[1], shape[2])))
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in vars(self.windows).items())
@@ -461,8 +387,8 @@ class SpectralConv2d(ConstrainedModule):
 class PatchConv2d(SpectralConv2d):
     """A convolution over patches that do not overlap: the stride is the kernel size, so each pixel is in one window.
 
-    With at least as many output channels as a patch has elements, it preserves the norm of every image whose sides are
-    multiples of the patch. Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch).
+    Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch). With at least as many output channels as a patch
+    has elements, it preserves the norm of every image whose sides are multiples of the patch.
 
     Guarantee: as for :class:`SpectralConv2d`.
 
@@ -475,23 +401,14 @@ class PatchConv2d(SpectralConv2d):
         super().__init__(in_channels, out_channels, patch, stride=patch, projection=projection)
 
 
-class Patches(nn.Module):
+class Patches(Stretching):
     """The pixels of each window of an image as channels: (b, c, h, w) to (b, c size^2, output height, output width).
 
     Followed by a :class:`SphereInput` and a convolution with windows of one pixel
     (``SpectralConv2d(c * size**2, channels, 1)``), it is a first convolution with patches that are scaled together, for
     each example. Its bound is then that of the patches of the example, not the worst case of an image with all its
-    energy where most windows overlap.
+    energy where most windows overlap. Arguments are as for :class:`SpectralConv2d`.
 
-    Args:
-        size: size of a window, a number or a pair for height and width.
-        stride: pixels between windows.
-        padding: pixels of zeros on each side.
-
-    Raises:
-        ValueError: an argument is too small, or (when bounds are computed) the image is.
-
-    >>> import torch
     >>> Patches(7, stride=3)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 49, 8, 8])
     """
@@ -501,35 +418,32 @@ class Patches(nn.Module):
         self.windows = windows(size, stride, padding, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = nn.functional.unfold(
-            x, self.windows.kernel_size, padding=self.windows.padding, stride=self.windows.stride
-        )
-        return columns.unflatten(-1, self.windows.output((x.shape[-2], x.shape[-1])))
+        w = self.windows
+        columns = F.unfold(x, w.kernel_size, padding=w.padding, stride=w.stride)
+        return columns.unflatten(-1, w.output((x.shape[-2], x.shape[-1])))
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        channels, size = _channels_and_size(x)
-        height, width = self.windows.kernel_size
-        norm = x.norm * self.windows.max_overlap(size) ** 0.5
-        return NormBound(norm, (channels * height * width, *self.windows.output(size)))
+    def output_shape(self, shape: Shape) -> Shape:
+        channels, height, width = _maps(shape)
+        return (channels * math.prod(self.windows.kernel_size), *self.windows.output((height, width)))
 
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g * self.windows.max_overlap(_channels_and_size(x)[1]) ** 0.5, {}
+    def constant(self, shape: Shape) -> float:
+        _, height, width = _maps(shape)
+        return self.windows.max_overlap((height, width)) ** 0.5
 
     def extra_repr(self) -> str:
         return f"{self.windows.kernel_size}, stride={self.windows.stride}, padding={self.windows.padding}"
 
 
-def _channels_and_size(x: NormBound) -> tuple[int, Pair]:
-    if len(x.shape) != 3:
-        raise ValueError(f"Patches takes maps (channels, height, width), got an example of shape {x.shape}")
-    return x.shape[0], (x.shape[1], x.shape[2])
+def _maps(shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ValueError(f"Patches takes maps (channels, height, width), got an example of shape {shape}")
+    return shape[0], shape[1], shape[2]
 
 
-F = nn.functional
 _SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
 
 
-class _WindowPool(OneLipschitz):
+class _WindowPool(Stretching):
     """Pools windows of ``k`` x ``k`` pixels, per channel."""
 
     def __init__(self, k: int) -> None:
@@ -537,7 +451,7 @@ class _WindowPool(OneLipschitz):
         checks.count(k=k)
         self.k = k
 
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, shape: Shape) -> Shape:
         return _pooled(shape, self.k)
 
     def extra_repr(self) -> str:
@@ -550,9 +464,6 @@ class L2NormPool2d(_WindowPool):
     It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
     no gradient; this makes it smaller by at most 1e-6.
 
-    Raises:
-        ValueError: the window is not a whole number of pixels, or (when bounds are computed) larger than the map.
-
     >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
     [[[[5.0]]]]
     """
@@ -561,7 +472,7 @@ class L2NormPool2d(_WindowPool):
         return _smooth_sqrt(F.avg_pool2d(x.square(), self.k, divisor_override=1))
 
 
-class GlobalL2NormPool2d(OneLipschitz):
+class GlobalL2NormPool2d(Stretching):
     """The Euclidean norm of each channel over all its positions: (b, c, h, w) to (b, c).
 
     >>> GlobalL2NormPool2d()(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
@@ -571,17 +482,12 @@ class GlobalL2NormPool2d(OneLipschitz):
     def forward(self, x: Tensor) -> Tensor:
         return _smooth_sqrt(x.square().sum((2, 3)))
 
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, shape: Shape) -> Shape:
         return _pooled(shape, 1)[:1]
 
 
 class ScaledAvgPool2d(_WindowPool):
     """``k`` times the mean of each window of ``k`` x ``k`` pixels, the largest multiple that is 1-Lipschitz.
-
-    Maps (b, c, h, w) become (b, c, h // k, w // k).
-
-    Raises:
-        ValueError: as for :class:`L2NormPool2d`.
 
     >>> ScaledAvgPool2d(2)(torch.ones(1, 1, 2, 2)).tolist()
     [[[[2.0]]]]
@@ -596,7 +502,7 @@ def _smooth_sqrt(squares: Tensor) -> Tensor:
     return torch.sqrt(squares + _SMOOTHING**2) - _SMOOTHING
 
 
-def _pooled(shape: tuple[int, ...], k: int) -> tuple[int, ...]:
+def _pooled(shape: Shape, k: int) -> Shape:
     if len(shape) != 3 or min(shape[1:]) < k:
         raise ValueError(f"windows of {k} x {k} need maps (channels, height, width) of that size, got shape {shape}")
     return shape[0], shape[1] // k, shape[2] // k

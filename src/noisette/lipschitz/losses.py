@@ -9,6 +9,11 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 
+__all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MultiMargin", "MulticlassHinge", "TauBCE"]
+__all__ += ["TauCrossEntropy"]
+
+F = nn.functional
+
 
 class Loss(nn.Module):
     """A module that shows its numeric settings."""
@@ -40,10 +45,7 @@ def class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple
     """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
 
     A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
-    sum. An error would show that the record is there.
-
-    Raises:
-        ValueError: scores or targets have another shape.
+    sum. An error would show that the record is there. Other shapes of scores or targets are a ValueError.
     """
     if scores.dim() != 2 or scores.shape[1] < 2 or outputs not in (None, scores.shape[1]):
         raise ValueError(f"expected scores of shape (b, {outputs or 'classes'}), got {tuple(scores.shape)}")
@@ -69,10 +71,7 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
 
 
 def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
-    """The score of the true class, shape (b,), and those of all others, shape (b, outputs - 1).
-
-    They are NaN where the target is not a class.
-    """
+    """The score of the true class, (b,), and those of all others, (b, outputs - 1); NaN without a class."""
     classes, known = class_targets(scores, targets, outputs)
     column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
     others = torch.arange(scores.shape[1] - 1, device=scores.device)
@@ -105,17 +104,11 @@ def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
     return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
 
 
-F = nn.functional
-
-
 class TauCrossEntropy(nn.Module):
     """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
 
-    A large tau favours accuracy; a small one favours wide margins, and so robustness.
-
-    Args:
-        tau: the inverse of the temperature.
-        classes: number of classes. With it, a bound on the scores gives a smaller Lipschitz constant.
+    A large tau favours accuracy; a small one favours wide margins, and so robustness. With the number of ``classes``, a
+    bound on the scores gives a smaller Lipschitz constant.
 
     >>> loss = TauCrossEntropy(tau=8.0)
     >>> loss(torch.tensor([[0.2, -0.1], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -129,8 +122,7 @@ class TauCrossEntropy(nn.Module):
         checks.positive(tau=tau)
         if classes is not None:
             check_at_least_two(classes=classes)
-        self.tau = tau
-        self.classes = classes
+        self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         classes, known = class_targets(scores, targets, self.classes)
@@ -151,9 +143,6 @@ class TauCrossEntropy(nn.Module):
 
 class TauBCE(Loss):
     """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
-
-    Args:
-        tau: the inverse of the temperature.
 
     >>> loss = TauBCE(tau=2.0)
     >>> loss(torch.tensor([0.5, -1.0]), torch.tensor([1, 1])), loss.lipschitz()
@@ -176,9 +165,6 @@ class TauBCE(Loss):
 class KCosine(Loss):
     """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
 
-    Args:
-        k: the norm of the scores above which the loss is a cosine.
-
     >>> loss = KCosine(k=2.0)
     >>> loss(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 0])), loss.lipschitz()
     (tensor([-0.6000, -0.5000]), 0.5)
@@ -198,17 +184,11 @@ class KCosine(Loss):
         return 1 / self.k
 
 
-F = nn.functional
-
-
 class MulticlassHinge(Loss):
     """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
 
-    Args:
-        outputs: number of scores per example, one for each class.
-        margin: the margin between the true score and the others.
+    There are ``outputs`` scores per example, one for each class; ``margin`` lies between the true score and the others.
 
-    >>> import torch
     >>> loss = MulticlassHinge(outputs=10, margin=1.0)
     >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
     (0.9, 0.948683)
@@ -218,8 +198,7 @@ class MulticlassHinge(Loss):
         super().__init__()
         check_at_least_two(outputs=outputs)
         checks.positive(margin=margin)
-        self.outputs = outputs
-        self.margin = margin
+        self.outputs, self.margin = outputs, margin
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         true, others = true_and_other_scores(scores, targets, self.outputs)
@@ -234,12 +213,8 @@ class MulticlassHinge(Loss):
 class MultiMargin(Loss):
     """Hinge of the true score's lead over the largest other score: ``relu(margin - z_y + max of the others)``.
 
-    Args:
-        margin: the lead at which the loss becomes zero.
-
     Source: Crammer & Singer 2001.
 
-    >>> import torch
     >>> loss = MultiMargin(margin=1.0)
     >>> loss(torch.tensor([[2.0, 1.5, 0.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 2])), round(loss.lipschitz(), 6)
     (tensor([0.5000, 0.0000]), 1.414214)
@@ -262,18 +237,13 @@ class MultiMargin(Loss):
 class KR(Loss):
     """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
 
-    Class weights are constant: weights from class counts of the batch would make the loss depend on other examples.
-
-    Args:
-        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
+    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1. Class
+    weights are constant: weights from class counts of the batch would make the loss depend on other examples.
 
     Source: Serrurier et al. 2021.
 
-    >>> import torch
-    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), KR(outputs=1).lipschitz()
-    (tensor([-0.5000, -1.0000]), 1.0)
-    >>> round(KR(outputs=10).lipschitz(), 6)
-    1.054093
+    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), round(KR(outputs=10).lipschitz(), 6)
+    (tensor([-0.5000, -1.0000]), 1.054093)
     """
 
     def __init__(self, outputs: int) -> None:
@@ -293,16 +263,10 @@ class KR(Loss):
 
 
 class HKR(Loss):
-    """:class:`KR` plus alpha times a hinge: that of a single score, or :class:`MulticlassHinge`.
-
-    Args:
-        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
-        alpha: weight of the hinge.
-        margin: of the hinge; half of it on each side of zero.
+    """:class:`KR` plus alpha times a hinge with this margin: that of a single score, or :class:`MulticlassHinge`.
 
     Source: Serrurier et al. 2021.
 
-    >>> import torch
     >>> loss = HKR(outputs=1, alpha=10.0, margin=1.0)
     >>> loss(torch.tensor([0.25, -1.0]), torch.tensor([1, 0])), loss.lipschitz()
     (tensor([ 2.2500, -1.0000]), 11.0)
@@ -337,16 +301,11 @@ class _BinaryHinge(nn.Module):
         return 1.0
 
 
-F = nn.functional
-
-
 class MAE(Loss):
     """Sum over the outputs of the absolute distance to the target.
 
-    Args:
-        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
 
-    >>> import torch
     >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
     (tensor([1., 1.]), 2.0)
     """
@@ -367,11 +326,8 @@ class MAE(Loss):
 class HuberLoss(Loss):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
-    Args:
-        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
-        delta: the distance beyond which the loss is linear.
+    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
 
-    >>> import torch
     >>> loss = HuberLoss(outputs=1, delta=0.5)
     >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
     (tensor([0.0200, 0.8750]), 0.5)
@@ -381,8 +337,7 @@ class HuberLoss(Loss):
         super().__init__()
         checks.count(outputs=outputs)
         checks.positive(delta=delta)
-        self.outputs = outputs
-        self.delta = delta
+        self.outputs, self.delta = outputs, delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         distance = residuals(scores, targets, self.outputs)
@@ -396,12 +351,10 @@ class HuberLoss(Loss):
 class MSE(Loss):
     """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
 
-    Args:
-        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
-        target_bound: bound on the absolute value of a target that is a number; for classes it is at least 1. An example
-            with a larger target has a loss of NaN, and contributes nothing: scale or clamp targets by public constants.
+    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
+    Numbers have an absolute value of at most ``target_bound``: an example with a larger one has a loss of NaN, and
+    contributes nothing. Scale or clamp targets by public constants.
 
-    >>> import torch
     >>> loss = MSE(outputs=1, target_bound=2.0)
     >>> loss(torch.tensor([0.5]), torch.tensor([2.0])), loss.lipschitz(logit_bound=3.0)
     (tensor([2.2500]), 10.0)
@@ -413,19 +366,14 @@ class MSE(Loss):
         checks.positive(target_bound=target_bound)
         if outputs > 1 and target_bound < 1:
             raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
-        self.outputs = outputs
-        self.target_bound = target_bound
+        self.outputs, self.target_bound = outputs, target_bound
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         losses = residuals(scores, targets, self.outputs).square().sum(1)
         return losses * one_or_nan(targets.abs() <= self.target_bound, losses) if self.outputs == 1 else losses
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Twice the largest distance.
-
-        Raises:
-            ValueError: the scores have no bound.
-        """
+        """Twice the largest distance; ValueError if the scores have no bound."""
         if (norm := score_norm_bound(logit_bound)) == math.inf:
             raise ValueError(
                 "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "

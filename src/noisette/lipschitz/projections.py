@@ -27,13 +27,9 @@ class Orthogonal:
     """Sets all singular values to one, so that gradients keep their norm through a layer.
 
     A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
-    the singular value decomposition gives the same matrix.
+    the singular value decomposition gives the same matrix. Weights that are not finite are a ValueError.
 
-    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a
-    decomposition.
-
-    Raises:
-        ValueError: a weight is not finite.
+    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a decomposition.
 
     >>> matrices, norms = Orthogonal()(torch.tensor([[[0.0, 2.0], [0.5, 0.0]]]))
     >>> matrices.round(decimals=5).tolist(), norms.round(decimals=5).tolist()
@@ -64,12 +60,9 @@ class Orthogonal:
 
 @dataclass(frozen=True)
 class FrobeniusBall:
-    """Projects onto the matrices with a Frobenius norm of at most ``radius``.
+    """Projects onto the matrices with a Frobenius norm of at most ``radius``, a finite number above zero.
 
     This suits a bias, or the weight of a layer with one output.
-
-    Raises:
-        ValueError: the radius is not a finite number above zero.
     """
 
     radius: float = 1.0
@@ -92,15 +85,11 @@ class FrobeniusBall:
 
 
 def _bjorck(tall: Tensor, gram: Tensor) -> Tensor:
-    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix.
+    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A.
 
     A step keeps the singular vectors and maps each singular value s to 1.5 s - 0.5 s^3. That map has its attracting
     fixed point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
     becomes about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
-
-    Args:
-        tall: matrices with at least as many rows as columns, shape (k, n, m).
-        gram: their products A'A, shape (k, m, m).
     """
     nearly = math.sqrt(_rounding_residual(gram)) / 2
     off = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -139,12 +128,9 @@ def _require_finite(matrices: Tensor) -> None:
 def project(model: nn.Module) -> None:
     """Project every constrained parameter of the model onto its set, and certify its norm there.
 
-    Only released values are read, so this has no privacy cost.
+    Only released values are read, so this has no privacy cost. A weight that is not finite is a ValueError.
 
     Source: Bethune et al. 2024, algorithm 2, line "project".
-
-    Raises:
-        ValueError: a weight is not finite.
     """
     batches: dict[object, list[Constrained]] = defaultdict(list)
     for module in model.modules():

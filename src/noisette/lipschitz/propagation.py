@@ -13,20 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from noisette.clipping.rules import count_within_norm, twice_the_count
-from noisette.core.clip import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.core.release import BoundedSum
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 
 @dataclass(frozen=True)
 class NormBound:
-    """A bound on the tensor of any one example at one place of a network.
+    """A bound on the Euclidean norm of any one example at one place of a network, and its shape without the batch axis.
 
-    Args:
-        norm: bound on its Euclidean norm over all elements; infinite if none is known.
-        shape: its shape, without the batch axis.
+    The norm is over all elements; it is infinite if none is known.
     """
 
     norm: float
@@ -40,19 +35,11 @@ class Bounded(Protocol):
     """A module that states bounds on its outputs and gradients, for every input within a norm bound."""
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        """Bound on the output.
-
-        Raises:
-            ValueError: the module cannot take an input of this shape.
-        """
+        """Bound on the output; ValueError if the module cannot take an input of this shape."""
         ...
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        """Bounds on one example's gradients, if its gradient with respect to the output has a norm of at most ``g``.
-
-        Returns:
-            A bound on its gradient with respect to the input, and one for each parameter of the module.
-        """
+        """Bounds on one example's gradients by input and parameters, where that by the output is at most ``g``."""
         ...
 
 
@@ -121,6 +108,24 @@ def frobenius_bound(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64) * (1 + rounding)
 
 
+class Stretching(nn.Module):
+    """A Lipschitz module without parameters that maps zero to zero; by default it is 1-Lipschitz and keeps shapes."""
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one example's output; ValueError if the module cannot take an example of this shape."""
+        return shape
+
+    def constant(self, shape: tuple[int, ...]) -> float:
+        """The Lipschitz constant for examples of this shape."""
+        return 1.0
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.constant(x.shape) * x.norm, self.output_shape(x.shape))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return self.constant(x.shape) * g, {}
+
+
 class BoundRule(Protocol):
     """The bounds of a class of modules that does not state them itself; see :class:`noisette.lipschitz.Bounded`."""
 
@@ -133,10 +138,8 @@ class BoundRule(Protocol):
 class LipschitzFunction:
     """The bounds of a module without parameters that is a Lipschitz function.
 
-    Args:
-        constant: its Lipschitz constant, from the module.
-        at_zero: bound on the absolute value of each element of f(0), from the module.
-        reshapes: whether the output has another shape than the input.
+    ``constant`` gives its Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
+    both from the module; ``reshapes`` tells whether the output has another shape than the input.
     """
 
     constant: Callable[[Any], float]
@@ -153,32 +156,15 @@ class LipschitzFunction:
 
 _SMOOTH_THRESHOLD = 20.0  # torch's own; the step there is 2e-9 / beta
 
-_rules: dict[type[nn.Module], BoundRule] = {}
 _shapes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
-
-
-def register_bounds(module: type[nn.Module], rule: BoundRule) -> None:
-    """Register the bounds of a class of modules, for exactly this class and none of its subclasses.
-
-    Guarantee: the caller's alone. The bounds must hold for every input within its norm bound and in every state of the
-    module.
-    """
-    _rules[module] = rule
-
-
-def find_bounds(module: nn.Module) -> BoundRule | None:
-    """The bounds registered for exactly this class."""
-    return _rules.get(type(module))
 
 
 @torch.no_grad()
 def output_shape(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
     """Shape of one example's output, measured by a call with two examples of zeros, and kept.
 
-    The call writes nothing into the module's buffers.
-
-    Raises:
-        PrivacyError: the output does not have two rows, so its first axis no longer holds the examples.
+    The call writes nothing into the module's buffers. An output without two rows, whose first axis no longer holds the
+    examples, is a PrivacyError.
     """
     known, shape = _shapes.setdefault(module, {}), tuple(shape)
     if shape not in known:
@@ -200,10 +186,9 @@ def is_measured(module: nn.Module) -> bool:
 
 
 def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """A forward hook: outputs keep the shape that was measured for their input.
+    """A forward hook: PrivacyError if an output has not the shape that was measured for its input.
 
-    Raises:
-        PrivacyError: this one does not, so the modules behind get another input than their bounds are about.
+    The modules behind would get another input than their bounds are about.
     """
     measured = _shapes.get(module, {}).get(tuple(args[0].shape[1:])) if args and torch.is_grad_enabled() else None
     if measured is not None and tuple(output.shape[1:]) != measured:
@@ -213,57 +198,29 @@ def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) 
         )
 
 
-def _always(constant: float) -> Callable[[Any], float]:
-    return lambda module: constant
-
-
-def _largest_slope(name: str) -> Callable[[Any], float]:
-    return lambda module: max(1.0, abs(getattr(module, name)))
-
-
-def _of_window_size(constant: Callable[[int], float]) -> Callable[[Any], float]:
-    """The Lipschitz constant of a pooling layer as a function of its window size in pixels.
-
-    Raises:
-        PrivacyError: (when the constant is computed) windows of the layer overlap or extend beyond the image.
-    """
-
-    def from_module(module: Any) -> float:
-        kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-        if (
-            kernel != stride
-            or _pair(module.padding) != (0, 0)
-            or _pair(getattr(module, "dilation", 1)) != (1, 1)
-            or module.ceil_mode
-            or getattr(module, "divisor_override", None)
-        ):
-            raise PrivacyError(
-                f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
-                "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
-            )
-        return constant(kernel[0] * kernel[1])
-
-    return from_module
+def _window_pixels(module: Any) -> int:
+    """The pixels of a window of a pooling layer; PrivacyError if windows overlap or extend beyond the image."""
+    kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+    if (
+        kernel != stride
+        or _pair(module.padding) != (0, 0)
+        or _pair(getattr(module, "dilation", 1)) != (1, 1)
+        or module.ceil_mode
+        or getattr(module, "divisor_override", None)
+    ):
+        raise PrivacyError(
+            f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
+            "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
+        )
+    return kernel[0] * kernel[1]
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
     return value if isinstance(value, tuple) else (value, value)
 
 
-def _slope_of_celu(module: nn.CELU) -> float:
-    return 1.0 if module.alpha > 0 else math.inf
-
-
-def _slope_of_rrelu(module: nn.RReLU) -> float:
-    return max(1.0, abs(module.lower), abs(module.upper))
-
-
 def _slope_of_softplus(module: nn.Softplus) -> float:
-    """1, if the step to the identity at ``beta x = threshold`` is as small as that of the default.
-
-    Raises:
-        PrivacyError: the function jumps there, so it has no Lipschitz constant.
-    """
+    """1; PrivacyError if the step to the identity at ``beta x = threshold`` is larger than that of the default."""
     if module.threshold < _SMOOTH_THRESHOLD:
         raise PrivacyError(
             f"Softplus(threshold={module.threshold:g}) jumps where beta x is {module.threshold:g}, so it has no "
@@ -272,32 +229,36 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
     return 1.0
 
 
-def _slope_of_dropout(module: nn.Dropout) -> float:
-    """That of training in both modes, so that the mode in which a batch is released changes no bound."""
-    return 1 / (1 - module.p) if module.p < 1 else 1.0
+_rules: dict[type[nn.Module], BoundRule] = {
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softsign), LipschitzFunction(lambda _: 1.0)),
+    **dict.fromkeys(
+        (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d),
+        LipschitzFunction(lambda _: 1.0, reshapes=True),
+    ),
+    nn.Hardtanh: LipschitzFunction(lambda _: 1.0, lambda own: abs(min(max(0.0, own.min_val), own.max_val))),
+    nn.LeakyReLU: LipschitzFunction(lambda own: max(1.0, abs(own.negative_slope))),
+    nn.RReLU: LipschitzFunction(lambda own: max(1.0, abs(own.lower), abs(own.upper))),
+    nn.ELU: LipschitzFunction(lambda own: max(1.0, abs(own.alpha))),
+    nn.CELU: LipschitzFunction(lambda own: 1.0 if own.alpha > 0 else math.inf),
+    nn.SELU: LipschitzFunction(lambda _: 1.7581),
+    nn.Sigmoid: LipschitzFunction(lambda _: 0.25, lambda _: 0.5),
+    nn.Softplus: LipschitzFunction(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
+    nn.GELU: LipschitzFunction(lambda _: 1.1290),
+    nn.SiLU: LipschitzFunction(lambda _: 1.0999),
+    # In both modes that of training, so that the mode in which a batch is released changes no bound.
+    nn.Dropout: LipschitzFunction(lambda own: 1 / (1 - own.p) if own.p < 1 else 1.0),
+    nn.MaxPool2d: LipschitzFunction(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
+    nn.AvgPool2d: LipschitzFunction(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
+}
 
 
-def _clamped_zero(module: nn.Hardtanh) -> float:
-    return abs(min(max(0.0, module.min_val), module.max_val))
+def register_bounds(module: type[nn.Module], rule: BoundRule) -> None:
+    """Register the bounds of a class of modules, for exactly this class and none of its subclasses.
 
-
-for _class in (nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softsign):
-    register_bounds(_class, LipschitzFunction(_always(1.0)))
-for _class in (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d):
-    register_bounds(_class, LipschitzFunction(_always(1.0), reshapes=True))
-register_bounds(nn.Hardtanh, LipschitzFunction(_always(1.0), _clamped_zero))
-register_bounds(nn.LeakyReLU, LipschitzFunction(_largest_slope("negative_slope")))
-register_bounds(nn.RReLU, LipschitzFunction(_slope_of_rrelu))
-register_bounds(nn.ELU, LipschitzFunction(_largest_slope("alpha")))
-register_bounds(nn.CELU, LipschitzFunction(_slope_of_celu))
-register_bounds(nn.SELU, LipschitzFunction(_always(1.7581)))
-register_bounds(nn.Sigmoid, LipschitzFunction(_always(0.25), _always(0.5)))
-register_bounds(nn.Softplus, LipschitzFunction(_slope_of_softplus, lambda module: math.log(2) / abs(module.beta)))
-register_bounds(nn.GELU, LipschitzFunction(_always(1.1290)))
-register_bounds(nn.SiLU, LipschitzFunction(_always(1.0999)))
-register_bounds(nn.Dropout, LipschitzFunction(_slope_of_dropout))
-register_bounds(nn.MaxPool2d, LipschitzFunction(_of_window_size(lambda size: 1.0), reshapes=True))
-register_bounds(nn.AvgPool2d, LipschitzFunction(_of_window_size(lambda size: size**-0.5), reshapes=True))
+    Guarantee: the caller's alone. The bounds must hold for every input within its norm bound and in every state of the
+    module.
+    """
+    _rules[module] = rule
 
 
 _REPLACEMENTS = {
@@ -316,8 +277,7 @@ _REPLACEMENTS = {
 def forward(module: nn.Module, x: NormBound) -> NormBound:
     """Bound on the output of the module; infinite for a module that has no bound and no trainable parameter.
 
-    Raises:
-        PrivacyError: a module with trainable parameters has no bound.
+    A module with trainable parameters and no bound is a PrivacyError.
     """
     _refuse_changed_function(module)
     if is_bounded(module):
@@ -326,20 +286,16 @@ def forward(module: nn.Module, x: NormBound) -> NormBound:
         for part in module:
             x = forward(part, x)
         return x
-    if rule := find_bounds(module):
+    if rule := _rules.get(type(module)):
         return rule.bound_forward(module, x)
     _refuse_trained(module)
     return NormBound(math.inf, output_shape(module, x.shape))
 
 
 def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-    """Bounds on one example's gradients, where the norm of its gradient with respect to the output is at most ``g``.
+    """Bounds on one example's gradient by the input and by each parameter, where that by the output is at most ``g``.
 
-    Returns:
-        A bound on its gradient with respect to the input, and one for each parameter.
-
-    Raises:
-        PrivacyError: a module with trainable parameters has no bound.
+    A module with trainable parameters and no bound is a PrivacyError.
     """
     _refuse_changed_function(module)
     if is_bounded(module):
@@ -350,7 +306,7 @@ def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitiv
             g, own = backward(layer, layer_input, g)
             found.append(own)
         return g, sum_sensitivities(found)
-    if rule := find_bounds(module):
+    if rule := _rules.get(type(module)):
         return rule.bound_backward(module, x, g)
     _refuse_trained(module)
     return math.inf, {}
@@ -401,80 +357,3 @@ def _refuse_trained(module: nn.Module) -> None:
         + (f"replace it by {replacement}" if replacement else "write bound_forward and bound_backward for it")
         + ", or freeze it (requires_grad_(False)) in front of a BoundedInput"
     )
-
-
-_SCORES = "scores"
-
-
-class ScoreClipping:
-    """Holds each example's gradient at the scores within its bound, which a clipping rule may lower.
-
-    Args:
-        rule: a rule with one clipping norm; without it the bound is that of the loss alone.
-    """
-
-    def __init__(self, rule: ClippingRule | None) -> None:
-        self.rule = rule
-        self._group: Group | None = None  # of the current batch: all its microbatches have the same clipping norm
-        self._counted: Tensor | None = None
-        self._released: Count | None = None  # with the last batch
-
-    @property
-    def group(self) -> Group:
-        """The clipping of the current batch; an infinite norm without a rule.
-
-        Raises:
-            ValueError: the rule has several clipping norms.
-        """
-        if self._group is None:
-            self.adapt()  # also where the optimizer failed after a release
-            self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
-        return self._group
-
-    def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient with respect to the scores down to the limit.
-
-        An example whose loss or gradient is not finite contributes nothing. Without a rule nothing else changes, unless
-        the loss exceeds its stated Lipschitz constant.
-
-        Args:
-            gradients: of each example, (b, ...).
-            losses: of each example, (b,).
-            limit: bound on the norm of one example's gradient, at most that of the rule.
-
-        Returns:
-            The scaled gradients, and twice the count for the quantile of an adaptive clipping norm, where an example
-            counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
-        """
-        norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-        factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
-        shape = (-1, *[1] * (gradients.dim() - 1))
-        scaled = gradients * factors.to(gradients.dtype).view(shape)
-        counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
-        return torch.where(factors.isfinite().view(shape), scaled, 0), counted
-
-    def add_count(self, twice: Tensor | None) -> None:
-        """Add the count of a microbatch to that of the batch."""
-        if twice is not None:
-            self._counted = twice + (self._counted if self._counted is not None else 0)
-
-    def pop_count(self) -> BoundedSum | None:
-        """The count of the batch, if the rule counts; nothing is pending afterwards."""
-        count, counted = self.group.count, self._counted
-        self._group, self._counted, self._released = None, None, count
-        return None if count is None else count_within_norm(count, counted)
-
-    def adapt(self) -> None:
-        """Give an adaptive rule the count that was released."""
-        released = self._released.released.grad if self._released is not None else None
-        if isinstance(self.rule, AdaptiveRule) and released is not None:
-            self.rule.adapt(released)
-
-
-def _single_group(rule: ClippingRule) -> Group:
-    groups = rule.groups([_SCORES])
-    if len(groups) != 1:
-        raise ValueError(
-            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
-        )
-    return groups[0]

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 from noisette.core.loss import is_wrapped, outside
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
+__all__ = ["ExactPerExampleBatchNorm", "FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]
+
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
@@ -35,10 +37,7 @@ Weighted = nn.Linear | nn.modules.conv._ConvNd
 class ChannelNorm(nn.Module):
     """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm.
 
-    Args:
-        num_features: number of channels.
-        eps: added to the variance.
-        affine: whether to learn a scale ``weight`` and a shift ``bias``.
+    ``eps`` is added to the variance; ``affine`` norms learn a scale ``weight`` and a shift ``bias``.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
@@ -48,15 +47,12 @@ class ChannelNorm(nn.Module):
         self.batch_norm: type[_BatchNorm] | None = None  # the class that this norm replaces, if known
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        self.running_mean: Tensor
-        self.running_var: Tensor
-        self.num_batches_tracked: Tensor
         self._register_statistics(saved=True)
 
     def _register_statistics(self, *, saved: bool) -> None:
-        self.register_buffer("running_mean", torch.zeros(self.num_features), persistent=saved)
-        self.register_buffer("running_var", torch.ones(self.num_features), persistent=saved)
-        self.register_buffer("num_batches_tracked", torch.tensor(0), persistent=saved)
+        self.running_mean = nn.Buffer(torch.zeros(self.num_features), persistent=saved)
+        self.running_var = nn.Buffer(torch.ones(self.num_features), persistent=saved)
+        self.num_batches_tracked = nn.Buffer(torch.tensor(0), persistent=saved)
 
     @classmethod
     def of(cls, norm: _BatchNorm) -> Self:
@@ -231,9 +227,6 @@ class PublicBatchNorm(PublicNorm):
     sensitivity of the model's clipped gradients does not change. None for the public examples.
     Source: Davody et al. 2020, algorithm 1, with statistics that leave out the private examples.
 
-    Raises:
-        RuntimeError: called in training mode without a public batch.
-
     >>> from noisette.nn import use_public_batch
     >>> model = nn.Sequential(nn.Linear(1, 1), PublicBatchNorm(1, eps=0.0))
     >>> _ = use_public_batch(model, torch.tensor([[1.0], [3.0]]))
@@ -258,9 +251,6 @@ class PerExampleBatchNorm(PublicNorm):
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
-
-    Raises:
-        RuntimeError: called in training mode without a public batch.
     """
 
     def forward_training(self, input: Tensor) -> Tensor:
@@ -343,11 +333,7 @@ class PublicBatch:
         model.register_state_dict_pre_hook(batch.before_saving)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Recompute the statistics if weights have changed.
-
-        Raises:
-            ValueError: the shape of the inputs differs from that of the public ones.
-        """
+        """Recompute the statistics if weights have changed; ValueError if the inputs have another shape."""
         if any(map(is_wrapped, model.parameters())):
             return  # a call repeated by torch.func, after the statistics were computed
         self._check_shapes(args)
@@ -447,9 +433,6 @@ class JointBatch:
 
     An input of shape (b, ...) becomes (b, 1 + public examples, ...), flattened; what the model returns for the public
     examples is dropped.
-
-    Args:
-        inputs: the model's positional inputs, each with the public examples on its first axis.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -473,11 +456,7 @@ class JointBatch:
     def before_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the public examples added.
-
-        Raises:
-            ValueError: the inputs are named, or more or fewer than those of the public batch.
-        """
+        """The arguments with the public examples added; ValueError if named or of another number."""
         if kwargs or len(args) != len(self._inputs):
             raise ValueError(
                 f"the model was called with {len(args)} positional and {len(kwargs)} named inputs; its public batch "

@@ -25,6 +25,8 @@ from noisette.nn.batch_norm import (
     norms_of,
 )
 
+__all__ = ["convert_batch_norm", "to_batch_norm", "use_public_batch"]
+
 Model = TypeVar("Model", bound=nn.Module)
 Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]
 Inputs = Tensor | Sequence[Tensor]
@@ -45,17 +47,15 @@ def convert_batch_norm(
             given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
             which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
-        private: the private inputs, to check that no public example is one of them.
+        private: the private inputs, to check that no public example is one of them (a PrivacyError).
         every: statistics are recomputed after this many changes of the weights.
 
     Returns:
         The model, or the new norm if the model is a batch norm itself.
 
     Raises:
-        ValueError: ``public`` is missing, is given but not used, has fewer than two examples or values that are not
-            finite, ``to`` is not one of these, or a batch norm does more than normalise, such as one of timm with its
-            activation inside; all problems are listed.
-        PrivacyError: an example is in ``public`` and in ``private``.
+        ValueError: arguments do not fit each other, public examples are fewer than two or not finite, or a batch norm
+            does more than normalise, such as one of timm with its activation inside; all problems are listed.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     >>> type(convert_batch_norm(model, to=nn.GroupNorm)[1]).__name__
@@ -90,15 +90,12 @@ def convert_batch_norm(
 
 
 def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
-    """Give a public batch to the public norms that a model was built with.
+    """Give a public batch to the :class:`PublicBatchNorm` and :class:`PerExampleBatchNorm` that a model was built with.
 
-    Args:
-        model: contains :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`.
-        public: a batch of public inputs, or several tensors where the model takes several.
-        every: statistics are recomputed after this many changes of the weights.
+    ``public`` and ``every`` are those of :func:`convert_batch_norm`.
 
     Raises:
-        ValueError: the model has no such norm, or the batch is invalid as in :func:`convert_batch_norm`.
+        ValueError: the model has no such norm, or the batch is invalid.
     """
     inputs = _inputs(public)
     checks.all_of(lambda: _check_public(inputs), lambda: checks.count(every=every))
@@ -147,11 +144,7 @@ def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
 
 
 def _refuse_what_would_be_lost(model: nn.Module) -> None:
-    """Check that the batch norms of a model do nothing that a norm in their place would not do.
-
-    Raises:
-        ValueError: naming each that adds something, and what.
-    """
+    """Raise ValueError naming each batch norm that does more than a norm in its place would, and what."""
     named = [(name or "the model itself", part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
     if problems := [f"{name}  {type(norm).__name__} {what}" for name, norm in named if (what := _added_by(norm))]:
         raise ValueError(
@@ -189,11 +182,7 @@ def _check_public(inputs: Sequence[Tensor]) -> None:
 
 
 def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
-    """Check that no public example is a private record; both are positional inputs with examples on the first axis.
-
-    Raises:
-        PrivacyError: a public example is a private record too.
-    """
+    """Raise PrivacyError if a public example is a private record too; both are positional inputs."""
     places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
     if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
         raise PrivacyError(

@@ -12,19 +12,18 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from noisette import errors as checks
-from noisette.lipschitz.propagation import NormBound, Sensitivities
+from noisette.lipschitz.propagation import NormBound, Sensitivities, Stretching
+
+__all__ = ["AppendOne", "DctCut", "PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts"]
+__all__ += ["WordVectors", "weight_standardised"]
 
 
-class AppendOne(nn.Module):
-    """Appends a one to each row: (b, n) to (b, n + 1). It has no parameters.
+class AppendOne(Stretching):
+    """Appends a one to each row: (b, n) to (b, n + 1).
 
     Rows that differ only in their norm become equal when they are projected to a sphere. With an appended one they stay
     different, and a linear layer has a bias.
 
-    Raises:
-        ValueError: a bound is computed for examples that are not rows.
-
-    >>> import torch
     >>> AppendOne()(torch.tensor([[2.0, 3.0]])).tolist()
     [[2.0, 3.0, 1.0]]
     """
@@ -37,18 +36,9 @@ class AppendOne(nn.Module):
             raise ValueError(f"AppendOne takes rows of numbers, got an example of shape {x.shape}")
         return NormBound(math.hypot(x.norm, 1.0), (x.shape[0] + 1,))
 
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
 
-
-class DctCut(nn.Module):
-    """The lowest frequencies of images, by the orthonormal discrete cosine transform; it has no parameters.
-
-    Maps images (b, c, h, w) to (b, c, k, k): coefficients of products of k cosines along the height and k along the
-    width, low frequencies first.
-
-    Args:
-        k: number of frequencies to keep along each axis.
+class DctCut(Stretching):
+    """The ``k`` x ``k`` lowest frequencies of images by the orthonormal cosine transform: (b, c, h, w) to (b, c, k, k).
 
     Guarantee: an orthogonal projection, hence 1-Lipschitz; it does not depend on the data.
     Source: Ahmed, Natarajan & Rao 1974 (DCT-II).
@@ -66,27 +56,15 @@ class DctCut(nn.Module):
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:
-        self._check_sides(x.shape[-2:])
+        self.output_shape(tuple(x.shape[1:]))
         down, across = (_cosines(self.k, side).to(x) for side in x.shape[-2:])
         return down @ x @ across.T
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        """The norm does not increase.
-
-        Raises:
-            ValueError: examples are not images of k x k pixels or more.
-        """
-        self._check_sides(x.shape[-2:])
-        return NormBound(x.norm, (*x.shape[:-2], self.k, self.k))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-    def _check_sides(self, sides: tuple[int, ...]) -> None:
-        if len(sides) < 2 or min(sides) < self.k:
-            raise ValueError(
-                f"expected images of {self.k} x {self.k} pixels or more, got {' x '.join(map(str, sides))}"
-            )
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) < 2 or min(shape[-2:]) < self.k:
+            sides = " x ".join(map(str, shape[-2:]))
+            raise ValueError(f"expected images of {self.k} x {self.k} pixels or more, got {sides}")
+        return (*shape[:-2], self.k, self.k)
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
@@ -112,7 +90,7 @@ class PatchFeatures(nn.Module):
 
     Maps images (b, c, h, w) to features (b, 2 * filters, 2, 2). Each patch is brought to mean 0 and variance 1 and
     whitened. Its product with each patch of the dictionary, and the negative of this product, count from a threshold on
-    and are averaged over a quarter of the image. All constants come from public images.
+    and are averaged over a quarter of the image.
 
     Args:
         filters: the dictionary behind the whitening, (filters, c, side, side).
@@ -121,9 +99,6 @@ class PatchFeatures(nn.Module):
 
     Guarantee: each image is treated alone; the constants say nothing about records they were not computed from.
     Source: Coates & Ng 2012, "Learning feature representations with k-means", with patches in the place of means.
-
-    Raises:
-        ValueError: the shapes do not fit each other.
 
     >>> PatchFeatures(torch.ones(5, 3, 6, 6), torch.zeros(5))(torch.rand(4, 3, 32, 32)).shape
     torch.Size([4, 10, 2, 2])
@@ -137,23 +112,15 @@ class PatchFeatures(nn.Module):
                 f"{tuple(filters.shape)} and {tuple(bias.shape)}"
             )
         self.stride = stride
-        self.filters: Tensor
-        self.bias: Tensor
-        self.register_buffer("filters", filters.detach().clone(memory_format=torch.contiguous_format))
-        self.register_buffer("bias", bias.detach().clone())
+        self.filters = nn.Buffer(filters.detach().clone(memory_format=torch.contiguous_format))
+        self.bias = nn.Buffer(bias.detach().clone())
 
     @classmethod
     def of_public(cls, images: Tensor, filters: int, *, side: int = 6, stride: int = 1, seed: int = 0) -> Self:
-        """With a dictionary of patches drawn from these images.
+        """With a dictionary of ``filters`` patches of ``side`` x ``side`` pixels, drawn from these images.
 
-        Args:
-            images: public ones, (n, channels, height, width), pixels in [0, 1].
-            filters: how many patches the dictionary has.
-            side: height and width of a patch.
-            stride: pixels between patches.
-            seed: of the generator that draws the patches.
-
-        Guarantee: none for these images.
+        The images, (n, channels, height, width) with pixels in [0, 1], are public: there is no guarantee for them.
+        ``seed`` is that of the generator that draws the patches.
         """
         rows = _normalised(_drawn(images, side, torch.Generator().manual_seed(seed)))
         if not 1 <= filters <= len(rows):
@@ -255,16 +222,13 @@ _SLANT = 0.5  # the envelope is twice as long across the wave
 _RADIUS = 2.75  # radius of a kernel, in standard deviations
 
 
-class Scattering2d(nn.Module):
-    """Scattering coefficients of images at two scales and eight angles; it has no parameters.
+class Scattering2d(Stretching):
+    """Scattering coefficients of images at two scales and eight angles.
 
-    Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli
-    of its wavelet coefficients, and, for the second order, of the moduli of the wavelet coefficients of those moduli at
-    the fine scale. For each channel of the image there are 17 features of the first order, or 81 with the second order,
-    of which these 17 are the first.
-
-    Args:
-        order: 1 or 2.
+    Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli of
+    its wavelet coefficients, and, for ``order`` 2, of the moduli of the wavelet coefficients of those moduli at the
+    fine scale. For each channel of the image there are 17 features of the first order, or 81, of which these 17 are the
+    first.
 
     Its Lipschitz constant is known, about 0.45 for the first order and 0.48 for both, so a Lipschitz network on these
     features has certified radii (:func:`noisette.certify`) for the image.
@@ -274,8 +238,6 @@ class Scattering2d(nn.Module):
 
     >>> Scattering2d()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
-    >>> Scattering2d(order=1)(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 17, 7, 7])
     """
 
     def __init__(self, order: int = 2) -> None:
@@ -283,16 +245,12 @@ class Scattering2d(nn.Module):
         if order not in _CHANNELS:
             raise ValueError(f"expected order to be 1 or 2, got order={order}")
         self.order = order
-        self._constants: dict[tuple[int, int], float] = {}  # by image size
-        self.fine: Tensor
-        self.coarse: Tensor
-        self.blur: Tensor
-        self.blur_half: Tensor
+        self._constants: dict[tuple[int, ...], float] = {}  # by image size
         # Not in the state dict: they are constants of the method.
-        self.register_buffer("fine", _wavelets(_FINE), persistent=False)
-        self.register_buffer("coarse", _wavelets(_COARSE), persistent=False)
-        self.register_buffer("blur", _gaussian(_COARSE), persistent=False)
-        self.register_buffer("blur_half", _gaussian(_COARSE / 2), persistent=False)
+        self.fine = nn.Buffer(_wavelets(_FINE), persistent=False)
+        self.coarse = nn.Buffer(_wavelets(_COARSE), persistent=False)
+        self.blur = nn.Buffer(_gaussian(_COARSE), persistent=False)
+        self.blur_half = nn.Buffer(_gaussian(_COARSE / 2), persistent=False)
 
     @property
     def channels(self) -> int:
@@ -317,19 +275,17 @@ class Scattering2d(nn.Module):
         ]
         return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        c, h, w = x.shape
-        return NormBound(self._lipschitz_constant(h, w) * x.norm, (c * self.channels, h // STRIDE, w // STRIDE))
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        c, h, w = shape
+        return c * self.channels, h // STRIDE, w // STRIDE
 
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self._lipschitz_constant(*x.shape[1:]) * g, {}
-
-    def _lipschitz_constant(self, h: int, w: int) -> float:
+    def constant(self, shape: tuple[int, ...]) -> float:
         """The Lipschitz constant for images of this size; computing it takes seconds, so it is kept."""
-        if (h, w) not in self._constants:
+        _, *size = shape
+        if (key := tuple(size)) not in self._constants:
             kernels = self.fine, self.coarse, self.blur, self.blur_half
-            self._constants[h, w] = lipschitz_constant(*kernels, (h, w), self.order)
-        return self._constants[h, w]
+            self._constants[key] = lipschitz_constant(*kernels, (size[0], size[1]), self.order)
+        return self._constants[key]
 
     def extra_repr(self) -> str:
         return f"order={self.order}"
@@ -387,9 +343,7 @@ _CONSTANT = 1e-6  # relative to the largest standard deviation; below it, a chan
 class Standardise(nn.Module):
     """``(x - mean) / scale`` with constants, which are saved with the weights and never trained.
 
-    Args:
-        mean: a number, or a tensor that broadcasts to one example.
-        scale: likewise, above zero; 1 keeps distances unchanged.
+    Both are numbers, or tensors that broadcast to one example; a scale of 1 keeps distances unchanged.
 
     Guarantee: none for records that the constants were computed from. Declare them from public knowledge, or compute
     them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
@@ -404,10 +358,8 @@ class Standardise(nn.Module):
 
     def __init__(self, mean: Tensor | float, scale: Tensor | float = 1.0) -> None:
         super().__init__()
-        self.mean: Tensor
-        self.scale: Tensor
-        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.get_default_dtype()).detach().clone())
-        self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.get_default_dtype()).detach().clone())
+        self.mean = nn.Buffer(torch.as_tensor(mean, dtype=torch.get_default_dtype()).detach().clone())
+        self.scale = nn.Buffer(torch.as_tensor(scale, dtype=torch.get_default_dtype()).detach().clone())
         if not self.mean.isfinite().all():
             raise ValueError("expected finite means")
         if not ((self.scale > 0) & self.scale.isfinite()).all():
@@ -415,14 +367,9 @@ class Standardise(nn.Module):
 
     @classmethod
     def of_public(cls, examples: Tensor) -> Self:
-        """With the mean of these examples at each position, and their standard deviation in each channel.
+        """With the mean of public examples (n, channels, ...) at each position, and their deviation in each channel.
 
-        A channel that does not vary is centred but not scaled.
-
-        Args:
-            examples: public ones, (n, channels, ...).
-
-        Guarantee: none for these examples.
+        A channel that does not vary is centred but not scaled. There is no guarantee for these examples.
         """
         mean = examples.double().mean(0)
         axes = [axis for axis in range(examples.dim()) if axis != 1]
@@ -432,12 +379,7 @@ class Standardise(nn.Module):
 
     @classmethod
     def of_channels(cls, mean: Sequence[float], scale: Sequence[float], shape: Sequence[int]) -> Self:
-        """With one declared mean and scale for each channel, or one for all.
-
-        Args:
-            mean: one number, or as many as channels.
-            scale: likewise.
-            shape: that of an example, (channels, ...).
+        """With one declared mean and scale for each channel of an example of this shape, or one for all.
 
         Raises:
             ValueError: there is another number of means or scales, or one is out of its domain.
@@ -486,14 +428,11 @@ class _Standardised(nn.Module):
 
 
 def weight_standardised(model: nn.Module) -> nn.Module:
-    """The model, changed in place so that each of its convolutions has standardised weights.
+    """The model, changed in place so that each convolution that is trained has standardised weights.
 
     Before each use the weights of a filter are moved to the mean 0 and scaled to the deviation 1 / sqrt(n), n being
     their number, which keeps the size of its inputs; biases stay. A group norm should follow, which has a scale of its
     own. The weights of convolutions ``name`` are then called ``name.parametrizations.weight.original``.
-
-    Args:
-        model: a new one or one with weights; convolutions that are frozen stay as they are.
 
     Guarantee: weights are computed from weights alone, so that examples stay apart. The clipped gradients are those of
     the original weights.
@@ -535,9 +474,6 @@ class Whitening(nn.Module):
     Guarantee: none for records that the constants were computed from; compute them from public examples with
     :meth:`of_public`. Each example is treated alone.
 
-    Raises:
-        ValueError: the shapes do not fit each other.
-
     >>> Whitening(torch.zeros(2), torch.eye(2))(torch.tensor([[3.0, 3.0]]))
     tensor([[1., 1.]])
     """
@@ -549,25 +485,16 @@ class Whitening(nn.Module):
                 "expected a mean (numbers,) and components (components, numbers), got "
                 f"{tuple(mean.shape)} and {tuple(components.shape)}"
             )
-        self.mean: Tensor
-        self.components: Tensor
-        self.register_buffer("mean", mean.detach().clone())
-        self.register_buffer("components", components.detach().clone(memory_format=torch.contiguous_format))
+        self.mean = nn.Buffer(mean.detach().clone())
+        self.components = nn.Buffer(components.detach().clone(memory_format=torch.contiguous_format))
 
     @classmethod
     def of_public(cls, examples: Tensor, components: int, floor: float = 0.2) -> Self:
-        """With the mean and the first principal components of these examples.
+        """With the mean and the first principal components of public examples (n, ...).
 
-        Args:
-            examples: public ones, (n, ...).
-            components: how many, fewer than the examples and at most the numbers of one.
-            floor: added to the variance of each component, in units of their mean variance. Above 0, small components,
-                which the records may not share with the public examples, are not brought to full size.
-
-        Guarantee: none for these examples.
-
-        Raises:
-            ValueError: there are too few examples or numbers for so many components.
+        There are fewer components than examples, and at most as many as numbers of one. ``floor`` is added to the
+        variance of each, in units of their mean variance: above 0, small components, which the records may not share
+        with the public examples, are not brought to full size. There is no guarantee for these examples.
         """
         from sklearn.decomposition import PCA  # takes a second to import
 
@@ -599,20 +526,16 @@ class WordCounts(nn.Module):
     outweighing the others. All texts have the same length, so the gradient of a linear layer on them is bounded by the
     error of its prediction; a text without words is zero.
 
-    Args:
-        weights: of each number of a word, (words,); public constants.
+    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if they do not come from the
+    records.
 
-    Guarantee: each example is treated alone. The weights reveal nothing if they do not come from the records.
-
-    >>> import torch
     >>> WordCounts(torch.ones(4))(torch.tensor([[1, 1, 1, 1, 2, 0]]))
     tensor([[0.0000, 0.8944, 0.4472, 0.0000]])
     """
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self.weights: Tensor
-        self.register_buffer("weights", weights.detach().clone())
+        self.weights = nn.Buffer(weights.detach().clone())
 
     def forward(self, numbers: Tensor) -> Tensor:
         numbers, words = numbers.long(), len(self.weights)
@@ -630,20 +553,16 @@ class WordVectors(nn.Module):
     Texts are numbers of words, in which 0 is padding and is not counted. A text without words, or whose words have no
     vector, is zero.
 
-    Args:
-        vectors: of each number of a word, (words, dims); public constants, zero for words without a vector.
+    Guarantee: each example is treated alone. The vectors, (words, dims), reveal nothing if they do not come from the
+    records.
 
-    Guarantee: each example is treated alone. The vectors reveal nothing if they do not come from the records.
-
-    >>> import torch
     >>> WordVectors(torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 2.0]]))(torch.tensor([[1, 2, 2, 0]]))
     tensor([[0.6000, 0.8000]])
     """
 
     def __init__(self, vectors: Tensor) -> None:
         super().__init__()
-        self.vectors: Tensor
-        self.register_buffer("vectors", vectors.detach().clone())
+        self.vectors = nn.Buffer(vectors.detach().clone())
 
     def forward(self, numbers: Tensor) -> Tensor:
         numbers = numbers.long()

@@ -1,32 +1,5 @@
 """Layers and losses with known Lipschitz constants, for networks that are trained without per-example clipping."""
 
-from noisette.lipschitz.blocks import BoundedInput as BoundedInput
-from noisette.lipschitz.blocks import LipschitzConcat as LipschitzConcat
-from noisette.lipschitz.blocks import LipschitzResidual as LipschitzResidual
-from noisette.lipschitz.blocks import MixerBlock as MixerBlock
-from noisette.lipschitz.blocks import NormCap as NormCap
-from noisette.lipschitz.blocks import Scale as Scale
-from noisette.lipschitz.blocks import SphereInput as SphereInput
-from noisette.lipschitz.blocks import TokenMix as TokenMix
-from noisette.lipschitz.layers import Abs as Abs
-from noisette.lipschitz.layers import BallBias as BallBias
-from noisette.lipschitz.layers import FullSort as FullSort
-from noisette.lipschitz.layers import GlobalL2NormPool2d as GlobalL2NormPool2d
-from noisette.lipschitz.layers import GroupSort2 as GroupSort2
-from noisette.lipschitz.layers import L2NormPool2d as L2NormPool2d
-from noisette.lipschitz.layers import LayerCentering as LayerCentering
-from noisette.lipschitz.layers import PatchConv2d as PatchConv2d
-from noisette.lipschitz.layers import Patches as Patches
-from noisette.lipschitz.layers import ScaledAvgPool2d as ScaledAvgPool2d
-from noisette.lipschitz.layers import SpectralConv2d as SpectralConv2d
-from noisette.lipschitz.layers import SpectralLinear as SpectralLinear
-from noisette.lipschitz.losses import HKR as HKR
-from noisette.lipschitz.losses import KR as KR
-from noisette.lipschitz.losses import MAE as MAE
-from noisette.lipschitz.losses import MSE as MSE
-from noisette.lipschitz.losses import HuberLoss as HuberLoss
-from noisette.lipschitz.losses import KCosine as KCosine
-from noisette.lipschitz.losses import MulticlassHinge as MulticlassHinge
-from noisette.lipschitz.losses import MultiMargin as MultiMargin
-from noisette.lipschitz.losses import TauBCE as TauBCE
-from noisette.lipschitz.losses import TauCrossEntropy as TauCrossEntropy
+from noisette.lipschitz.blocks import *  # noqa: F403
+from noisette.lipschitz.layers import *  # noqa: F403
+from noisette.lipschitz.losses import *  # noqa: F403

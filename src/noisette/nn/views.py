@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from noisette import errors as checks
 
+__all__ = ["MirrorAndShift", "MirrorAverage", "fixed_views", "mean_over_stored_views", "mean_over_views"]
+
 Loss = Callable[..., Tensor]
 
 
@@ -32,10 +34,6 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     Source: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale",
     section 3.2.
 
-    Raises:
-        ValueError: ``views`` is not a positive integer; when called: another number of views comes back.
-
-    >>> import torch
     >>> loss = mean_over_views(lambda model, x, y: (x.squeeze(1) - y) ** 2, lambda x: x + torch.arange(2.0)[:, None], 2)
     >>> loss(None, torch.tensor([[3.0]]), torch.tensor([3.0]))
     tensor([0.5000])
@@ -54,7 +52,6 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
 def mean_over_stored_views(loss: Loss) -> Loss:
     """The same for views that were made before, which lie on the second axis of the example: (1, views, ...).
 
-    >>> import torch
     >>> mean_over_stored_views(lambda model, x, y: (x - y) ** 2)(None, torch.tensor([[3.0, 5.0]]), torch.tensor([3.0]))
     tensor([2.])
     """
@@ -66,14 +63,8 @@ def mean_over_stored_views(loss: Loss) -> Loss:
 
 
 class MirrorAverage(nn.Module):
-    """A model of images whose scores are the mean of those for the image and for its mirror image.
+    """A model of images (b, c, h, w) whose scores are the mean of those for the image and for its mirror image.
 
-    It has no parameters of its own: the guarantee of the model's weights covers it.
-
-    Args:
-        model: takes images (b, c, h, w).
-
-    >>> import torch
     >>> MirrorAverage(nn.Flatten())(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[2., 2.]])
     """
@@ -111,18 +102,11 @@ def _repeated(rows: Tensor, times: int) -> Tensor:
 
 
 class MirrorAndShift:
-    """Random views of images (b, c, h, w): each is mirrored with probability one half and shifted by some pixels.
+    """Random views of images (b, c, h, w): mirrored with probability one half, shifted by up to ``shift`` pixels.
 
     Each row has random numbers of its own, from the generator of PyTorch. A private run seeds it secretly for each
-    batch: if others knew the views, one record more would move those of all records behind it.
-    Where a shift leaves pixels without a value, they take that of the nearest pixel of the border.
-
-    Args:
-        flip: whether images are mirrored, left to right.
-        shift: the most pixels by which an image is shifted along each axis; all shifts are equally likely.
-
-    Raises:
-        ValueError: ``shift`` is below zero, or neither is asked for.
+    batch: if others knew the views, one record more would move those of all records behind it. All shifts along an axis
+    are equally likely; pixels without a value take that of the nearest pixel of the border.
 
     >>> MirrorAndShift(flip=True, shift=2)(torch.zeros(5, 3, 8, 8)).shape
     torch.Size([5, 3, 8, 8])
@@ -146,14 +130,8 @@ class MirrorAndShift:
 def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor:
     """The first ``views`` fixed views of each image: (n, c, h, w) to (n, views, c, h, w).
 
-    They are the image, its mirror image, and the same shifted by ``shift`` pixels along one axis and along both. A
-    model whose first part is fixed computes the features of each once.
-
-    Args:
-        images: (n, c, h, w).
-        views: how many of them are taken, in this order.
-        flip: whether there are mirror images.
-        shift: by how many pixels the others are shifted; 0 for none.
+    They are the image, its mirror image if ``flip``, and the same shifted by ``shift`` pixels along one axis and along
+    both. A model whose first part is fixed computes the features of each once.
 
     Raises:
         ValueError: ``views`` is not a positive integer, or there are fewer.

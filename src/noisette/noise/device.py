@@ -1,9 +1,9 @@
-"""Gaussian noise on the device of the weights, eager or compiled."""
+"""Quicker noise than the plain one, to the bit the same: compiled for a processor, by a Triton kernel on a GPU."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,12 +19,10 @@ from noisette.core.noise import (
     PAIRS,
     QUARTER_TURN,
     RADIUS_BITS,
-    RARE,
     RARE_BITS,
     TILE,
     TILES_AT_ONCE,
     TWO_LN_2,
-    WORDS,
     Noise,
     Part,
     Piece,
@@ -33,32 +31,13 @@ from noisette.core.noise import (
     SecretKey,
     Words,
     digits_of,
-    groups_of,
-    rare_radius,
 )
-
-_TILES_AT_ONCE = 2**14  # 4 million values: their operations take longer than it takes to start them
-_BLOCKS = WORDS // 8  # of the cipher in a tile
-_CONSTANTS = b"expand 32-byte k"
-
-
-def device_noise(key: SecretKey, dtype: torch.dtype, device: torch.device) -> Noise:
-    """The quickest noise for sums of this type on this device; all give the same values."""
-    if device.type == "cuda" and dtype == torch.float32 and find_spec("triton") is not None:
-        return _by_triton(key, device)
-    return TorchNoise(key, dtype, device)
-
-
-def _by_triton(key: SecretKey, device: torch.device) -> Noise:
-    from noisette.noise.triton_noise import TritonNoise
-
-    return TritonNoise(key, device)
 
 
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    On a GPU it is right as it stands, on a processor only if it is compiled, since ``torch.sqrt`` there is not.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor.
 
     The standard deviation is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile
     are separate arguments, because a compiler needs a second pass to put two results into one tensor.
@@ -90,7 +69,7 @@ def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, 
 
 
 def square_root(squared: Tensor) -> Tensor:
-    """The root, rounded correctly in compiled code and on GPUs."""
+    """The root, rounded correctly in compiled code."""
     return squared.sqrt()
 
 
@@ -101,96 +80,6 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     while others:
         result = result * x + others.pop()
     return result
-
-
-class TorchNoise:
-    """Noise of one key, for sums of one type on one device."""
-
-    def __init__(
-        self, key: SecretKey, dtype: torch.dtype, device: torch.device, tiles_at_once: int = _TILES_AT_ONCE
-    ) -> None:
-        self._key = key
-        self._device = device
-        self._values = torch.zeros(tiles_at_once, 2, PAIRS, dtype=dtype, device=device)
-
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
-        """Divide each tensor by a number and add noise to it, as ``GaussianNoise.add_``, for these parts."""
-        # In the memory of the device: a GPU multiplies by the reciprocal of a number that the host divides by.
-        deviation, by = (torch.tensor(n, dtype=torch.float64, device=self._device) for n in (std, divisor))
-        for pieces in groups_of(parts, len(self._values)):
-            radii, angles = self._words(pieces, step)
-            values = self._values[: len(radii)]
-            noise_of_words(radii, angles, deviation, values[:, 0], values[:, 1])
-            for piece in pieces:
-                elements = flat[piece.name][piece.at : piece.at + piece.numel]
-                elements.div_(by).add_(values.view(-1)[piece.values])
-
-    def _words(self, pieces: Sequence[Piece], step: int) -> tuple[Tensor, Tensor]:
-        """The words of the radii, shape (tiles, PAIRS), with their levels, and those of the angles."""
-        owners, tiles = tiles_of(pieces)
-        nonce = bytes(4) + step.to_bytes(12, "little")
-        secrets = [self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces]
-        states = np.frombuffer(b"".join(_CONSTANTS + secret + nonce for secret in secrets), np.int32).reshape(-1, 16)
-        # Of each tile the state of its stream, then the counter of its first block; the host sends once for all.
-        sent = torch.tensor(np.column_stack([states[owners], tiles * _BLOCKS]), device=self._device)
-        each = sent.repeat_interleave(_BLOCKS, 0).t()
-        counters = each[16] + torch.arange(_BLOCKS, device=self._device).repeat(len(tiles))
-        words = chacha20_blocks(each[:16].to(torch.int32), counters).view(-1, 3 * PAIRS)
-        radii = words[:, : 2 * PAIRS].contiguous().view(torch.int64) & MASK
-        for row, pair in (radii < RARE).nonzero().tolist():
-            number = int(tiles[row]) * PAIRS + pair
-            radii[row, pair] = rare_radius(self._key, pieces[int(owners[row])].name, step, number)
-        return radii, words[:, 2 * PAIRS :]
-
-
-def tiles_of(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each tile of a group: the number of a piece that it belongs to, and its number in the parameter."""
-    owners = np.zeros(pieces[-1].place + pieces[-1].tiles, dtype=np.int64)
-    tiles = np.zeros_like(owners)
-    for number, piece in enumerate(pieces):
-        there = slice(piece.place, piece.place + piece.tiles)
-        owners[there], tiles[there] = number, np.arange(piece.tile, piece.tile + piece.tiles)
-    return owners, tiles
-
-
-def chacha20_blocks(states: Tensor, counters: Tensor) -> Tensor:
-    """The blocks of ChaCha20 keystreams (RFC 8439).
-
-    Args:
-        states: the words of constants, key and nonce, as signed integers of 32 bits, shape (16, blocks); the counter is
-            filled in.
-        counters: below 2^32, shape (blocks,).
-
-    Returns:
-        Words as signed integers of 32 bits, shape (blocks, 16).
-    """
-    first = states.contiguous()
-    first[12] = (counters - ((counters >> 31) << 32)).to(torch.int32)  # the same bits, with a sign
-    a, b, c, d = (row.clone() for row in first.view(4, 4, -1))
-    for _ in range(10):
-        a, b, c, d = _quarter_rounds(a, b, c, d)
-        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
-        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    return torch.cat([a, b, c, d]).add_(first).t().contiguous()
-
-
-def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four at once, one for each column."""
-    a = a + b
-    d = _rotated(d ^ a, 16)
-    c = c + d
-    b = _rotated(b ^ c, 12)
-    a = a + b
-    d = _rotated(d ^ a, 8)
-    c = c + d
-    return a, _rotated(b ^ c, 7), c, d
-
-
-def _rotated(x: Tensor, by: int) -> Tensor:
-    """To the left. A shift to the right repeats the sign, which is masked away."""
-    return (x << by) | ((x >> (32 - by)) & (2**by - 1))
 
 
 def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, np.ndarray]:
@@ -224,8 +113,7 @@ _SAVED, _TO_COMPILE = 4e-9, 5.0
 # The compiled pass always computes all tiles. Up to this number the plain one takes less time.
 _FEWEST_TILES = TILES_AT_ONCE // 8
 
-Compiled = Callable[..., Any]
-"""The compiled :func:`~noisette.noise.device.noise_of_words`."""
+Compiled = Callable[..., Any]  # the compiled noise_of_words
 
 
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
@@ -268,8 +156,9 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
 class CompiledNoise:
     """A source of noise for a run.
 
-    For sums on a GPU it gives the kernel. For sums on a processor it gives the compiled pass, as soon as that is worth
-    it, if it gives what the plain one gives: an error in compiled code would leave sums without noise.
+    For sums in single precision on a GPU it gives the kernel, where Triton is installed. For sums on a processor it
+    gives the compiled pass, as soon as that is worth it, if it gives what the plain one gives: an error in compiled
+    code would leave sums without noise.
 
     Args:
         schedule: whether anything is compiled for a processor, and whether it is waited for; ``None``: nothing is.
@@ -291,7 +180,11 @@ class CompiledNoise:
         place = key, dtype, device
         if place not in self._found:
             if device.type != "cpu":
-                self._found[place] = device_noise(key, dtype, device)
+                if device.type != "cuda" or dtype != torch.float32 or find_spec("triton") is None:
+                    return None
+                from noisette.noise.triton_noise import TritonNoise
+
+                self._found[place] = TritonNoise(key, device)
             elif (compiled := self.compiled(dtype, values)) is not None:
                 if is_faithful(compiled, dtype):
                     self._found[place] = PlainNoise(key, dtype, CompiledPass(compiled, dtype), _FEWEST_TILES)

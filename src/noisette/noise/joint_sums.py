@@ -57,15 +57,7 @@ class JointSums:
         return float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together.
-
-        Args:
-            sums: a name, the parameter, and the sum. Those of sharded parameters were added up over the ranks when they
-                were formed.
-            step: number of the step.
-            std: standard deviation of the noise.
-            divisor: the noise is not divided by it.
-        """
+        """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together."""
         whole = [(name, g) for name, p, g in sums if not is_sharded(p)]
         parts = [(name, (g, window_of(p))) for name, p, g in sums if is_sharded(p)]
         for group in {(g.dtype, g.device): None for _, g in whole}:
@@ -81,14 +73,7 @@ class JointSums:
 
     @torch.no_grad()
     def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all ranks) / divisor + noise.
-
-        Args:
-            sums: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
-            step: number of the step.
-            std: standard deviation of the noise.
-            divisor: the noise is not divided by it.
-        """
+        """Replace each sum by (the sum over all ranks) / divisor + noise."""
         if self.size == 1:
             self._noise.add_(sums, step=step, std=std, divisor=divisor)
             return
@@ -116,14 +101,7 @@ class JointSums:
     def release_parts_(
         self, parts: Mapping[str, tuple[Tensor, Window]], *, step: int, std: float, divisor: float
     ) -> None:
-        """Divide the parts of sums that this rank holds, and add their part of the noise; nothing is exchanged.
-
-        Args:
-            parts: by name, contiguous, all float32 or all float64, on one device, with the elements that they hold.
-            step: number of the step.
-            std: standard deviation of the noise.
-            divisor: the noise is not divided by it.
-        """
+        """Divide the parts of sums that this rank holds, and add their part of the noise; nothing is exchanged."""
         held = {name: (part, window) for name, (part, window) in parts.items() if part.numel()}
         self._noise.add_(
             {name: part for name, (part, _) in held.items()},

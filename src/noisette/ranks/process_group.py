@@ -1,4 +1,7 @@
-"""What ranks tell each other to agree: one short message of a fixed size each, as text that runs no code."""
+"""The processes of one run: messages by which they agree, sums that they add up, and models in wrappers.
+
+A message is short, of a fixed size, and text that runs no code.
+"""
 
 from __future__ import annotations
 

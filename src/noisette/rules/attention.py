@@ -1,4 +1,4 @@
-"""Embedding tables: each id adds its gradient to one row of the table."""
+"""Embedding tables, each id of which adds its gradient to one row, and the decomposition of attention layers."""
 
 from __future__ import annotations
 
@@ -85,9 +85,6 @@ def embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[T
     gradients = form.explicit()
     each = ids.expand(len(gradients), *ids.shape).flatten(1)
     return [(table, touched_rows(each, gradients.reshape(*each.shape, -1), table, padding_idx))]
-
-
-F = torch.nn.functional
 
 
 @rewrite(F.multi_head_attention_forward)

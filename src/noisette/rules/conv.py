@@ -1,4 +1,8 @@
-"""Autotuning: of several exact plans for one result, the one that was fastest for this shape on this device."""
+"""Convolutions: per-example gradients of kernels and biases, by the plan that is fastest for each shape.
+
+A plan computes the gradients of a kernel, or their norms, exactly. Which of them is fastest depends on the shape and
+the device, so they are measured at the first use of a shape.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,17 @@ from noisette.core.forms import (
     examples_at_once,
     gram_product,
     rewrite,
-    rule_per_operand,
+    rule,
     scale_rows,
 )
+
+F = torch.nn.functional
+PerAxis = int | Sequence[int]
+Explicit = Callable[["KernelFactors"], Tensor]  # gradients (b, o, c / groups, *kernel)
+Norms = Callable[["KernelFactors"], Tensor]  # squared norms, (b,)
+Plan = TypeVar("Plan")
+
+# Of several exact plans, the one that was fastest for this shape on this device
 
 _WINNERS: dict[Hashable, str] = {}
 _FEW_OPERATIONS = ContextVar("few_operations", default=False)
@@ -103,7 +115,7 @@ def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> fl
     return start.elapsed_time(end) / 1000
 
 
-F = torch.nn.functional
+# The factors of the gradients of a kernel, and the plans that multiply them
 
 
 @dataclass(frozen=True)
@@ -193,8 +205,6 @@ def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     )[1]
 
 
-Explicit = Callable[[KernelFactors], Tensor]  # gradients (b, o, c / groups, *kernel)
-
 # Elements of an unfolded image that a processor multiplies before they leave its cache.
 _CACHED = 2**19
 
@@ -270,9 +280,6 @@ def few_operations_plans(form: KernelFactors) -> dict[str, tuple[Explicit, int]]
         "backend": (by_backend, size),
         "grouped": (by_groups, 2 * size),
     }
-
-
-Norms = Callable[[KernelFactors], Tensor]  # squared norms, (b,)
 
 
 def gram_of_pixels(form: KernelFactors) -> Tensor:
@@ -377,9 +384,6 @@ class KernelGradients(KernelFactors):
         return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
 
 
-Plan = TypeVar("Plan")
-
-
 def explicit_plans(form: KernelGradients) -> dict[str, Explicit]:
     """The plans for explicit gradients of the whole batch whose temporary memory is affordable."""
     if operations_are_few():
@@ -478,8 +482,7 @@ def _in_few_parts(norms: Norms, size: int) -> Norms:
     return over_parts
 
 
-F = torch.nn.functional
-PerAxis = int | Sequence[int]
+# The rules
 
 
 def _per_axis(value: PerAxis, axes: int) -> tuple[int, ...]:
@@ -517,7 +520,7 @@ def _bias_gradients(examples: Examples, dy: Tensor) -> Dense:
     return Dense(examples.first(dy).flatten(3).sum((1, 3)))
 
 
-@rule_per_operand(torch.conv1d, torch.conv2d, torch.conv3d, operands=("weight", "bias"))
+@rule(torch.conv1d, torch.conv2d, torch.conv3d, operand=("weight", "bias"))
 def conv(
     operand: str,
     examples: Examples,
@@ -545,7 +548,7 @@ def conv(
     return _kernel_gradients(examples, input, dy, weight, _per_axis(stride, axes), ends, steps, groups)
 
 
-@rule_per_operand(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, operands=("weight", "bias"))
+@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, operand=("weight", "bias"))
 def conv_transpose(
     operand: str,
     examples: Examples,

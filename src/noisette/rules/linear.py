@@ -1,10 +1,4 @@
-"""Outer products of factors in bfloat16, held as they are: half the memory, and matrix units multiply them exactly.
-
-The product of two numbers in bfloat16 is exact in single precision, in which the products are added up. A weight times
-a factor has more digits; it is split into three terms in bfloat16, which together hold all 24 of them, so that a sum is
-as exact as in single precision. Two terms would be wrong by 2^-17 of a factor, and where the positions of an example
-cancel, no share of its norm bounds that.
-"""
+"""Linear layers and products of tensors: outer products at each position, also of factors in bfloat16."""
 
 from __future__ import annotations
 
@@ -28,12 +22,19 @@ from noisette.core.forms import (
     gram_product,
     rewrite,
     rule,
-    rule_per_operand,
     scale_rows,
     sums_of_squares,
     writing_out_pays,
 )
 
+F = torch.nn.functional
+
+# Outer products of factors in bfloat16, held as they are: half the memory, and matrix units multiply them exactly.
+#
+# The product of two numbers in bfloat16 is exact in single precision, in which the products are added up. A weight
+# times a factor has more digits; it is split into three terms in bfloat16, which together hold all 24 of them, so that
+# a sum is as exact as in single precision. Two terms would be wrong by 2^-17 of a factor, and where the positions of an
+# example cancel, no share of its norm bounds that.
 _TERMS = 3
 
 
@@ -88,6 +89,9 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
+
+
+# Operands that are broadcast, and factors of sums of products
 
 
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
@@ -260,7 +264,7 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
     return product.reshape(-1 if has_examples else 1, *shape).expand(sizes[example], -1, -1, -1)
 
 
-F = torch.nn.functional
+# The rules
 
 
 @rule(F.linear, operand="weight")
@@ -326,9 +330,11 @@ def einsum_of_list(equation: str, *operands: Any) -> Any:
 _FACTORS = ("first", "second", "third", "fourth")
 
 
-@rule_per_operand(torch.einsum, operands=_FACTORS, names=("equation", *_FACTORS))
-def einsum(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+@rule(torch.einsum, operand=_FACTORS, names=("equation", *_FACTORS))
+def einsum(
+    operand: str, examples: Examples, dy: Tensor, equation: str, *given: Tensor, **named: Tensor
+) -> ExampleGradients:
     """G = dy times the other operands, summed over every letter that the operand does not have."""
-    factors = {name: arguments[name] for name in _FACTORS if name in arguments}
+    factors = {**dict(zip(_FACTORS, given, strict=False)), **named}
     tensors = [factor if name == operand else factor.conj() for name, factor in factors.items()]
-    return factor_gradients(examples, dy, arguments["equation"], tensors, list(factors).index(operand))
+    return factor_gradients(examples, dy, equation, tensors, list(factors).index(operand))

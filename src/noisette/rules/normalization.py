@@ -1,8 +1,4 @@
-"""Gradients that are one tensor shared by all examples, times a factor for each example and channel.
-
-They arise where statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the
-weight is the same for every example, and the factor is the example's gradient of that statistic.
-"""
+"""Normalization: scale and shift of layer, group, instance and batch norms, and statistics of public data."""
 
 from __future__ import annotations
 
@@ -27,11 +23,20 @@ from noisette.core.forms import (
     derivation,
     inner_product,
     rule,
-    rule_per_operand,
     sums_of_squares,
 )
 from noisette.rules.conv import KernelGradients, operations_are_few
 from noisette.rules.linear import unbroadcast, unbroadcast_channels
+
+F = torch.nn.functional
+Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
+
+# Elements of a normalized input that are summed before they leave the processor's cache.
+_CACHED = 2**19
+
+# Gradients that are one tensor shared by all examples, times a factor for each example and channel. They arise where
+# statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the weight is the
+# same for every example, and the factor is the example's gradient of that statistic.
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,7 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
     return ((scaled.sum(1, keepdim=True) if one else scaled) * images.flatten(2)).sum((1, 2))
 
 
-F = torch.nn.functional
-Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
-
-# Elements of a normalized input that are summed before they leave the processor's cache.
-_CACHED = 2**19
+# Scale and shift
 
 
 def scale_gradients(
@@ -179,7 +180,10 @@ def _register(
         check: refuses arguments with which examples are not independent.
     """
 
-    def affine(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+    names = tuple(inspect.signature(operation).parameters)
+
+    def affine(operand: str, examples: Examples, dy: Tensor, *given: Any, **named: Any) -> ExampleGradients:
+        arguments = {**dict(zip(names, given, strict=False)), **named}
         if check is not None:
             check(arguments)
         if operand == "bias":
@@ -188,8 +192,7 @@ def _register(
         input, weight = arguments["input"], arguments["weight"]
         return scale_gradients(examples, dy, input, weight, lambda x: normalize(**settings | {"input": x}), reduce)
 
-    affine.__name__ = operation.__name__
-    rule_per_operand(operation, operands=operands, names=tuple(inspect.signature(operation).parameters))(affine)
+    rule(operation, operand=tuple(operands), names=names)(affine)
 
 
 def _check_instance_norm(arguments: Mapping[str, Any]) -> None:
@@ -211,6 +214,9 @@ _register(F.rms_norm, unbroadcast, F.rms_norm, operands=("weight",))
 _register(F.group_norm, unbroadcast_channels, torch.group_norm)
 _register(F.instance_norm, unbroadcast_channels, F.instance_norm, check=_check_instance_norm)
 _register(F.batch_norm, unbroadcast_channels, F.batch_norm, check=_check_batch_norm)
+
+
+# Statistics of a public batch that depend on the weights
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import Operation, Run, leaves, named_arguments
+from noisette.core.forms import OPERANDS, Operation, Run, leaves
 from noisette.core.loss import is_wrapped, physical
 from noisette.errors import PrivacyError
 from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
+
+
+def _named(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
@@ -40,7 +45,7 @@ def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
 @leaves(F.linear, F.layer_norm, F.rms_norm, F.embedding)
 def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Operations on the last axes of ``input``, whatever its other axes are: the examples are one more of these."""
-    arguments = named_arguments(func, args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input") or arguments.get("scale_grad_by_freq"):
         return NotImplemented
     if arguments.get("max_norm") is not None:
@@ -69,7 +74,7 @@ def _no_view(output: Tensor) -> Tensor:
 @leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
 def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """x @ W with one matrix or vector W for all examples."""
-    arguments = named_arguments(torch.matmul, args, kwargs)
+    arguments = _named(OPERANDS[torch.matmul], args, kwargs)
     left, right = arguments.get("input"), arguments.get("other")
     if len(arguments) != 2 or left is None or right is None or not _only_batched(arguments, "input") or right.dim() > 2:
         return NotImplemented
@@ -82,7 +87,7 @@ _ADDMM = ("input", "mat1", "mat2")
 @leaves(torch.addmm, Tensor.addmm)
 def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """bias + x @ W with one matrix W and one bias for all examples."""
-    arguments: dict[str, Any] = {**dict(zip(_ADDMM, args, strict=False)), **kwargs}
+    arguments = _named(_ADDMM, args, kwargs)
     if not arguments.keys() <= set(_ADDMM) or not _only_batched(arguments, "mat1"):
         return NotImplemented
     return run(
@@ -125,7 +130,7 @@ _CONVOLUTIONS = {
 @leaves(*_CONVOLUTIONS)
 def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Images (n, c, ...), or one image (c, ...), and one kernel for all examples."""
-    arguments = named_arguments(func, args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input"):
         return NotImplemented
     input = arguments["input"]
@@ -139,7 +144,7 @@ def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs
 @leaves(F.group_norm, F.instance_norm, normalise_channels)
 def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Norms of (n, c, ...) that treat the first axis as separate examples; running statistics stay with ``vmap``."""
-    arguments = named_arguments(func, args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
         return NotImplemented
     if arguments.get("running_mean") is not None or arguments.get("running_var") is not None:
@@ -150,7 +155,7 @@ def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwar
 @leaves(F.batch_norm)
 def fixed_batch_norm(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Batch norm of (n, c, ...) with fixed statistics."""
-    arguments = named_arguments(func, args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     fixed = not arguments.get("training", False) and arguments.get("running_mean") is not None
     if not fixed or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
         return NotImplemented
@@ -163,7 +168,7 @@ _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "s
 @leaves(F.scaled_dot_product_attention, data=(0, 1, 2, 3, *_ATTENTION[:4]))
 def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Attention within each (head, position, feature), with or without n in front, and any mask that broadcasts."""
-    arguments: dict[str, Any] = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
+    arguments = _named(_ATTENTION, args, kwargs)
     axes, mask = arguments["query"].dim(), arguments.get("attn_mask")
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
@@ -231,7 +236,7 @@ _RRELU = ("input", "lower", "upper", "training", "inplace")
 @leaves(F.rrelu)
 def random_slope(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Each number has a slope of its own, wherever the examples are."""
-    arguments: dict[str, Any] = {**dict(zip(_RRELU, args, strict=False)), **kwargs}
+    arguments = _named(_RRELU, args, kwargs)
     if arguments.get("inplace") or not is_wrapped(arguments["input"]):
         return NotImplemented
     return run(func, (), arguments | {"input": physical(arguments["input"])})
@@ -247,7 +252,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     The mean goes over the labels that are not ignored, each with the weight of its class; without any it is not a
     number, as outside of ``vmap``.
     """
-    arguments: dict[str, Any] = {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs}
+    arguments = _named(_CROSS_ENTROPY, args, kwargs)
     input, target = arguments["input"], arguments["target"]
     weight = arguments.get("weight")
     if any(arguments.get(name) is not None for name in ("size_average", "reduce")):

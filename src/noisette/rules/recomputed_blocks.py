@@ -19,8 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from noisette.core import loss as internals
 from noisette.core.backward import ForwardPass
+from noisette.core.forms import Use
 from noisette.core.state import version_of
-from noisette.core.trace import Recorder, Use
+from noisette.core.trace import Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
 
@@ -112,7 +113,7 @@ class Blocks:
         if self._inside:
             yield
             return
-        args, draft = options[5:], self._recorder._draft
+        args, draft = options[5:], self._recorder.draft
         block = _Block(_Call(self._recorder, function, args, keywords))
         uses, derived = len(draft.uses), len(draft.derived)
         self._inside = True

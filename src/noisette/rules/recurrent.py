@@ -1,4 +1,4 @@
-"""Gradients of recurrent layers at their two matrix products, by one backward pass through time in closed form.
+"""Recurrent layers and cells: gradients at their two matrix products, by one backward pass through time in closed form.
 
 A layer is z_t = W_ih x_t + b_ih, a_t = W_hh h_{t-1} + b_hh, and a step that computes h_t from the two. The states are
 already known when a function of this file is called. It returns them as outputs of an autograd function of z, a and the
@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from noisette.core.forms import Operation, rewrite
 
+F = torch.nn.functional
 # gradient * y (1 - y) and gradient * (1 - y * y), in one kernel each
 _SIGMOID_BACKWARD = torch.ops.aten.sigmoid_backward.grad_input
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
@@ -89,7 +90,7 @@ def lstm(known: KnownStates) -> tuple[Tensor, ...]:
     values = [known.output, cells[1:].transpose(0, 1)]
     if known.w_hr is None:
         return _connect(known, steps, values)
-    projected = torch.nn.functional.linear((o * squashed).transpose(0, 1), known.w_hr)
+    projected = F.linear((o * squashed).transpose(0, 1), known.w_hr)
     return _connect(known, steps, values, projected)
 
 
@@ -115,12 +116,7 @@ class Steps(Protocol):
     """What the backward pass through time needs of the forward pass."""
 
     def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Gradients at z, a, the product of a projection if there is one, and the states before the first step.
-
-        Args:
-            weights: W_hh, and W_hr if there is a projection.
-            dy: the gradient at h (b, t, features), for an LSTM also at c; ``None`` for zero.
-        """
+        """Gradients at z, a, the product of a projection if there is one, and the states before the first step."""
         ...
 
 
@@ -147,14 +143,7 @@ class _StatesFunction(torch.autograd.Function):
 def connect(
     steps: Steps, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Known values as functions of z, a, the product of a projection and the states before the first step.
-
-    Args:
-        steps: the backward pass.
-        values: h of all steps, for an LSTM also c; axes (b, t, features).
-        weights: W_hh, and W_hr if there is a projection.
-        sources: z, a, the product of a projection if there is one, and the states before the first step.
-    """
+    """Known values as functions of z, a, the product of a projection and the states before the first step."""
     return _StatesFunction.apply(steps, values, [w.detach() for w in weights if w is not None], *sources)
 
 
@@ -244,7 +233,6 @@ def _batch_first(gradients: Tensor) -> Tensor:
     return gradients.flatten(2).transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
-F = torch.nn.functional
 # Of the products, z and a or their sum alone, and the states; gives the new states, h before its projection.
 Step = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -305,15 +293,7 @@ class Unrolled:
 
     @classmethod
     def run(cls, step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights) -> Unrolled:
-        """Compute all steps.
-
-        Args:
-            step: the equations of a cell.
-            is_of_sum: whether they take z + a, and not the two products.
-            x: the inputs, (b, t, features).
-            states: before the first step, (b, features).
-            weights: of the layer.
-        """
+        """Compute all steps."""
         now, steps, each = [state.detach() for state in states], [], []
         with torch.no_grad():
             w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
@@ -334,12 +314,7 @@ class Unrolled:
         return cls(steps, values, unprojected)
 
     def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Gradients at z, a, the product of a projection if there is one, and the states before the first step.
-
-        Args:
-            weights: W_hh, and W_hr if there is a projection.
-            dy: the gradient at the values; ``None`` for zero.
-        """
+        """Gradients at z, a, the product of a projection if there is one, and the states before the first step."""
         w_hh, *w_hr = weights
         outside = [None if of_value is None else of_value.unbind(1) for of_value in dy[: len(self.values)]]
         dstates: list[Tensor | None] = [None] * len(self.values)  # what the later steps give

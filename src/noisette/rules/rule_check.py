@@ -116,13 +116,6 @@ def _compare(
 ) -> None:
     """Compare an operation and the rule of an operand with calls for each example alone and autograd.
 
-    Args:
-        func: the operation.
-        operand: the name of the operand, and ``place``, its place among the values.
-        values: the leaves of the arguments, with this ``structure``.
-        batched: which of them have an axis of examples.
-        b: the number of examples.
-
     Raises:
         PrivacyError: they differ.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
-from noisette.core.trees import map_leaves, tensors
+from noisette.core.trees import children, map_leaves, tensors
 
 _ALIKE = {"int64": "int", "bool_": "bool"}  # NumPy's numbers that become tensors of one type with Python's
 _NUMERIC = "biufc"  # kinds of arrays that become tensors
@@ -39,6 +38,15 @@ def collated(records: list[Any], remedy: str = _ONE_SHAPE) -> Any:
     return default_collate(records)
 
 
+def check_one_form(records: list[Any], remedy: str) -> None:
+    """Check that the records of a microbatch have one form.
+
+    Raises:
+        ValueError: as of :func:`collated`.
+    """
+    _at_each_place(records, remedy, _check_alike, _are_plain_alike)
+
+
 def joined(microbatches: list[Any]) -> Any:
     """Microbatches of one record each as one: tensors one below the other, and of other values a list.
 
@@ -46,16 +54,15 @@ def joined(microbatches: list[Any]) -> Any:
     the list has one entry for each record; lists of one such value follow one another, and ``None`` for all stays. A
     microbatch that is alone is given as it is, but for arrays and tensors without an axis.
 
-    Args:
-        microbatches: each made of one record alone, as nested values.
-
     Guarantee: the row of a record is a function of that record alone.
 
     Raises:
         ValueError: they differ in their fields, in the type of a tensor or in its shape; a tensor has not the record on
             its first axis; or values are masked.
     """
-    return _joined(microbatches, None) if len(microbatches) > 1 else map_leaves(_with_row, microbatches[0])
+    if len(microbatches) == 1:
+        return map_leaves(_with_row, microbatches[0])
+    return _at_each_place(microbatches, _ONE_SHAPE, _rows, _are_without_tensors)
 
 
 def row_of(microbatch: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,51 +71,63 @@ def row_of(microbatch: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a tensor has not the record on its first axis.
     """
-    return {name: _joined([value], name)[0] for name, value in microbatch.items() if value is not None}
+    return {
+        name: _at_each_place([value], _ONE_SHAPE, _rows, _are_without_tensors, name)[0]
+        for name, value in microbatch.items()
+        if value is not None
+    }
 
 
-def check_one_form(values: list[Any], remedy: str, name: object = None) -> None:
-    """Check that the records of a microbatch, or the parts of them that have a name, have one form.
+Values = list[Any]  # of one place in all records
 
-    Raises:
-        ValueError: as of :func:`collated`.
+
+def _at_each_place(
+    values: Values,
+    remedy: str,
+    change: Callable[[Values, str, object], Any],
+    is_place: Callable[[Values], bool],
+    name: object = None,
+) -> Any:
+    """The containers of the first record, with ``change`` of what all records have at each place; checks their form.
+
+    Containers for which ``is_place`` holds are not opened.
     """
-    if _are_plain_alike(values):
-        return
+    if not values:
+        return None
+    if is_place(values):
+        return change(values, remedy, name)
     parts = _parts_of_all(values, remedy, name)
     if parts is None:
-        _check_alike(values, remedy, name)
-    for key, column in (parts or {}).items():
-        check_one_form(column, remedy, _within(name, key))
+        return change(values, remedy, name)
+    changed = iter(
+        [_at_each_place(column, remedy, change, is_place, _within(name, key)) for key, column in parts.items()]
+    )
+    return map_leaves(lambda _: next(changed), values[0], is_leaf=lambda inner: inner is not values[0])
 
 
-def _joined(values: list[Any], name: object) -> Any:
-    first = values[0]
-    if all(map(_is_without_tensors, values)):
+def _are_plain_alike(values: Values) -> bool:
+    """Whether the values are lists or tuples of texts and numbers of the same types, as of token ids of one length."""
+    if type(values[0]) not in (list, tuple) or not _PLAIN.issuperset(map(type, values[0])):
+        return False
+    return len({(type(value), *map(type, value)) for value in values}) == 1
+
+
+def _are_without_tensors(values: Values) -> bool:
+    return all(type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value)) for value in values)
+
+
+def _rows(values: Values, remedy: str, name: object) -> Any:
+    """The tensors one below the other, or a list of other values."""
+    if _are_without_tensors(values):
         return [value[0] for value in values] if {*map(len, values)} == {1} else values
-    parts = _parts_of_all(values, _ONE_SHAPE, name)
-    if parts is not None:
-        columns = iter([_joined(column, _within(name, key)) for key, column in parts.items()])
-        return map_leaves(lambda _: next(columns), first, is_leaf=lambda inner: inner is not first)
     values = list(map(_as_tensor, values))
     shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
     if not shapes:
         return None if all(value is None for value in values) else values
     for shape in shapes:
         _check_row(shape, name)
-    _check_alike(values, _ONE_SHAPE, name)
+    _check_alike(values, remedy, name)
     return torch.cat(values) if shapes[0] else torch.stack(values)
-
-
-def _are_plain_alike(values: list[Any]) -> bool:
-    """Whether the values are lists or tuples of texts and numbers of the same types, as of token ids of one length."""
-    if not values or type(values[0]) not in (list, tuple) or not _PLAIN.issuperset(map(type, values[0])):
-        return False
-    return len({(type(value), *map(type, value)) for value in values}) == 1
-
-
-def _is_without_tensors(value: Any) -> bool:
-    return type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value))
 
 
 def _with_row(value: Any) -> Any:
@@ -140,16 +159,16 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
         )
 
 
-def _check_alike(values: list[Any], remedy: str, name: object) -> None:
+def _check_alike(values: Values, remedy: str, name: object) -> None:
     """Check that values without parts have one type, and tensors or arrays one shape."""
     for value in values:
         _check_unmasked(value)
     _check_one_type(values, name)
-    if values and isinstance(values[0], Tensor | np.ndarray):
+    if isinstance(values[0], Tensor | np.ndarray):
         _check_one_shape([tuple(value.shape) for value in values], remedy, name)
 
 
-def _check_one_type(values: list[Any], name: object) -> None:
+def _check_one_type(values: Values, name: object) -> None:
     if len(kinds := list(dict.fromkeys(map(_kind, values)))) > 1:
         raise ValueError(
             f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: a microbatch has the type of its first "
@@ -163,12 +182,8 @@ def _check_one_shape(shapes: Sequence[tuple[int, ...]], remedy: str, name: objec
         raise ValueError(f"{_has(name)} {what}, such as {different[0]} and {different[1]}{remedy}")
 
 
-def _parts_of_all(values: list[Any], remedy: str, name: object) -> dict[Any, list[Any]] | None:
-    """By name, what the values of all records hold one level deeper; ``None`` where no value is a container.
-
-    Raises:
-        ValueError: they are not containers of one type with the same names in one order.
-    """
+def _parts_of_all(values: Values, remedy: str, name: object) -> dict[Any, Values] | None:
+    """By name, what the values of all records hold one level deeper; ``None`` where no value is a container."""
     opened = [] if _WITHOUT_PARTS.issuperset(map(type, values)) else [_parts(value) for value in values]
     held = [parts for parts in opened if parts is not None]
     if not held:
@@ -191,13 +206,10 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     """What a container holds, by name; ``None`` of a value that is none."""
     if isinstance(value, PackedSequence):
         raise ValueError(f"a PackedSequence holds positions and no rows of records{_ONE_SHAPE}")
-    if isinstance(value, Mapping):
-        return dict(value)
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if (found := children(value)) is not None:
+        return found
     held, _ = tree_flatten(value, is_leaf=lambda inner: inner is not value)
     return None if len(held) == 1 and held[0] is value else dict(enumerate(held))
 
@@ -332,11 +344,7 @@ class PaddedBuckets:
 
 
 def _sequence(value: Any) -> Tensor:
-    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids.
-
-    Raises:
-        ValueError: it has no first axis.
-    """
+    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids."""
     tensor = torch.empty(0, dtype=torch.int64) if isinstance(value, list) and not value else torch.as_tensor(value)
     if not tensor.dim():
         raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")

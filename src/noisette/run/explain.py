@@ -22,11 +22,11 @@ import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
-from noisette.core.backward import ForwardPass
+from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
 from noisette.core.loss import Loss, Microbatch
-from noisette.core.trace import Recording, own_copies
+from noisette.core.trace import own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
@@ -64,10 +64,24 @@ class Cost:
     plain_bytes: int | None
     graph: str  # how the private step ran: as one graph, or why not
 
+    def __str__(self) -> str:
+        head = (
+            f"A private step of these {self.examples} examples takes {_cost(self.private_seconds, self.private_bytes)}"
+        )
+        if self.plain_seconds is None or self.plain_bytes is None:
+            plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
+        else:
+            times = f"{self.private_seconds / self.plain_seconds:.2g} times"
+            plain = f"a plain one {_cost(self.plain_seconds, self.plain_bytes)} ({times})"
+        return (
+            f"{head}, with clipping, noise and ledger; {plain}. It ran as {self.graph}; nothing was compiled, "
+            "which long runs do."
+        )
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found."""
+    """What :func:`explain` found; as text the rules or bounds, what is to be known, the cost, and the verdict."""
 
     refused: tuple[str, ...]  # each with its remedy; nothing else is filled in where there are any
     one_by_one: str = ""  # why each example needs a call of its own, and the cure; empty for a loss that vectorises
@@ -77,6 +91,50 @@ class Explanation:
     remarks: tuple[str, ...] = ()  # of modules, from their attribute ``remark``
     bounds: tuple[LayerBound, ...] = ()  # of the layers of a Lipschitz network
     cost: Cost | None = None
+
+    def __str__(self) -> str:
+        if self.refused:
+            return "\n  ".join(["Refused:", *self.refused])
+        told = [_rules(self.uses)] if self.uses else []
+        told += [_layers(self.bounds)] if self.bounds else []
+        if self.unreached:
+            told.append(
+                f"Noise alone: the loss of none of these examples depends on {', '.join(self.unreached)}; freeze what "
+                "no loss uses (requires_grad=False)"
+            )
+        told += self.remarks
+        if self.one_by_one:
+            told.append(f"One example at a time: {self.one_by_one}" + (f"\n  {self.line}" if self.line else ""))
+        told += [str(self.cost)] if self.cost is not None else []
+        how = "its loss is computed one example at a time" if self.one_by_one else "its loss vectorises"
+        return "\n\n".join([*told, f"Accepted: {how}."])
+
+
+def _cost(seconds: float, held: int) -> str:
+    return f"{1e3 * seconds:.3g} ms and {held / 2**20:.3g} MiB"
+
+
+def _rules(uses: Iterable[UseLine]) -> str:
+    rows = [("parameter", "used by", "input", "rule", "elements per example")]
+    for use in uses:
+        shape, used_by = " × ".join(map(str, use.shape)), f"{use.operation} ({use.operand})"
+        rows.append((use.parameter, used_by, shape, use.rule, f"{use.per_example_numbers:,}"))
+    return _table(rows)
+
+
+def _layers(bounds: Iterable[LayerBound]) -> str:
+    """The layers in the order of the forward pass, each with its bounds for every possible example."""
+    rows = [("layer", "input norm", "gradient at output", "sensitivity")]
+    for line in bounds:
+        sensitivities = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
+        rows.append((f"{line.name}  {line.kind}", f"{line.input_norm:.4g}", f"{line.gradient_norm:.4g}", sensitivities))
+    return _table(rows)
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
 
 
 def explain(
@@ -106,6 +164,12 @@ def explain(
     [('weight', 'linear_weight'), ('bias', 'linear_bias')]
     >>> found.refused, found.one_by_one, found.cost.examples
     ((), '', 4)
+    >>> print(found)
+    parameter  used by          input  rule           elements per example
+    weight     linear (weight)  4 × 3  linear_weight  6
+    bias       linear (bias)    4 × 3  linear_bias    2
+    ...
+    Accepted: its loss vectorises.
     """
     clipped = not isinstance(model, LipschitzBound)
     bound = PerExampleClip(model, 1.0, capture="graph") if clipped else model
@@ -116,22 +180,22 @@ def explain(
         return Explanation(refused)
     microbatch, public = Microbatch(batch, {}), tuple(public)
     with _unchanged(module), warnings.catch_warnings():
-        warnings.simplefilter("ignore", OneByOneWarning)  # what they say is returned
-        warnings.simplefilter("ignore", CaptureWarning)
+        for said in (OneByOneWarning, CaptureWarning):  # which is returned
+            warnings.simplefilter("ignore", said)
         try:
             seconds, held, graph = _private_steps(bound, loss, microbatch, public)
         except PrivacyError as refusal:
             return Explanation((str(refusal),))
         finally:
             bound.close()
-        seen = _seen_vectorised(module, loss, microbatch, public) if clipped else _Seen()
+        uses, problem, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "")
         plain = _plain_steps(module, loss, microbatch)
-        unreached = _unreached(module, loss, microbatch, every=bool(seen.problem))
+        unreached = _unreached(module, loss, microbatch, every=bool(problem))
     return Explanation(
         refused=(),
-        one_by_one=f"{seen.problem} {_CURE}" if seen.problem else "",
-        line=seen.line,
-        uses=seen.uses,
+        one_by_one=f"{problem} {_CURE}" if problem else "",
+        line=line,
+        uses=uses,
         unreached=unreached,
         remarks=tuple(_remarks(module)),
         bounds=() if clipped else tuple(model.layers()),
@@ -145,17 +209,10 @@ def sum_of_outputs(model: nn.Module, *args: Any, **keywords: Any) -> Tensor:
     return torch.stack([output.float().sum() for output in outputs if output.is_floating_point()]).sum()
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What vectorising a loss has shown."""
-
-    uses: tuple[UseLine, ...] = ()
-    problem: str = ""
-    line: str = ""
-
-
-def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]) -> _Seen:
-    """Compute one microbatch, and see its uses of parameters, or why each example needs a call of its own."""
+def _seen_vectorised(
+    model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
+) -> tuple[tuple[UseLine, ...], str, str]:
+    """The uses of parameters in one microbatch; or why each example needs a call of its own, and the line of that."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
     handled = sys.exception()  # by the caller; Python makes it the context of what is raised here
@@ -164,10 +221,10 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
         try:
             clip.accumulate(loss, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return _Seen(problem=str(warning), line=_line_of(warning, handled))
+            return (), str(warning), _line_of(warning, handled)
         finally:
             clip.close()
-    return _Seen(tuple(engine.uses))
+    return engine.uses, "", ""
 
 
 _OWN = Path(noisette.__file__).parent
@@ -182,17 +239,14 @@ def _line_of(error: BaseException, handled: BaseException | None) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
 
 
-class _Watching:
-    """An engine that also keeps which operation used which parameter."""
+class _Watching(BookKeeping):
+    """Keeps which operation used which parameter."""
 
-    def __init__(self) -> None:
-        self._engine = BookKeeping()
-        self.uses: list[UseLine] = []
+    uses: tuple[UseLine, ...] = ()
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """The clipped sum of :class:`BookKeeping`."""
-        self.uses = list(_use_lines(forward.recording, parameters))
-        return self._engine.clipped_sum(forward, parameters, clipping)
+        self.uses = tuple(_use_lines(forward.recording, parameters))
+        return super().clipped_sum(forward, parameters, clipping)
 
 
 def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterator[UseLine]:
@@ -253,11 +307,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 def _private_steps(
     bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
 ) -> tuple[float, int, str]:
-    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph.
-
-    Raises:
-        PrivacyError: the step is refused.
-    """
+    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph."""
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
     run = privatize(

@@ -1,14 +1,19 @@
-"""Loading of records: how a data set's records become one microbatch, and microbatches are fetched ahead."""
+"""Loading of records: how those of a data set become one microbatch, of which size, and how they are fetched ahead.
+
+The size of a microbatch bounds memory and nothing else: the sum over a batch does not depend on it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from mmap import ALLOCATIONGRANULARITY
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +22,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from noisette import errors as checks
 from noisette.core.batches import Batch, Records
-from noisette.core.state import generator_apart, seed_worker_secretly
+from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks
@@ -50,18 +56,15 @@ class OwnRecords:
     """
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
-        for name, value in (("first", first), ("of", of)):
-            if type(value) is not int:
-                raise TypeError(f"expected {name} to be a whole number, got a {type(value).__name__}")
+        checks.whole(first=first, of=of)
         self._dataset = dataset
-        self._records = records_of(dataset)
-        if first < 0 or first + self._records.size > of:
-            raise ValueError(
-                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the "
-                "place of the first record that this process holds, and of, the number of records of all processes"
-            )
         self._of = of
-        self._own = range(first, first + self._records.size)
+        self._own = range(first, first + records_of(dataset).size)
+        if self._own.stop > of:
+            raise ValueError(
+                f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
+                "first record that this process holds, and of, the number of records of all processes"
+            )
 
     def __repr__(self) -> str:
         return f"OwnRecords(first={self._own.start})"
@@ -124,13 +127,12 @@ def each_record(dataset: Any) -> Iterator[Any]:
     """
     if isinstance(dataset, OwnRecords):
         raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
-    if isinstance(dataset, Mapping):
-        columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
-        yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))
-    elif isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
-        yield from zip(*map(torch.as_tensor, dataset), strict=True)
-    else:
-        yield from (dataset[i] for i in range(records_of(dataset).size))
+    records = records_of(dataset)
+    for index in range(records.size):
+        if isinstance(records.gather, Rows):
+            yield tree_map(lambda rows: rows[0], records.gather(np.array([index])))
+        else:
+            yield dataset[index]
 
 
 def _gives_rows(kind: type[Any]) -> bool:
@@ -144,11 +146,7 @@ def _are_tensors(values: Sequence[Any]) -> bool:
 
 
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
-    """The columns of a data set that has its records in columns.
-
-    Raises:
-        TypeError: a dictionary holds something else.
-    """
+    """The columns of a data set that has its records in columns."""
     if isinstance(dataset, Tensor | np.ndarray):
         return [dataset]
     if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
@@ -165,13 +163,7 @@ def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
 
 
 def _check_records(dataset: Any) -> None:
-    """Check that a data set without columns is indexed by record.
-
-    Raises:
-        TypeError: it has no length or index by record.
-        ValueError: it is a list of tensors that differ in type or shape and are fewer than their common length, which
-            look like columns: records of one data set have positions of one type and shape.
-    """
+    """Check that a data set without columns is indexed by record."""
     if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
         raise TypeError(
             "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
@@ -231,19 +223,13 @@ class Rows:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
 
     def __getstate__(self) -> Any:
-        return _each(self._columns, _place_in_file)  # a process that loads records maps the file itself
+        return tree_map(_place_in_file, self._columns)  # a process that loads records maps the file itself
 
     def __setstate__(self, columns: Any) -> None:
-        self._columns = _each(columns, lambda column: column() if isinstance(column, partial) else column)
+        self._columns = tree_map(lambda column: column() if isinstance(column, partial) else column, columns)
 
     def __call__(self, at: np.ndarray) -> Any:
-        return _each(self._columns, lambda column: _rows(column, at))
-
-
-def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(columns, dict):
-        return {name: change(column) for name, column in columns.items()}
-    return tuple(map(change, columns)) if isinstance(columns, tuple) else change(columns)
+        return tree_map(partial(_rows, at=at), self._columns)
 
 
 def _rows(column: Any, at: np.ndarray) -> Tensor:
@@ -324,7 +310,8 @@ class Processes:
         self._to = to
         self._loader = DataLoader(
             WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
-            batch_sampler=self._plan,  # pyright: ignore[reportArgumentType]
+            sampler=self._plan,  # pyright: ignore[reportArgumentType]
+            batch_size=None,
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=to is not None and to.type == "cuda",
@@ -405,11 +392,7 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     Raises:
         TypeError, ValueError: a number is not a whole number of at least 0, or processes have nothing to load ahead.
     """
-    for name, number in (("workers", workers), ("ahead", ahead)):
-        if type(number) is not int:
-            raise TypeError(f"expected {name} to be a whole number, got a {type(number).__name__}")
-        if number < 0:
-            raise ValueError(f"expected {name} to be at least 0, got {number}")
+    checks.whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
     if not workers:
         # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.
@@ -419,14 +402,14 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     return Fetch(Processes(gather, workers, ahead, device))
 
 
+@dataclass
 class WorkerRecords:
     """What a loading process gets: how records are gathered."""
 
-    def __init__(self, gather: Gather) -> None:
-        self._gather = gather
+    gather: Gather
 
-    def __getitems__(self, at: list[int]) -> Any:
-        return self._gather(np.asarray(at, dtype=np.int64))
+    def __getitem__(self, at: np.ndarray) -> Any:
+        return self.gather(at)
 
 
 class _Plan:
@@ -435,8 +418,8 @@ class _Plan:
     def __init__(self) -> None:
         self.parts: Parts = iter(())
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (part.tolist() for part in self.parts)
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self.parts
 
 
 def _as_it_is(microbatch: Any) -> Any:
@@ -516,8 +499,129 @@ def blank(records: Records) -> Any:
     """
     if not (records.size if records.own is None else len(records.own)):
         raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
-    return tree_map(_zeros, records.gather(np.arange(1)))
+    return _with_tensors(records.gather(np.arange(1)), torch.zeros_like)
 
 
-def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else value
+# How many examples fit in memory
+
+# The predicted memory of a microbatch may be at most this share of the free memory. An accelerator's allocator
+# fragments its memory, and raises an error when it runs out; a processor's system kills the process instead.
+_SHARE_ON_CUDA, _SHARE_ON_PROCESSOR = 0.8, 0.25
+# A processor gains nothing from more examples at once, and a container's memory limit is not visible everywhere.
+_MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
+
+
+class UnmeasuredMemory:
+    """The memory of a system that tells nothing of it: microbatches grow to 32 examples.
+
+    ``most`` is the largest size, and ``fits`` the free memory over the peak since ``begin``. After ``ran_out`` the
+    allocator may release what it caches before the next microbatch.
+    """
+
+    most: float = _MOST_UNMEASURED
+
+    def begin(self) -> None: ...
+
+    def fits(self) -> float:
+        return math.inf
+
+    def ran_out(self) -> None: ...
+
+
+class CudaMemory(UnmeasuredMemory):
+    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
+
+    Resets the peak statistics of ``torch.cuda`` for each microbatch.
+    """
+
+    most: float = math.inf
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._before: dict[torch.device, tuple[int, int]] = dict.fromkeys(devices, (0, 0))  # allocated and free
+        self._fragmented = False
+
+    def begin(self) -> None:
+        if self._fragmented:  # the exception that kept tensors alive is gone by now
+            torch.cuda.empty_cache()
+            self._fragmented = False
+        for device in self._before:
+            allocated = torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+            self._before[device] = allocated, free
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def fits(self) -> float:
+        return min(
+            _SHARE_ON_CUDA * free / max(1, torch.cuda.max_memory_allocated(device) - allocated)
+            for device, (allocated, free) in self._before.items()
+        )
+
+    def ran_out(self) -> None:
+        self._fragmented = True
+
+
+class ProcessMemory(UnmeasuredMemory):
+    """Peak of the process's memory, against what the system reports as available; Linux only, to 256 examples.
+
+    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger.
+    """
+
+    most: float = _MOST_ON_PROCESSOR
+
+    def __init__(self) -> None:
+        self._at_first = _kilobytes("/proc/self/status", "VmRSS")
+        self._free = 0
+
+    def begin(self) -> None:
+        held = _kilobytes("/proc/self/status", "VmRSS") - self._at_first
+        self._free = _kilobytes("/proc/meminfo", "MemAvailable") + held
+
+    def fits(self) -> float:
+        taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
+        return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
+
+
+def _kilobytes(file: str, entry: str) -> int:
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(f"{entry}:"):
+            return int(line.split()[1])
+    raise OSError(f"{file} has no entry {entry}")
+
+
+def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
+    """The memory measurement for these devices."""
+    kinds = {device.type for device in devices}
+    if kinds == {"cuda"}:
+        return CudaMemory(devices)
+    if kinds == {"cpu"} and Path("/proc/self/status").exists() and Path("/proc/meminfo").exists():
+        return ProcessMemory()
+    return UnmeasuredMemory()
+
+
+class MeasuredSize:
+    """Starts with one example and doubles while twice the memory of the last microbatch is free.
+
+    After memory ran out all the same, no size above half of the one that failed is tried again.
+    """
+
+    def __init__(self, memory: UnmeasuredMemory) -> None:
+        self.now = 1
+        self._memory = memory
+        self._most = memory.most
+        self._in_bucket: dict[int, MeasuredSize] = {0: self}
+
+    def in_bucket(self, bucket: int) -> MeasuredSize:
+        return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
+
+    def begin(self) -> None:
+        self._memory.begin()
+
+    def end(self, examples: int) -> None:
+        # The last microbatch of a batch may be smaller, and then tells nothing about the full size.
+        if examples == self.now and 2 * examples <= self._most and self._memory.fits() >= 2:
+            self.now = 2 * examples
+
+    def halve(self, examples: int) -> bool:
+        self._memory.ran_out()
+        self.now = self._most = max(1, examples // 2)
+        return examples > 1

@@ -1,4 +1,4 @@
-"""Checks of a model and an optimizer before a run: no normalisation over the batch, and the parameters of the bound."""
+"""A private training run: the checks before it, its parts, its guarantee, and what it keeps on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.calibrate import PrivacyBudget, RunParameters
+from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text
 from noisette.capture.captured import schedule_of
@@ -23,28 +23,17 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
-from noisette.core.state import RandomStates, seed_torch
-from noisette.core.steps import DpSgd, Parts, check_free, held_by
+from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, held_by, seed_torch
 from noisette.errors import PrivacyError
 from noisette.noise.banded import BandedNoise, correlation_of
 from noisette.noise.device import CompiledNoise
 from noisette.noise.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
-from noisette.run.checkpoint import SavedRun, capture_state
-from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.loading import Collate, JointBatch, fetch_of, records_of
-from noisette.run.microbatch_size import MeasuredSize, memory_of
-from noisette.run.ranks_agree import (
-    check_own_records,
-    check_same_records,
-    digests_of,
-    facts_of,
-    ledger_on_ranks,
-    settings_of,
-)
-from noisette.run.sampling import sampler_of, user_records
-from noisette.run.users import Users
+from noisette.run.agreement import Fingerprint, check_same_records, digests_of, facts_of, ledger_on_ranks
+from noisette.run.checkpoint import SavedRun, capture_state, write
+from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of
+from noisette.run.sampling import Users, sampler_of, user_records
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
@@ -85,10 +74,10 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer can be used in a private run with this bound.
+    """Check that the optimizer can be used in a private run with this bound, and has its parameters.
 
     Raises:
-        PrivacyError: the optimizer needs a closure or calls no hooks, or its parameters are not those of the bound.
+        PrivacyError: it needs a closure or calls no hooks; or the parameters differ, which are listed.
     """
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
@@ -98,15 +87,6 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
-    check_coverage(optimizer, bound)
-
-
-def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer has the parameters that the bound covers, and no other trainable ones.
-
-    Raises:
-        PrivacyError: listing the parameters that differ.
-    """
     covered = {id(p): name for name, p in bound.parameters.items()}
     held = held_by(optimizer)
     if held == covered.keys():
@@ -132,41 +112,23 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
 
 @runtime_checkable
 class HoldsNoise(Protocol):
-    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+    """A hook before a module's forward pass that draws numbers for it: at ``hold``, for all passes until ``let_go``."""
 
-    def hold(self, module: nn.Module) -> None:
-        """Draw noise now, which all forward passes have until it is let go.
-
-        Raises:
-            PrivacyError: noise is drawn within a forward pass.
-        """
-        ...
-
-    def let_go(self) -> None:
-        """Draw for each forward pass again."""
-        ...
+    def hold(self, module: nn.Module) -> None: ...
+    def let_go(self) -> None: ...
 
 
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
-    """What draws the noise on the weights of a model once for a batch; ``None`` for a model without such noise.
+    """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
-    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
-    depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
-    for each rank: which records a rank computes depends on the others of the batch.
-
-    Args:
-        model: whose parts may draw noise.
+    Records of one forward pass share a draw. With another draw for each microbatch, or on each rank, which records
+    share one would depend on the others: one record more would move all those behind it to other draws.
 
     Returns:
-        A function of what gives the seed of all ranks; it draws, and returns what ends the batch. It raises a
-        ``PrivacyError`` where noise is drawn within a forward pass, at each time step.
+        A function of what gives the seed of all ranks; it draws, and returns what ends the batch.
     """
-    candidates = [
-        (part, each)
-        for part in model.modules()
-        for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
-    ]
-    found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
+    hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
+    found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
     if not found:
         return None
 
@@ -219,12 +181,12 @@ class PrivateRun(DpSgd):
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
-        spending = PrivacyBudget(terms, accountant, ledger)
-        account = LedgerAccount(
+        self._spending = PrivacyBudget(terms, accountant, ledger)
+        self._paid = LedgerAccount(
             ledger,
             event,
             terms.run,
-            spending.check_budget,
+            self._spending.check_budget,
             ranks,
             steps=terms.steps,
             steps_spent=steps_spent,
@@ -233,11 +195,10 @@ class PrivateRun(DpSgd):
         together = any(map(is_sharded, bound.parameters.values()))
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         kind = partial(JointBatch, ranks=ranks) if together else Batch
-        new_batch = partial(kind, records=records, measured=MeasuredSize(memory_of(devices)))
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        on_processor = all(device.type == "cpu" for device in devices)
         compiles = schedule is not None and schedule.compiles
-        source = CompiledNoise(schedule, account.still_to_come) if compiles or not on_processor else never
+        on_processor = all(device.type == "cpu" for device in devices)
+        source = CompiledNoise(schedule, self._paid.still_to_come) if compiles or not on_processor else never
         noise = GaussianNoise(key, source)
         correlation = correlation_of(event, terms.steps - steps_spent)
         joint = OwnNoise(noise)
@@ -253,10 +214,10 @@ class PrivateRun(DpSgd):
             Parts(
                 sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
                 records=records,
-                new_batch=new_batch,
+                new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
                 open_fetch=partial(fetch_of, records.gather),
                 release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
-                account=account,
+                account=self._paid,
                 ranks=ranks,
                 key=key,
                 hold_noise=held_noise(bound.model),
@@ -271,8 +232,6 @@ class PrivateRun(DpSgd):
         self.accountant = accountant
         self.ledger = ledger
         self.extras = extras
-        self._paid = account
-        self._spending = spending
         self._all_ranks = ranks
         self._dataset = dataset
         self._user_numbers = None if by_user is None else by_user.users
@@ -301,51 +260,27 @@ class PrivateRun(DpSgd):
 
     @classmethod
     def on_ranks(
-        cls,
-        ranks: AnyRanks,
-        bound: GradientBound,
-        optimizer: Optimizer,
-        dataset: Any,
-        *,
-        terms: RunParameters,
-        accountant: Accountant,
-        ledger: Ledger,
-        own_ledger: Ledger | None,
-        own_ranks: bool,
-        users: Users | None,
-        collate_fn: Collate | None = None,
-        saved: SavedRun | None = None,
+        cls, make: Callable[..., Self], ranks: AnyRanks, *, own_ledger: Ledger | None, own_ranks: bool
     ) -> Self:
-        """The run on all of its ranks, with one key, or on none; a new one, or one that goes on from a checkpoint.
+        """The run on all of its ranks, with one key, or on none.
+
+        Args:
+            make: gives the run of this rank, from the key and the ranks.
+            ranks: the processes of the run.
+            own_ledger: a ledger that is closed with the run.
+            own_ranks: whether the ranks are closed with the run.
 
         Raises:
             PrivacyError: a rank refuses, or the ranks differ.
         """
         key = ranks.key()
-        taken, lost = 0, 0
-        if saved is not None:
-            taken, lost = saved.steps_taken, ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger))
         run = None
         try:
             with ranks.unanimous("the start of the run"):
-                run = cls(
-                    bound,
-                    optimizer,
-                    dataset,
-                    terms=terms,
-                    accountant=accountant,
-                    ledger=ledger,
-                    users=users,
-                    collate_fn=collate_fn,
-                    steps_taken=taken,
-                    steps_lost=lost,
-                    extras={} if saved is None else saved.extras,
-                    key=key,
-                    ranks=ranks,
-                )
-            ranks.check_equal("the start of the run", run._facts)
-            check_own_records(run._records, ranks)
-            check_same_records(dataset, run._user_numbers, ranks)
+                run = make(key=key, ranks=ranks)
+            facts = {"number of records": run._records.size}
+            ranks.check_equal("the start of the run", lambda: facts | facts_of(run.bound, run.optimizer))
+            check_same_records(run._dataset, run._records, run._user_numbers, ranks)
             run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
             if run is not None:
@@ -353,11 +288,6 @@ class PrivateRun(DpSgd):
             raise
         run._own_ledger, run._own_ranks = own_ledger, own_ranks
         return run
-
-    def _facts(self) -> dict[str, object]:
-        """What must be equal on all ranks."""
-        settings = {"number of records": self._records.size} | settings_of(self.bound)
-        return facts_of(self.bound.model, self.optimizer, settings)
 
     @property
     def event(self) -> StepRelease:
@@ -441,14 +371,12 @@ class PrivateRun(DpSgd):
             if self._fingerprint is None:
                 self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
             self._fingerprint.write(folder)
-        SavedRun.write(
-            folder,
-            self.bound,
-            terms=self.terms,
-            steps_taken=self.steps_taken,
-            ledger=self.ledger,
-            learned=learned,
-            extras=extras,
+        write(folder, self.saved(folder, learned, extras).facts())
+
+    def saved(self, beside: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> SavedRun:
+        """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file."""
+        return SavedRun.of(
+            self.bound, self.terms, self.steps_taken, self.ledger, beside=beside, learned=learned, extras=extras
         )
 
     @classmethod
@@ -464,6 +392,7 @@ class PrivateRun(DpSgd):
         users: Users | None = None,
         collate_fn: Collate | None = None,
         ranks: AnyRanks | None = None,
+        saved: SavedRun | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -482,6 +411,7 @@ class PrivateRun(DpSgd):
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
                 over the data that was under way is not continued, a new one begins.
             collate_fn: as for :func:`privatize`.
+            saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -498,7 +428,7 @@ class PrivateRun(DpSgd):
             if own_ranks:
                 undone.callback(ranks.close)
             with ranks.unanimous("the checkpoint"):
-                saved = SavedRun.read(folder)
+                saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
                 check_free(optimizer, bound)
@@ -510,20 +440,21 @@ class PrivateRun(DpSgd):
             ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
             if own is not None:
                 undone.callback(own.close)
-            run = cls.on_ranks(
-                ranks,
+            make = partial(
+                cls,
                 bound,
                 optimizer,
                 dataset,
                 terms=saved.terms,
                 accountant=accountant if accountant is not None else PldAccountant(),
                 ledger=ledger,
-                own_ledger=own,
-                own_ranks=own_ranks,
                 users=users,
                 collate_fn=collate_fn,
-                saved=saved,
+                steps_taken=saved.steps_taken,
+                steps_lost=ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger)),
+                extras=saved.extras,
             )
+            run = cls.on_ranks(make, ranks, own_ledger=own, own_ranks=own_ranks)
             undone.callback(run.end)
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
@@ -543,6 +474,18 @@ class PrivateRun(DpSgd):
             raise ValueError(
                 "the data set is not the one that the run began with; resume it with the same records of the same users"
             )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(
+            error
+        ):  # torch's word for such a tensor
+            error.add_note(
+                "A tensor that the loss kept was read after the loss had returned: the loss of private records keeps "
+                "nothing between its calls. To log a loss, compute one of public records after optimizer.step()"
+            )
+        super().__exit__(kind, error, traceback)
 
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""

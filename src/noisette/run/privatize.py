@@ -1,8 +1,8 @@
-"""The check that a run which goes on from a checkpoint is declared as it was when it began."""
+"""Attach differentially private training to a model and an optimizer of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,54 +11,17 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.calibrate import RunParameters, cheapest, least_noisy, with_releases
-from noisette.accounting.events import check_events
-from noisette.accounting.plan import check_delta, check_numbers, schedule
+from noisette.accounting.budget import RunParameters, check_delta, check_numbers
+from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
+from noisette.accounting.events import StepRelease, check_events
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.run.agreement import ledger_on_ranks
 from noisette.run.loading import Collate
 from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer
-from noisette.run.ranks_agree import ledger_on_ranks
-from noisette.run.sampling import Poisson, ReleaseOf, Sampling, releases
-from noisette.run.users import Users
-
-Value = float | str | None
-
-
-def check_declared_again(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Check that what is declared now is what the run of a checkpoint began with.
-
-    Args:
-        before: declared numbers, or words, by name, as the checkpoint has them; ``None`` for what was not declared.
-        now: those of the caller. A name that only one of the two knows is not compared.
-
-    Raises:
-        ValueError: they differ; every difference is listed.
-
-    >>> check_declared_again({"epsilon": 3.0, "delta": 1e-5}, {"epsilon": 1, "delta": 1e-5})
-    Traceback (most recent call last):
-    ValueError: the run of the checkpoint was declared otherwise, and goes on as it was declared:
-      epsilon: 3.0 in the checkpoint, 1 now
-    Declare the same again, or begin another run, without the checkpoint but with the same ledger for the same records
-    """
-    differences = [
-        f"{name}: {_said(value)} in the checkpoint, {_said(now[name])} now"
-        for name, value in before.items()
-        if name in now and now[name] != value
-    ]
-    if differences:
-        raise ValueError(
-            "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
-            + "\n  ".join(differences)
-            + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
-            "same records"
-        )
-
-
-def _said(value: Value) -> str:
-    return "not declared" if value is None else str(value)
+from noisette.run.sampling import Poisson, ReleaseOf, Sampling, Users, releases
 
 
 def privatize(
@@ -130,23 +93,22 @@ def privatize(
             has more records than truncated batches are paid for, or the ranks differ. What one rank raises, all raise.
     """
     own_ranks, ranks = ranks is None, ranks_of(ranks)
-    expected_batch_size, sampling_rate = plain(expected_batch_size), plain(sampling_rate)
-    steps, public_size, epochs = plain(steps), plain(public_size), plain(epochs)
-    epsilon, noise_multiplier, delta = plain(epsilon), plain(noise_multiplier), plain(delta)
+    numbers: dict[str, Any] = {
+        "expected_batch_size": plain(expected_batch_size),
+        "sampling_rate": plain(sampling_rate),
+        "steps": plain(steps),
+        "public_size": plain(public_size),
+        "epochs": plain(epochs),
+        "epsilon": plain(epsilon),
+        "noise_multiplier": plain(noise_multiplier),
+        "delta": plain(delta),
+    }
+    expected_batch_size, sampling_rate, steps, public_size, epochs = list(numbers.values())[:5]
+    epsilon, noise_multiplier, delta = list(numbers.values())[5:]
     with ExitStack() as undone:
         if own_ranks:
             undone.callback(ranks.close)
         with ranks.unanimous("the declarations of the run"):
-            numbers = {
-                "expected_batch_size": expected_batch_size,
-                "sampling_rate": sampling_rate,
-                "steps": steps,
-                "public_size": public_size,
-                "epochs": epochs,
-                "epsilon": epsilon,
-                "noise_multiplier": noise_multiplier,
-                "delta": delta,
-            }
             check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
             possible = releases(
@@ -170,33 +132,26 @@ def privatize(
         ledger, own = ledger_on_ranks(ledger, ranks)
         if own is not None:
             undone.callback(own.close)
-        with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
-            terms = partial(
-                _terms,
-                possible,
-                ledger,
-                expected_batch_size=expected_batch_size,
-                steps=steps,
-                epsilon=epsilon,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-                delta_to_compare=delta or one_over_size / 10,
-                accountant=accountant,
+
+        def terms() -> dict[str, Any]:
+            event = _release(
+                possible, ledger, steps, epsilon, noise_multiplier, delta, accountant, delta or one_over_size / 10
             )
-            of_run = RunParameters.of(ranks.from_first("the noise of the run", lambda: terms().facts()))
-            run = PrivateRun.on_ranks(
-                ranks,
+            return RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon).facts()
+
+        with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
+            make = partial(
+                PrivateRun,
                 bound,
                 optimizer,
                 dataset,
-                terms=of_run,
+                terms=RunParameters.of(ranks.from_first("the noise of the run", terms)),
                 accountant=accountant,
                 ledger=ledger,
-                own_ledger=own,
-                own_ranks=own_ranks,
                 users=users,
                 collate_fn=collate_fn,
             )
+            run = PrivateRun.on_ranks(make, ranks, own_ledger=own, own_ranks=own_ranks)
         undone.pop_all()
     if noise_multiplier is not None:
         try:
@@ -207,32 +162,25 @@ def privatize(
     return run
 
 
-def _terms(
+def _release(
     possible: Sequence[ReleaseOf],
     ledger: Ledger,
-    *,
-    expected_batch_size: float,
     steps: int,
     epsilon: float | None,
     noise_multiplier: float | None,
     delta: float | None,
-    delta_to_compare: float,
     accountant: Accountant,
-) -> RunParameters:
-    """The parameters of the run, with the noise that the budget allows, or that was declared."""
+    delta_to_compare: float,
+) -> StepRelease:
+    """The release of a step, of those that are possible, with the noise that the budget allows or that was declared."""
     if noise_multiplier is None:
         assert epsilon is not None
         assert delta is not None
         event = least_noisy(
-            possible,
-            epsilon=epsilon,
-            delta=delta,
-            steps=steps,
-            accountant=accountant,
-            prior_events=ledger.events,
+            possible, epsilon=epsilon, delta=delta, steps=steps, accountant=accountant, prior_events=ledger.events
         )
     else:
         events = [release(noise_multiplier) for release in possible]
         event = cheapest(events, delta=delta_to_compare, steps=steps, accountant=accountant)
     check_events(with_releases(ledger.events, event, 1))
-    return RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon)
+    return event

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.events import Event, Events
-from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.launch import refuse_several_processes
@@ -32,7 +32,7 @@ def repeat_and_select(
 
     Args:
         ledger: the ledger of the data set.
-        search: the event to charge, such as that of :func:`noisette.accounting.plan.least_noise_search`.
+        search: the event to charge, such as that of :func:`noisette.accounting.repeated_runs.least_noise_search`.
         train_once: makes one run and returns its result, with fresh randomness in each call. Its releases go into the
             ledger that it is given (``privatize(..., ledger=...)``), which holds one run alone and is in memory: the
             search has paid for it.
@@ -88,11 +88,7 @@ def repeat_and_select(
 
 
 def _check_paid(released: Events, search: RepeatAndSelect) -> None:
-    """Check that a run released no more than the search has paid for.
-
-    Raises:
-        PrivacyError: it did.
-    """
+    """Check that a run released no more than the search has paid for."""
     paid: dict[Event, int] = dict(search.run)
     excess = [f"{times} × {event!r}" for event, times in released.items() if times > paid.get(event, 0)]
     if excess:

@@ -1,13 +1,20 @@
-"""Sampling schemes: which records a step sees, and what that costs."""
+"""How the batches of a run are drawn: declared schemes, what a step of each releases, and its sampler.
+
+Which records of a user are kept is drawn by the secret key: a choice by the order of the data set could be steered by
+whoever orders it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Number
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from noisette import errors as checks
 from noisette.accounting.events import (
@@ -19,22 +26,18 @@ from noisette.accounting.events import (
     TruncatedPoissonGaussian,
     UserLevel,
 )
-from noisette.core.batches import PoissonSampler, drawn_records
+from noisette.core.batches import PoissonSampler, Records, drawn_records
 from noisette.core.noise import SecretKey
 from noisette.core.steps import Sampler
-from noisette.errors import PrivacyError
-from noisette.run.users import KeptRecordsSampler, UserRecords, Users, UserSampler
+from noisette.errors import PrivacyError, first_few
+from noisette.run.loading import each_record
 
 
 @dataclass(frozen=True)
 class BallsInBinsSampler:
     """In each pass, every record chooses one of ``bins`` batches, uniformly and independently of all others.
 
-    Args:
-        size: number of records.
-        bins: number of batches in a pass.
-        key: the secret key.
-        first_step: the step with which the first pass begins: that of a resumed run is the first of a new pass.
+    The first pass begins with ``first_step``: a resumed run begins a new pass.
 
     Guarantee: a choice is independent across records and passes, from 64 bits of the secret key's keystream each.
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
@@ -50,7 +53,6 @@ class BallsInBinsSampler:
     first_step: int = 0
 
     def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
         passed, own = divmod(step - self.first_step, self.bins)
         start, end = (place * 2**64 // self.bins for place in (own, own + 1))
         # A record has one word in each pass; the words of a pass are in the stream of the pass's number.
@@ -82,7 +84,6 @@ class TruncatedPoissonSampler:
             )
 
     def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none, and at most ``largest_batch``."""
         drawn = PoissonSampler(self.size, self.sampling_rate, self.key).indices(step=step)
         if len(drawn) <= self.largest_batch:
             return drawn
@@ -100,14 +101,7 @@ class CyclicPoissonSampler:
 
     Each record's group is drawn once, uniformly and independently of all others, so a record that is added or removed
     changes no other one's group. Given its group, a record is in a batch of every ``bands``-th step with probability
-    ``rate``, independently of all other records and steps.
-
-    Args:
-        size: number of records.
-        rate: probability that a record of a step's group is in its batch.
-        bands: number of groups.
-        key: the secret key.
-        first_step: the step that takes the first group: that of a resumed run, which draws new groups.
+    ``rate``, independently of all other records and steps. A resumed run draws new groups.
 
     Guarantee: a record is in at most one of ``bands`` consecutive batches.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", algorithm 2 (sampling); groups drawn
@@ -123,31 +117,212 @@ class CyclicPoissonSampler:
     bands: int
     key: SecretKey
     first_step: int = 0
-    _groups: np.ndarray = field(init=False, repr=False, compare=False)  # of each record
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_groups", _groups(self.size, self.bands, self.key))
+    @cached_property
+    def _groups(self) -> np.ndarray:
+        """The group of each record: the interval in which its word of 64 bits lies."""
+        ends = [end * 2**64 // self.bands for end in range(1, self.bands)]  # the first word of the next group
+        found = np.empty(self.size, dtype=np.min_scalar_type(self.bands - 1))
+        for start in range(0, self.size, _CHUNK):
+            words = np.empty(min(_CHUNK, self.size - start), dtype=np.uint64)
+            self.key.fill(words, purpose="groups", name="", step=0, start=start)
+            found[start : start + len(words)] = np.searchsorted(np.array(ends, dtype=np.uint64), words, side="right")
+        return found
 
     def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
         # Drawn among all records and then sorted out, so that each record's draws are its own.
         drawn = PoissonSampler(self.size, self.rate, self.key).indices(step=step)
         return drawn[self._groups[drawn] == (step - self.first_step) % self.bands]
 
 
-def _groups(size: int, bands: int, key: SecretKey) -> np.ndarray:
-    """The group of each record: the interval in which its word of 64 bits lies."""
-    ends = np.array([end * 2**64 // bands for end in range(1, bands)], dtype=np.uint64)  # the first word of the next
-    found = np.empty(size, dtype=np.min_scalar_type(bands - 1))
-    for start in range(0, size, _CHUNK):
-        words = np.empty(min(_CHUNK, size - start), dtype=np.uint64)
-        key.fill(words, purpose="groups", name="", step=0, start=start)
-        found[start : start + len(words)] = np.searchsorted(ends, words, side="right")
-    return found
+# Types that are compared by value; the elements of other ids are looked at one by one.
+_PLAIN = {int, str, bytes, float, bool}
+
+
+@dataclass(frozen=True, eq=False)
+class Users:
+    """Whose record each record is, for a guarantee that covers all records of a user.
+
+    Args:
+        ids: the user of each record, in the order of the data set: a list, an array, a tensor or a column of a table;
+            or a function from a record, as the data set returns it, to its user. Ids are compared by value.
+        most_records: the most records of one user that are used. Which of them is drawn by the secret key, and anew
+            when a run is resumed.
+        public_users: declared number of users, where it is public. Batches may then sample users instead of records.
+
+    Guarantee: none by itself; with :func:`noisette.privatize` that of the run is for adding or removing all records of
+    one user, whatever their number.
+
+    Raises:
+        TypeError, ValueError: a number is not a whole number of at least 1.
+
+    >>> Users(["ann", "bob", "ann"], most_records=1)
+    Users(most_records=1)
+    """
+
+    ids: Sequence[Any] | np.ndarray | Tensor | Callable[[Any], Any]
+    most_records: int
+    public_users: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.all_of(
+            lambda: checks.count(most_records=self.most_records),
+            lambda: self.public_users is None or checks.count(public_users=self.public_users),
+        )
+
+    def __repr__(self) -> str:
+        declared = "" if self.public_users is None else f", public_users={self.public_users}"
+        return f"Users(most_records={self.most_records}{declared})"
+
+    def numbers(self, dataset: Any, size: int) -> np.ndarray:
+        """The users of all records as numbers from 0 on, in the order of their first records, int64, (size,).
+
+        Raises:
+            TypeError: an id cannot be compared by value.
+            ValueError: the number of ids is not that of the records, or a record has no id.
+        """
+        ids = _listed(map(self.ids, each_record(dataset)) if callable(self.ids) else self.ids)
+        if len(ids) != size:
+            raise ValueError(f"users has {len(ids)} ids for {size} records; give one for each record, in their order")
+        if not set(map(type, ids)) <= _PLAIN:
+            ids = [_by_value(index, value) for index, value in enumerate(ids)]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(ids))}
+        found = np.fromiter(map(numbers.__getitem__, ids), dtype=np.int64, count=size)
+        _refuse_without_id(np.isin(found, [number for value, number in numbers.items() if _is_missing(value)]))
+        if len(kinds := {_kind(of) for of in set(map(type, ids))}) > 1:
+            raise ValueError(
+                f"ids are {' and '.join(sorted(kinds))}: 1 and '1' would count as two users; give ids of one kind"
+            )
+        return found
+
+
+class UserRecords:
+    """The records by their users (numbers from 0 on), of whom each keeps at most ``most_records``.
+
+    Which ones is drawn by the key: each set of that size is equally likely.
+    """
+
+    def __init__(self, users: np.ndarray, most_records: int, key: SecretKey) -> None:
+        self.users = users
+        self.most_records = most_records
+        words = np.empty(len(users), dtype=np.uint64)
+        key.fill(words, purpose="kept records", name="", step=0)
+        by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
+        counts = np.bincount(users)
+        place = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
+        self.by_user = by_user[place < most_records]  # the kept records, those of one user together
+        self.counts = np.minimum(counts, most_records)  # of each user
+        self.first = np.cumsum(self.counts) - self.counts  # where those of each user begin in ``by_user``
+        self.kept = np.zeros(len(users), dtype=bool)
+        self.kept[self.by_user] = True
+        self.in_order = np.flatnonzero(self.kept)  # the kept records in the order of the data set
+
+    def of(self, records: Records, most_in_batch: int) -> Records:
+        """The records, of which a batch may have kept ones alone, and of one user at most ``most_in_batch``."""
+        first = 0 if records.own is None else records.own.start
+
+        def check_batch(held: np.ndarray) -> None:
+            at = held + first
+            most = int(np.unique(self.users[at], return_counts=True)[1].max(initial=0))
+            if not self.kept[at].all() or most > most_in_batch:
+                raise PrivacyError(
+                    f"the batch is not one that the run has drawn: it may have at most {most_in_batch} of the kept "
+                    "records of each user. Take the batches of run.batches() as they are"
+                )
+
+        return replace(records, check_batch=check_batch)
+
+
+@dataclass(frozen=True)
+class KeptRecordsSampler:
+    """Includes each kept record in a step's batch independently with probability ``sampling_rate``."""
+
+    records: UserRecords
+    sampling_rate: float
+    key: SecretKey
+
+    def indices(self, *, step: int) -> np.ndarray:
+        kept = self.records.in_order
+        return kept[PoissonSampler(len(kept), self.sampling_rate, self.key).indices(step=step)]
+
+
+@dataclass(frozen=True)
+class UserSampler:
+    """Includes each user in a step's batch independently with probability ``sampling_rate``, with one kept record.
+
+    Which of its kept records it is, is drawn anew in each step.
+    """
+
+    records: UserRecords
+    sampling_rate: float
+    key: SecretKey
+
+    def indices(self, *, step: int) -> np.ndarray:
+        counts = self.records.counts
+        users = PoissonSampler(len(counts), self.sampling_rate, self.key).indices(step=step)
+        words = np.empty(len(users), dtype=np.uint64)
+        self.key.fill(words, purpose="record of a user", name="", step=step)
+        # The remainder is uniform but for one part in 2^64 / count; no guarantee depends on which record it is.
+        chosen = self.records.first[users] + (words % counts[users].astype(np.uint64)).astype(np.int64)
+        return np.sort(self.records.by_user[chosen])
+
+
+def _listed(ids: Any) -> list[Any]:
+    """The ids as a list of Python values, where they have such values."""
+    if isinstance(ids, Tensor):
+        ids = ids.detach().cpu().numpy()
+    elif hasattr(ids, "to_numpy"):  # a column of a table
+        ids = ids.to_numpy()
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable) or isinstance(ids, dict | set | frozenset):
+        raise TypeError(f"expected users as one id for each record, in their order, got a {type(ids).__name__}")
+    if not isinstance(ids, np.ndarray):
+        return list(ids)
+    if ids.ndim != 1:
+        raise TypeError(f"expected users as one id for each record, got an array of shape {ids.shape}")
+    _refuse_without_id(np.ma.getmaskarray(ids))
+    # A time in nanoseconds becomes a number by ``tolist``, also one that is missing.
+    return list(ids) if ids.dtype.kind in "mM" else ids.tolist()
+
+
+def _by_value(index: int, value: Any) -> Any:
+    """The id of a record as a value that is equal for equal users."""
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, tuple):
+        return tuple(_by_value(index, part) for part in value)
+    if value is not None and type(value).__hash__ in (None, object.__hash__, Tensor.__hash__):
+        raise TypeError(
+            f"the user of record {index} is a {type(value).__name__}, which is not compared by value, so records of "
+            "one user would count as those of several; give numbers, texts or tuples of them"
+        )
+    return value
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether an id stands for none: ``None``, a blank text, or a value like NaN that does not equal itself."""
+    if isinstance(value, tuple):
+        return any(map(_is_missing, value))
+    if isinstance(value, str | bytes):
+        return not value.strip()
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
+def _kind(of: type) -> str:
+    """What ids of a type are called; those of different kinds never equal each other, whatever they look like."""
+    kinds = {str: "texts", bytes: "bytes", Number: "numbers"}
+    return next((name for kind, name in kinds.items() if issubclass(of, kind)), "other values")
+
+
+def _refuse_without_id(missing: np.ndarray) -> None:
+    if len(rows := np.flatnonzero(missing)):
+        raise ValueError(
+            f"{len(rows)} records have no user (index {first_few([str(row) for row in rows.tolist()])}); together they "
+            "would count as one user. Leave them out, or give each an id of its own if each is of another user"
+        )
 
 
 ReleaseOf: TypeAlias = Callable[[float], StepRelease]
-"""The release of one step with a given noise multiplier."""
+"""The release of one step with a given noise multiplier; each scheme makes one of its declared numbers."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +330,6 @@ class Poisson:
     """Each record enters each batch independently; batches differ in size, and the cost is the lowest known."""
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        """The release of a step at this rate and with these parts."""
         return lambda noise: PoissonGaussian(sampling_rate, noise, parts)
 
 
@@ -189,11 +363,6 @@ class TruncatedPoisson:
         )
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        """The release of a step at this rate and with these parts.
-
-        Raises:
-            ValueError: neither ``most_records`` nor ``public_size`` was declared.
-        """
         most = public_size if self.most_records is None else self.most_records
         if most is None:
             raise ValueError(
@@ -224,7 +393,6 @@ class BallsInBins:
             checks.count(bins=self.bins)
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        """The release of a step at this rate, if it decides the number of bins, and with these parts."""
         rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
         bins = rounded_up if self.bins is None else self.bins
         return lambda noise: BallsInBinsGaussian(bins, noise, parts)
@@ -259,11 +427,6 @@ class CyclicPoisson:
         checks.count(bands=self.bands)
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        """The release of a step at this rate and with these parts.
-
-        Raises:
-            ValueError: there are so many groups that none is large enough for a batch.
-        """
         BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate
         return lambda noise: BandedGaussian(sampling_rate, noise, self.bands, parts)
 
@@ -294,7 +457,8 @@ def releases(
         )
     if users is None:
         return [sampling.release(sampling_rate, public_size, parts)]
-    _check_users(users)
+    if not isinstance(users, Users):
+        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
     if not isinstance(sampling, Poisson):
         raise ValueError(f"with users batches are Poisson, because no privacy cost is known of users in {sampling!r}")
     rates = {users.most_records: sampling_rate}
@@ -315,11 +479,6 @@ def releases(
     ]
 
 
-def _check_users(users: Users) -> None:
-    if not isinstance(users, Users):
-        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
-
-
 def user_records(
     event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
 ) -> UserRecords | None:
@@ -335,7 +494,6 @@ def user_records(
         return None
     if users is None:
         raise PrivacyError("the run has a guarantee for users; give it users=Users(ids, most_records)")
-    _check_users(users)
     if event.records not in (1, users.most_records):  # at 1, users are sampled, however many records they keep
         raise PrivacyError(
             f"the run is paid for {event.records} records of each user, not for most_records={users.most_records}; "

@@ -38,8 +38,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
-from noisette.run.sampling import Sampling
-from noisette.run.users import Users
+from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
 from noisette.training.recipe import (

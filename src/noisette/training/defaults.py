@@ -12,7 +12,7 @@ from noisette import errors as checks
 
 # Gradients are clipped to norm one; the learning rate is in the same unit, so no other value needs to be tried.
 MAX_GRAD_NORM = 1.0
-# Enough steps to train, few enough that a step has little noise (`accounting.plan` recommends as few as allowed).
+# Enough steps to train, few enough that a step has little noise (`accounting.calibrate` recommends as few as allowed).
 STEPS = 500
 # Passes over the data: small data sets have little computation to save, and larger batches have less noise.
 MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from noisette.data import DataSet, Split
-from noisette.data.target import Target
+from noisette.data.dataset import Target
 from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import FixedFeatures

@@ -21,10 +21,14 @@ from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.run.agreement import ledger_on_ranks
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
+<<<<<<< HEAD
 from noisette.run.privatize import privatize
 from noisette.run.ranks_agree import ledger_on_ranks
+=======
+>>>>>>> main
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs

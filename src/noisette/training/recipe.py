@@ -1,21 +1,26 @@
-"""The names that a recipe can choose from, each table in one place. Reading the tables does not import torch."""
+"""Recipes: everything that determines a run, in tables of TOML. Reading one does not import torch."""
 
 from __future__ import annotations
 
-import difflib
 import math
+import pkgutil
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+import pydantic
 
 from noisette import errors as checks
 from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.data.columns import Columns
+from noisette.data.columns import Columns, DeclarationError, declared, unknown_key
+from noisette.data.dataset import refuse
 from noisette.training.defaults import batches_for, delta_for
+
+# Names that a recipe can choose from
 
 
 @dataclass(frozen=True)
@@ -25,57 +30,32 @@ class BatchNormEntry(Entry):
     needs_public: bool = False
 
 
-def _norms():
-    from noisette import nn
-
-    return nn
-
-
-def _conversion():
-    from noisette.nn import conversion  # has the norms of torch, which is not imported here
-
-    return conversion
-
-
-def _schemes():
-    from noisette.run import sampling as schemes
-
-    return schemes
-
-
-def _optimizers():
-    from noisette.training import optimizers
-
-    return optimizers
-
-
-def _allocations():
-    from noisette.lipschitz import noise_allocation
-
-    return noise_allocation
+def _at(place: str) -> Callable[[], Any]:
+    """Imports what stands at a place when it is called, so that a table can be read without torch."""
+    return partial(pkgutil.resolve_name, place)
 
 
 BATCH_NORMS: Mapping[str, BatchNormEntry] = {
-    "public": BatchNormEntry(lambda: _norms().PublicBatchNorm, "statistics of public examples", needs_public=True),
+    "public": BatchNormEntry(_at("noisette.nn:PublicBatchNorm"), "statistics of public examples", True),
     "per-example": BatchNormEntry(
-        lambda: _norms().PerExampleBatchNorm, "statistics of one example and the public ones, in closed form", True
+        _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form", True
     ),
     "per-example-exact": BatchNormEntry(
-        lambda: _norms().ExactPerExampleBatchNorm, "the same from a forward pass for each example (slow)", True
+        _at("noisette.nn:ExactPerExampleBatchNorm"), "the same from a forward pass for each example (slow)", True
     ),
-    "frozen": BatchNormEntry(lambda: _norms().FrozenBatchNorm, "fixed statistics of public data", True),
-    "group": BatchNormEntry(lambda: _conversion().nn.GroupNorm, "group norm"),
-    "layer": BatchNormEntry(lambda: _conversion().nn.LayerNorm, "layer norm"),
-    "instance": BatchNormEntry(lambda: _conversion()._InstanceNorm, "instance norm"),
+    "frozen": BatchNormEntry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data", True),
+    "group": BatchNormEntry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
+    "layer": BatchNormEntry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
+    "instance": BatchNormEntry(_at("noisette.nn.conversion:_InstanceNorm"), "instance norm"),
 }
 NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
 
 BATCHES: Mapping[str, Entry] = {
-    "poisson": Entry(lambda: _schemes().Poisson, "each example by itself, at the lowest cost"),
-    "truncated": Entry(lambda: _schemes().TruncatedPoisson, "the same, but at most --largest-batch examples"),
-    "balls-in-bins": Entry(lambda: _schemes().BallsInBins, "each example once in a pass"),
+    "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
+    "truncated": Entry(_at("noisette.run.sampling:TruncatedPoisson"), "the same, but at most --largest-batch examples"),
+    "balls-in-bins": Entry(_at("noisette.run.sampling:BallsInBins"), "each example once in a pass"),
     "cyclic": Entry(
-        lambda: _schemes().CyclicPoisson, "of --bands groups in turn, and noise that later steps take back"
+        _at("noisette.run.sampling:CyclicPoisson"), "of --bands groups in turn, and noise that later steps take back"
     ),
 }
 
@@ -83,253 +63,16 @@ BATCHES: Mapping[str, Entry] = {
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": Entry(lambda: _optimizers().sgd, "stochastic gradient descent, with momentum"),
-    "adam": Entry(lambda: _optimizers().adam, "steps scaled by running means of the noised gradients"),
-    "adam-bc": Entry(lambda: _optimizers().adam_bc, "the same without the variance of the noise in them"),
+    "sgd": Entry(_at("noisette.training.optimizers:sgd"), "stochastic gradient descent, with momentum"),
+    "adam": Entry(_at("noisette.training.optimizers:adam"), "steps scaled by running means of the noised gradients"),
+    "adam-bc": Entry(_at("noisette.training.optimizers:adam_bc"), "the same without the variance of the noise in them"),
 }
 
 ALLOCATIONS: Mapping[str, Entry] = {
-    "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),
-    "per-layer": Entry(lambda: _allocations().PerLayerAllocation, "an equal share for each layer"),
-    "optimal": Entry(lambda: _allocations().OptimalAllocation, "the least noise in total"),
+    "global": Entry(_at("noisette.lipschitz.bound:GlobalAllocation"), "the same noise on every parameter"),
+    "per-layer": Entry(_at("noisette.lipschitz.bound:PerLayerAllocation"), "an equal share for each layer"),
+    "optimal": Entry(_at("noisette.lipschitz.bound:OptimalAllocation"), "the least noise in total"),
 }
-
-
-@dataclass(frozen=True)
-class DataSection:
-    """The records; all fields but the name declare what is public about files of the user's own."""
-
-    name: str = "digits"
-    classes: int | tuple[str, ...] | None = None
-    size: int | None = None
-    label: str = "label"
-    test: str | None = None
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
-    records_per_user: int | None = None  # the most records of one user that are used
-    public_users: int | None = None  # the number of users, where it is public
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see noisette.data.columns.Columns.of
-    target: tuple[float, float] | None = None  # the bounds of the number in the label column, for regression
-    unit: str = ""  # that of the target
-    text: str | None = None  # the CSV column of a text, which is the only input
-    tokens: int = 64  # how many words of a text are used
-    words: int = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
-    decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
-    skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
-    image_size: tuple[int, int] | None = None  # width and height that images of a folder are scaled and cut to
-    grey: bool = False  # whether these images become grey; otherwise all are in colour
-    mean: tuple[float, ...] = ()  # known means of the channels, subtracted in front of the model; one is for all
-    deviation: tuple[float, ...] = ()  # known deviations, by which they are divided; never computed from the records
-    holdout: float | None = None  # the share of the records that is drawn at random to test with
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
-
-    name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
-    weights: str | None = None  # a safetensors file of weights that were trained on public records
-    frozen: tuple[str, ...] = ("features",)  # modules that keep these weights
-    batch_norm: str | None = None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
-    weight_standardised: bool = False  # whether the trained convolutions have standardised weights
-    standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
-    whitened: int = 0  # how many principal components of public examples take the place of fixed features; 0 for none
-
-
-@dataclass(frozen=True)
-class PublicSection:
-    """The public examples that give norms or features their statistics. They have no privacy guarantee."""
-
-    data: str | None = None  # a built-in set, a folder of images or an .npz: other examples than those trained on
-    examples: int = 128  # how many of its training examples are taken
-    seed: int = 0  # which ones
-    classes: int | tuple[str, ...] | None = None  # those of files of your own, which are read with their labels
-
-
-@dataclass(frozen=True)
-class PrivacySection:
-    """The privacy budget of all that is learned from the records, and how the gradient of one example is clipped."""
-
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    noise_multiplier: float | None = None  # calibrated to the budget if left out; given, the budget limits the steps
-    max_grad_norm: float = 1.0  # the clipping norm: of each layer with per-layer clipping, the first with adaptive
-    clipping: str = "flat"  # a name in CLIPPING_RULES
-    engine: str = "book-keeping"  # a name in ENGINES
-    accountant: str = "pld"
-    allow_large_delta: bool = False
-
-
-@dataclass(frozen=True)
-class LipschitzSection:
-    """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
-
-    tau: float | None = None  # the loss is that of the scores times tau, divided by tau; must be given
-    logit_clip: float = 0.0  # bound on an example's gradient at the scores; 0 leaves that of the loss
-    allocation: str = "optimal"  # a name in ALLOCATIONS: how the noise is shared among the parameters
-
-    @property
-    def used(self) -> bool:
-        """Whether the layers bound the gradient of one example."""
-        return self.tau is not None
-
-
-@dataclass(frozen=True)
-class ProjectionSection:
-    """The private principal components that the records are projected on before training; none if left out."""
-
-    components: int = 0
-    noise_multiplier: float = 0.0
-
-
-@dataclass(frozen=True)
-class AugmentationSection:
-    """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
-
-    A model whose first part is fixed takes fixed views, see :func:`noisette.nn.fixed_views`; another draws new ones in
-    each step, see :class:`noisette.nn.MirrorAndShift`.
-    """
-
-    views: int = 1  # how many
-    flip: bool = False  # whether some are mirrored, left to right
-    shift: int = 0  # the most pixels by which they are shifted along each axis; of fixed views just that many
-    test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
-
-    @property
-    def moves(self) -> bool:
-        """Whether views differ from the record."""
-        return self.flip or self.shift > 0
-
-
-@dataclass(frozen=True)
-class TrainingSection:
-    """How the noised gradients are used. All of it is post-processing, except the number and size of the batches."""
-
-    epochs: float = 40.0
-    batch_size: int = 1024  # expected
-    lr: float | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
-    optimizer: str = "sgd"  # a name in OPTIMIZERS
-    momentum: float = 0.0  # of SGD
-    floor: float | None = (
-        None  # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
-    )
-    cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
-    lr_end: float | None = None  # instead of the cosine: the learning rate changes linearly to this one and stays there
-    lr_epochs: float = 10.0  # the number of epochs that this takes
-    warmup: float = 0.0  # the share of the steps over which the learning rate rises from zero
-    averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
-    average_last: float = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
-    seed: int = 0  # of the first weights only: noise and sampling never depend on it
-    microbatch_size: int = 1024  # examples in memory at once, of which each view of a record is one
-    compile: str = "auto"  # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
-    batches: str = "poisson"  # a name in BATCHES: how they are drawn
-    simulates: int = 1  # set by --simulate: how many times as large the run is that this one stands for
-    largest_batch: int | None = None  # of truncated batches: the most examples of a batch
-    bands: int | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
-
-
-def read_fields(owner: type, table: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
-    """Keyword arguments for a dataclass from a table, opening nested dataclasses; problems are collected."""
-    known = {f.name: f for f in fields(owner)}
-    types = get_type_hints(owner)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-            problems.append(f"unknown key {where}{key}: {hint}")
-        elif is_dataclass(types[key]):
-            if isinstance(value, dict):
-                values[key] = types[key](**read_fields(types[key], value, f"{where}{key}.", problems))
-            else:
-                problems.append(f"{where}{key} is a table: write [{key}]")
-        else:
-            values[key] = _typed(value, types[key], known[key], f"{where}{key}", problems)
-    return values
-
-
-def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:
-    """The value of a field, with lists as tuples, and whole numbers as floats where the type is float.
-
-    A value of another type is added to the problems and returned as it is.
-    """
-    if isinstance(value, list):
-        value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    if isinstance(value, dict):
-        value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    if type(value) is int and float in (expected, *_choices(expected)):
-        return float(value)
-    if not _fits(value, expected):
-        default = "" if known.default is MISSING else f", like {known.default!r}"
-        problems.append(f"{where} = {value!r} is not of the expected type{default}")
-    return value
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value, with all that it holds, is of a type; whole numbers pass for floats, and bools do not."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin is tuple:
-        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple) else parts
-        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
-    if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
-    if choices := _choices(kind):
-        return any(_fits(value, choice) for choice in choices)
-    return type(value) is kind or (type(value) is int and kind is float)
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    """The types of which a union is; none if it is not one."""
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-
-
-_OF_A_RUN = ("name", "test")  # places of files, which belong to a run
-
-
-def read_schema(path: Path) -> dict[str, Any]:
-    """The fields of :class:`DataSection` that a schema gives.
-
-    Raises:
-        ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
-    """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
-    problems = [
-        f"{key} is given on the command line or in a recipe; leave it out" for key in _OF_A_RUN if key in tables
-    ]
-    fields = read_fields(DataSection, tables, "", problems)
-    if problems:
-        raise ValueError(f"{path} has {len(problems)} problems:\n  " + "\n  ".join(problems))
-    return fields
-
-
-_BUILT_IN = {
-    "digits": "cnn",
-    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
-    "adult": "mlp",
-    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
-    **dict.fromkeys(("ag-news", "sst2-glove"), "bilstm-dl"),
-    "imdb-glove": "encoder",
-}
-
-
-def suited_model(data: DataSection) -> str:
-    """The name of a model for a built-in data set, or for tables, texts and images of one's own.
-
-    >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
-    ('mlp', 'ranked-word-counts')
-    """
-    if built_in := _BUILT_IN.get(data.name):
-        return built_in
-    return "ranked-word-counts" if data.text is not None else "cnn" if Path(data.name).is_dir() else "mlp"
-
-
-_LARGEST_RATE = 1_000_000
 
 
 def accountant_names() -> list[str]:
@@ -337,84 +80,52 @@ def accountant_names() -> list[str]:
     return [name for name, accountant in ACCOUNTANTS.items() if accountant.in_recipes]
 
 
-def check_choice(field: str, name: str, names: Collection[str]) -> None:
-    """The table of this field has the name."""
-    if name not in names:
-        raise ValueError(f"expected {field} to be one of {', '.join(names)}, got {name!r}")
+# Domains of the fields
 
 
-def check_model(model: ModelSection, projection: ProjectionSection) -> None:
-    """There is such a norm, and public weights are not combined with a projection."""
-    if model.batch_norm is not None:
-        check_choice("batch_norm", model.batch_norm, BATCH_NORMS)
-    if model.weight_standardised and model.weights is not None and model.frozen:
-        raise ValueError(
-            "weights are standardised where all are trained, and the frozen ones are not; give frozen = [], or leave "
-            "out weight_standardised"
-        )
-    if model.whitened:
-        checks.count(whitened=model.whitened)
-    if model.whitened and model.standardised:
-        raise ValueError("whitened features have mean 0 already; leave out standardised, or whitened")
-    if model.weights is not None and projection.components:
-        raise ValueError(
-            "public weights were trained on the data itself, not on its projection; leave out one of the two"
-        )
+def _each(check: Callable[[Any], object]) -> pydantic.AfterValidator:
+    """A check of every value but ``None``."""
+
+    def checked(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return pydantic.AfterValidator(checked)
 
 
-def check_projection(projection: ProjectionSection) -> None:
-    """Components and noise are both given, or neither."""
-    if projection != ProjectionSection():
-        checks.all_of(
-            lambda: checks.count(components=projection.components),
-            lambda: checks.positive(noise_multiplier=projection.noise_multiplier),
-        )
+def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
+    """A check of noisette.errors, which gets the name of the field with its value."""
+
+    def checked(value: Any, about: pydantic.ValidationInfo) -> Any:
+        if value is not None:
+            check(**{str(about.field_name): value})
+        return value
+
+    return pydantic.AfterValidator(checked)
 
 
-def check_privacy(privacy: PrivacySection) -> None:
-    """Every number is inside its domain, and every name in its table."""
-    noise = privacy.noise_multiplier
-    checks.all_of(
-        lambda: checks.positive(epsilon=privacy.epsilon),
-        lambda: checks.open_fraction(delta=privacy.delta),
-        lambda: noise is None or checks.positive(noise_multiplier=noise),
-        lambda: checks.positive(max_grad_norm=privacy.max_grad_norm),
-        lambda: check_choice("clipping", privacy.clipping, CLIPPING_RULES),
-        lambda: check_choice("engine", privacy.engine, ENGINES),
-        lambda: check_choice("accountant", privacy.accountant, accountant_names()),
-    )
+def _one_of(names: Callable[[], Collection[str]]) -> pydantic.AfterValidator:
+    """A check that the value is one of these names."""
+
+    def check(**given: str) -> None:
+        [(field, name)] = given.items()
+        if name not in names():
+            raise ValueError(f"expected {field} to be one of {', '.join(names())}, got {name!r}")
+
+    return _named(check)
 
 
-def check_training(training: TrainingSection) -> None:
-    """Every number is inside its domain."""
-    checks.all_of(
-        lambda: checks.positive(epochs=training.epochs),
-        lambda: checks.count(batch_size=training.batch_size),
-        lambda: _check_seed(training.seed),
-        lambda: _check_has_rate(training),
-        lambda: _check_rate("lr", training.lr),
-        lambda: _check_rate("lr_end", training.lr_end),
-        lambda: checks.positive(lr_epochs=training.lr_epochs),
-        lambda: checks.below_one(momentum=training.momentum),
-        lambda: checks.below_one(warmup=training.warmup),
-        lambda: _check_averages(training),
-        lambda: checks.count(microbatch_size=training.microbatch_size),
-        lambda: checks.count(simulates=training.simulates),
-        lambda: check_choice("compile", training.compile, COMPILE),
-        lambda: _check_batches(training),
-        lambda: _check_optimizer(training),
-    )
+def _tuples(value: Any) -> Any:
+    """Lists of TOML and JSON, and lists in tables, as tuples."""
+    if isinstance(value, dict):
+        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
-def _check_has_rate(training: TrainingSection) -> None:
-    if training.lr is None and training.optimizer != "sgd":
-        raise ValueError(f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr')
-
-
-def _check_rate(name: str, rate: float | None) -> None:
-    if rate is None:
-        return
-    checks.positive(**{name: rate})
+def _check_rate(**given: float) -> None:
+    checks.positive(**given)
+    [(name, rate)] = given.items()
     if rate > _LARGEST_RATE:
         raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
 
@@ -424,197 +135,207 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
 
 
-def _check_averages(training: TrainingSection) -> None:
-    checks.below_one(averaging=training.averaging, average_last=training.average_last)
-    if training.averaging and training.average_last:
-        raise ValueError("averaging and average_last are two averages of the weights; give one of them")
+def _check_size(size: tuple[int, int]) -> None:
+    checks.count(width=size[0])
+    checks.count(height=size[1])
 
 
-def check_augmentation(augmentation: AugmentationSection, lipschitz: LipschitzSection) -> None:
-    """Several views differ, and the gradient of one example is clipped."""
-    checks.all_of(
-        lambda: checks.count(views=augmentation.views),
-        lambda: augmentation.shift == 0 or checks.count(shift=augmentation.shift),
-        lambda: _check_views(augmentation, lipschitz),
-    )
-
-
-def _check_views(augmentation: AugmentationSection, lipschitz: LipschitzSection) -> None:
-    if augmentation.views > 1 and not augmentation.moves:
-        raise ValueError("views of a record are mirrored or shifted; give flip = true or shift to the augmentation")
-    if lipschitz.used and augmentation != AugmentationSection():
-        raise ValueError(
-            "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
-        )
-
-
-def _check_optimizer(training: TrainingSection) -> None:
-    check_choice("optimizer", training.optimizer, OPTIMIZERS)
-    if training.optimizer != "sgd" and training.momentum:
-        raise ValueError(f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out')
-    if training.floor is not None:
-        checks.positive(floor=training.floor)
-        if training.optimizer != "adam-bc":
-            raise ValueError(f'floor is that of adam-bc; with optimizer = "{training.optimizer}" leave it out')
-
-
-def check_data(
-    data: DataSection, lipschitz: LipschitzSection, training: TrainingSection, projection: ProjectionSection
-) -> None:
-    """Test examples come from one place, and a number is predicted with clipping."""
-    checks.all_of(
-        lambda: data.holdout is None or checks.open_fraction(holdout=data.holdout),
-        lambda: checks.count(tokens=data.tokens),
-        lambda: checks.count(words=data.words),
-        lambda: _check_test(data, training),
-        lambda: Columns.of(data.columns),
-        lambda: _check_target(data, lipschitz),
-        lambda: _check_constants(data, projection),
-        lambda: _check_image_size(data),
-    )
-
-
-def _check_image_size(data: DataSection) -> None:
-    if data.image_size is None:
-        if data.grey:
-            raise ValueError("grey is the colour of images that are brought to a size; give image_size")
-    elif len(data.image_size) != 2:
-        raise ValueError(f"expected image_size as width and height, got {data.image_size}")
-    else:
-        checks.count(width=data.image_size[0])
-        checks.count(height=data.image_size[1])
-
-
-def _check_constants(data: DataSection, projection: ProjectionSection) -> None:
-    if bool(data.mean) != bool(data.deviation):
-        raise ValueError("inputs are standardised by a mean and a deviation; give both, or neither")
-    for value in data.deviation:
+def _check_deviations(deviations: tuple[float, ...]) -> None:
+    for value in deviations:
         checks.positive(deviation=value)
-    if data.mean and projection.components:
-        raise ValueError("principal components are those of the records as they are; leave out mean and deviation")
 
 
-def _check_test(data: DataSection, training: TrainingSection) -> None:
-    if data.holdout is not None and (training.batches == "truncated" or data.public_users is not None):
-        raise ValueError(
-            "truncated batches and public_users need a number of records or users that is public, and how many are "
-            "held out is random; leave holdout out, or these"
-        )
-    if data.holdout is not None and data.test is not None:
-        raise ValueError("test examples come from a second file or are held out; give test or holdout, not both")
+_LARGEST_RATE = 1_000_000
+_LISTS = pydantic.BeforeValidator(_tuples)
+_COUNT, _POSITIVE, _RATE = _named(checks.count), _named(checks.positive), _named(_check_rate)
+_OPEN_FRACTION, _BELOW_ONE = _named(checks.open_fraction), _named(checks.below_one)
+
+# The tables of a recipe
 
 
-def _check_target(data: DataSection, lipschitz: LipschitzSection) -> None:
-    if data.target is None:
-        if data.unit:
-            raise ValueError("unit is that of a number to predict; give its bounds as target")
-        return
-    if len(data.target) != 2:
-        raise ValueError(f"expected target as two numbers, the lowest and the highest, got {data.target}")
-    if data.classes is not None:
-        raise ValueError("classes are for labels and target is for a number; give one of them")
-    if lipschitz.used:
-        raise ValueError("the loss of a table lipschitz is for classes; leave the table out, or target")
+@declared
+class DataSection:
+    """The records; all fields but the name declare what is public about files of the user's own."""
 
-
-def _check_batches(training: TrainingSection) -> None:
-    check_choice("batches", training.batches, BATCHES)
-    if (training.batches == "truncated") != (training.largest_batch is not None):
-        raise ValueError('batches = "truncated" needs largest_batch, and no other batches have one')
-    if (training.batches == "cyclic") != (training.bands is not None):
-        raise ValueError('batches = "cyclic" needs bands, and no other batches have them')
-    if training.largest_batch is not None:
-        checks.count(largest_batch=training.largest_batch)
-    if training.bands is not None:
-        checks.count(bands=training.bands)
-
-
-def check_users(data: DataSection, projection: ProjectionSection, training: TrainingSection) -> None:
-    """A guarantee for users has the most records of one user, and nothing that was released for records alone."""
-    if data.users is None:
-        if data.records_per_user is not None or data.public_users is not None:
-            raise ValueError("records_per_user and public_users are for a guarantee for users; give the column users")
-        return
-    if data.records_per_user is None:
-        raise ValueError(f"users = {data.users!r} needs records_per_user: the most records of one user that are used")
-    checks.count(records_per_user=data.records_per_user)
-    if data.public_users is not None:
-        checks.count(public_users=data.public_users)
-    if projection.components:
-        raise ValueError("private principal components have a guarantee for records; leave them out, or users")
-    if training.batches != "poisson":
-        raise ValueError(f'with users batches are Poisson; leave batches = "{training.batches}" out')
-
-
-def check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:
-    """Public examples are given where something needs them and nowhere else, and are not those trained on."""
-    of_features = model.standardised or model.whitened > 0
-    if model.batch_norm not in NEED_PUBLIC and not of_features:
-        if public != PublicSection() and model.batch_norm in (None, *BATCH_NORMS):
-            raise ValueError(
-                f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or "
-                f"whitened features, not "
-                f"{model.batch_norm}; leave them out"
-            )
-        return
-    if public.data is None:
-        if model.batch_norm == "frozen" and model.weights is not None and not of_features:
-            return  # the file of the weights holds the statistics
-        needs = (
-            "standardised = true"
-            if model.standardised
-            else f"whitened = {model.whitened}"
-            if model.whitened
-            else f'batch_norm = "{model.batch_norm}"'
-        )
-        raise ValueError(
-            f'{needs} takes its statistics from public examples; name their set, such as [public] data = "kmnist"'
-        )
-    if Path(public.data).resolve() == Path(data.name).resolve():
-        raise ValueError(
-            f"public data {public.data!r} is the set that is trained on, whose examples are private; name another"
-        )
-    if public.examples < 2:
-        raise ValueError(f"expected examples >= 2, got examples={public.examples}: fewer have no variance")
-    if public.seed < 0:
-        raise ValueError(f"expected seed >= 0, got seed={public.seed}")
-
-
-def check_lipschitz(lipschitz: LipschitzSection, model: ModelSection, privacy: PrivacySection) -> None:
-    """The gradient of one example is bounded in one way: by the layers, or by clipping."""
-    if lipschitz.tau is None:
-        if lipschitz != LipschitzSection():
-            raise ValueError("give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz")
-        return
-    checks.all_of(
-        lambda: checks.positive(tau=lipschitz.tau),
-        lambda: lipschitz.logit_clip == 0 or checks.positive(logit_clip=lipschitz.logit_clip),
-        lambda: check_choice("allocation", lipschitz.allocation, ALLOCATIONS),
-        lambda: _check_no_clipping(privacy),
-        lambda: _check_no_norm(model),
+    name: str = "digits"
+    classes: Annotated[int | tuple[str, ...] | None, _LISTS] = None
+    size: int | None = None
+    label: str = "label"
+    test: str | None = None
+    ranges: Annotated[Mapping[str, tuple[float, float]], _LISTS] = field(default_factory=dict)
+    categories: Annotated[Mapping[str, tuple[str, ...]], _LISTS] = field(default_factory=dict)
+    users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
+    records_per_user: Annotated[int | None, _COUNT] = None  # the most records of one user that are used
+    public_users: Annotated[int | None, _COUNT] = None  # the number of users, where it is public
+    columns: Annotated[Mapping[str, Mapping[str, Any]], _each(Columns.of)] = field(default_factory=dict)
+    target: Annotated[tuple[float, float] | None, _LISTS] = (
+        None  # the bounds of the number in the label column, for regression
+    )
+    unit: str = ""  # that of the target
+    text: str | None = None  # the CSV column of a text, which is the only input
+    tokens: Annotated[int, _COUNT] = 64  # how many words of a text are used
+    words: Annotated[int, _COUNT] = (
+        4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
+    )
+    decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
+    skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
+    image_size: Annotated[tuple[int, int] | None, _LISTS, _each(_check_size)] = (
+        None  # width and height that images of a folder are scaled and cut to
+    )
+    grey: bool = False  # whether these images become grey; otherwise all are in colour
+    mean: Annotated[
+        tuple[float, ...], _LISTS
+    ] = ()  # known means of the channels, subtracted in front of the model; one is for all
+    deviation: Annotated[
+        tuple[float, ...], _LISTS, _each(_check_deviations)
+    ] = ()  # known deviations, by which they are divided; never computed from the records
+    holdout: Annotated[float | None, _OPEN_FRACTION] = (
+        None  # the share of the records that is drawn at random to test with
     )
 
 
-def _check_no_clipping(privacy: PrivacySection) -> None:
-    plain, names = PrivacySection(), ("max_grad_norm", "clipping", "engine")
-    if given := [name for name in names if getattr(privacy, name) != getattr(plain, name)]:
-        raise ValueError(
-            "with a table lipschitz the layers bound the gradient and nothing is clipped; leave out " + ", ".join(given)
-        )
+@declared
+class ModelSection:
+    """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
+
+    name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
+    weights: str | None = None  # a safetensors file of weights that were trained on public records
+    frozen: Annotated[tuple[str, ...], _LISTS] = ("features",)  # modules that keep these weights
+    batch_norm: Annotated[str | None, _one_of(lambda: BATCH_NORMS)] = (
+        None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
+    )
+    weight_standardised: bool = False  # whether the trained convolutions have standardised weights
+    standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
+    whitened: Annotated[int, _named(checks.whole)] = (
+        0  # how many principal components of public examples take the place of fixed features; 0 for none
+    )
 
 
-def _check_no_norm(model: ModelSection) -> None:
-    if model.batch_norm is not None:
-        raise ValueError(
-            f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
-        )
-    if model.weight_standardised:
-        raise ValueError("standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz")
+@declared
+class PublicSection:
+    """The public examples that give norms or features their statistics. They have no privacy guarantee."""
+
+    data: str | None = None  # a built-in set, a folder of images or an .npz: other examples than those trained on
+    examples: Annotated[int, _COUNT] = 128  # how many of its training examples are taken
+    seed: Annotated[int, _named(checks.whole)] = 0  # which ones
+    classes: Annotated[int | tuple[str, ...] | None, _LISTS] = (
+        None  # those of files of your own, which are read with their labels
+    )
+
+
+@declared
+class PrivacySection:
+    """The privacy budget of all that is learned from the records, and how the gradient of one example is clipped."""
+
+    epsilon: Annotated[float, _POSITIVE] = 3.0
+    delta: Annotated[float, _OPEN_FRACTION] = 1e-5
+    noise_multiplier: Annotated[float | None, _POSITIVE] = (
+        None  # calibrated to the budget if left out; given, the budget limits the steps
+    )
+    max_grad_norm: Annotated[float, _POSITIVE] = (
+        1.0  # the clipping norm: of each layer with per-layer clipping, the first with adaptive
+    )
+    clipping: Annotated[str, _one_of(lambda: CLIPPING_RULES)] = "flat"
+    engine: Annotated[str, _one_of(lambda: ENGINES)] = "book-keeping"
+    accountant: Annotated[str, _one_of(accountant_names)] = "pld"
+    allow_large_delta: bool = False
+
+
+@declared
+class LipschitzSection:
+    """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
+
+    tau: Annotated[float | None, _POSITIVE] = (
+        None  # the loss is that of the scores times tau, divided by tau; must be given
+    )
+    logit_clip: Annotated[float, _named(checks.not_negative)] = (
+        0.0  # bound on an example's gradient at the scores; 0 leaves that of the loss
+    )
+    allocation: Annotated[str, _one_of(lambda: ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
+
+    @property
+    def used(self) -> bool:
+        """Whether the layers bound the gradient of one example."""
+        return self.tau is not None
+
+
+@declared
+class ProjectionSection:
+    """The private principal components that the records are projected on before training; none if left out."""
+
+    components: int = 0
+    noise_multiplier: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.components or self.noise_multiplier:
+            checks.all_of(
+                lambda: checks.count(components=self.components),
+                lambda: checks.positive(noise_multiplier=self.noise_multiplier),
+            )
+
+
+@declared
+class AugmentationSection:
+    """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
+
+    A model whose first part is fixed takes fixed views, see :func:`noisette.nn.fixed_views`; another draws new ones in
+    each step, see :class:`noisette.nn.MirrorAndShift`.
+    """
+
+    views: Annotated[int, _COUNT] = 1  # how many
+    flip: bool = False  # whether some are mirrored, left to right
+    shift: Annotated[int, _named(checks.whole)] = (
+        0  # the most pixels by which they are shifted along each axis; of fixed views just that many
+    )
+    test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
+
+    @property
+    def moves(self) -> bool:
+        """Whether views differ from the record."""
+        return self.flip or self.shift > 0
+
+
+@declared
+class TrainingSection:
+    """How the noised gradients are used. All of it is post-processing, except the number and size of the batches."""
+
+    epochs: Annotated[float, _POSITIVE] = 40.0
+    batch_size: Annotated[int, _COUNT] = 1024  # expected
+    lr: Annotated[float | None, _RATE] = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
+    optimizer: Annotated[str, _one_of(lambda: OPTIMIZERS)] = "sgd"
+    momentum: Annotated[float, _BELOW_ONE] = 0.0  # of SGD
+    # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
+    floor: Annotated[float | None, _POSITIVE] = None
+    cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
+    # instead of the cosine: the learning rate changes linearly to this one and stays there
+    lr_end: Annotated[float | None, _RATE] = None
+    lr_epochs: Annotated[float, _POSITIVE] = 10.0  # the number of epochs that this takes
+    warmup: Annotated[float, _BELOW_ONE] = 0.0  # the share of the steps over which the learning rate rises from zero
+    averaging: Annotated[float, _BELOW_ONE] = (
+        0.0  # decay of the exponential average of the weights; 0 keeps the last weights
+    )
+    # instead: the share of the steps, the last ones, whose weights are averaged evenly
+    average_last: Annotated[float, _BELOW_ONE] = 0.0
+    seed: Annotated[int, _each(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
+    microbatch_size: Annotated[int, _COUNT] = 1024  # examples in memory at once, of which each view of a record is one
+    # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
+    compile: Annotated[str, _one_of(lambda: COMPILE)] = "auto"
+    batches: Annotated[str, _one_of(lambda: BATCHES)] = "poisson"  # how they are drawn
+    # set by --simulate: how many times as large the run is that this one stands for
+    simulates: Annotated[int, _COUNT] = 1
+    largest_batch: Annotated[int | None, _COUNT] = None  # of truncated batches: the most examples of a batch
+    bands: Annotated[int | None, _COUNT] = (
+        None  # of cyclic batches: the groups, and the steps over which noise is correlated
+    )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run, except the secret noise."""
+    """Everything that determines a run, except the secret noise.
+
+    Raises:
+        ValueError: lists every two settings that contradict each other.
+    """
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -626,17 +347,113 @@ class Recipe:
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
     def __post_init__(self) -> None:
-        checks.all_of(
-            lambda: check_projection(self.projection),
-            lambda: check_model(self.model, self.projection),
-            lambda: check_public(self.public, self.model, self.data),
-            lambda: check_privacy(self.privacy),
-            lambda: check_lipschitz(self.lipschitz, self.model, self.privacy),
-            lambda: check_training(self.training),
-            lambda: check_augmentation(self.augmentation, self.lipschitz),
-            lambda: check_data(self.data, self.lipschitz, self.training, self.projection),
-            lambda: check_users(self.data, self.projection, self.training),
-        )
+        problems = [*self._of_models(), *self._of_training(), *self._of_data()]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def _of_models(self) -> Iterator[str]:
+        model, public, lipschitz = self.model, self.public, self.lipschitz
+        if model.weight_standardised and model.weights is not None and model.frozen:
+            yield (
+                "weights are standardised where all are trained, and the frozen ones are not; give frozen = [], or "
+                "leave out weight_standardised"
+            )
+        if model.whitened and model.standardised:
+            yield "whitened features have mean 0 already; leave out standardised, or whitened"
+        if model.weights is not None and self.projection.components:
+            yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
+
+        of_features = model.standardised or model.whitened > 0
+        if model.batch_norm not in NEED_PUBLIC and not of_features:
+            if public != PublicSection():
+                yield (
+                    f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or whitened "
+                    f"features, not {model.batch_norm}; leave them out"
+                )
+        elif public.data is None:
+            # a file of weights holds the statistics of frozen norms
+            if model.batch_norm != "frozen" or model.weights is None or of_features:
+                of_features_needs = "standardised = true" if model.standardised else f"whitened = {model.whitened}"
+                needs = of_features_needs if of_features else f'batch_norm = "{model.batch_norm}"'
+                yield (
+                    f"{needs} takes its statistics from public examples; name their set, such as [public] data = "
+                    '"kmnist"'
+                )
+        else:
+            if Path(public.data).resolve() == Path(self.data.name).resolve():
+                yield (
+                    f"public data {public.data!r} is the set that is trained on, whose examples are private; name "
+                    "another"
+                )
+            if public.examples < 2:
+                yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
+
+        if not lipschitz.used:
+            if lipschitz != LipschitzSection():
+                yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
+            return
+        names, plain = ("max_grad_norm", "clipping", "engine"), PrivacySection()
+        if given := [name for name in names if getattr(self.privacy, name) != getattr(plain, name)]:
+            yield (
+                "with a table lipschitz the layers bound the gradient and nothing is clipped; leave out "
+                + ", ".join(given)
+            )
+        if model.batch_norm is not None:
+            yield f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
+        if model.weight_standardised:
+            yield "standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz"
+        if self.augmentation != AugmentationSection():
+            yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
+        if self.data.target is not None:
+            yield "the loss of a table lipschitz is for classes; leave the table out, or target"
+
+    def _of_training(self) -> Iterator[str]:
+        training, augmentation = self.training, self.augmentation
+        if training.optimizer != "sgd" and training.lr is None:
+            yield f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr'
+        if training.optimizer != "sgd" and training.momentum:
+            yield f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out'
+        if training.optimizer != "adam-bc" and training.floor is not None:
+            yield f'floor is that of adam-bc; with optimizer = "{training.optimizer}" leave it out'
+        if training.averaging and training.average_last:
+            yield "averaging and average_last are two averages of the weights; give one of them"
+        if (training.batches == "truncated") != (training.largest_batch is not None):
+            yield 'batches = "truncated" needs largest_batch, and no other batches have one'
+        if (training.batches == "cyclic") != (training.bands is not None):
+            yield 'batches = "cyclic" needs bands, and no other batches have them'
+        if augmentation.views > 1 and not augmentation.moves:
+            yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
+
+    def _of_data(self) -> Iterator[str]:
+        data, training = self.data, self.training
+        if data.image_size is None and data.grey:
+            yield "grey is the colour of images that are brought to a size; give image_size"
+        if bool(data.mean) != bool(data.deviation):
+            yield "inputs are standardised by a mean and a deviation; give both, or neither"
+        if data.mean and self.projection.components:
+            yield "principal components are those of the records as they are; leave out mean and deviation"
+        if data.holdout is not None and (training.batches == "truncated" or data.public_users is not None):
+            yield (
+                "truncated batches and public_users need a number of records or users that is public, and how many are "
+                "held out is random; leave holdout out, or these"
+            )
+        if data.holdout is not None and data.test is not None:
+            yield "test examples come from a second file or are held out; give test or holdout, not both"
+        if data.target is None and data.unit:
+            yield "unit is that of a number to predict; give its bounds as target"
+        if data.target is not None and data.classes is not None:
+            yield "classes are for labels and target is for a number; give one of them"
+
+        if data.users is None:
+            if data.records_per_user is not None or data.public_users is not None:
+                yield "records_per_user and public_users are for a guarantee for users; give the column users"
+            return
+        if data.records_per_user is None:
+            yield f"users = {data.users!r} needs records_per_user: the most records of one user that are used"
+        if self.projection.components:
+            yield "private principal components have a guarantee for records; leave them out, or users"
+        if training.batches != "poisson":
+            yield f'with users batches are Poisson; leave batches = "{training.batches}" out'
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
@@ -647,12 +464,9 @@ class Recipe:
             data: fields that take the place of those of its table ``data``.
 
         Raises:
-            ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
+            ValueError: the file is not TOML, or is not as :meth:`of` expects it.
         """
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a TOML file: {error}") from error
+        tables = _toml(path)
         if data and isinstance(tables.get("data", {}), dict):
             tables["data"] = tables.get("data", {}) | data
         recipe = cls.of(tables, str(path))
@@ -665,19 +479,80 @@ class Recipe:
         """The recipe in these tables, as :func:`dataclasses.asdict` makes them; missing fields keep their defaults.
 
         Raises:
-            ValueError: there are unknown keys or values of another type; all are listed, and ``source`` is named.
+            ValueError: there are unknown keys, values of another type or outside their domain; all are listed, and
+                ``source`` is named. Or settings contradict each other.
         """
-        problems: list[str] = []
-        sections = read_fields(cls, tables, "", problems)
-        if problems:
-            raise ValueError(f"{source} has {len(problems)} problems:\n  " + "\n  ".join(problems))
+        kinds = get_type_hints(cls)
+        sections, problems = {}, []
+        for name, table in tables.items():
+            if name not in kinds:
+                problems.append(unknown_key(name, kinds))
+            elif not isinstance(table, Mapping):
+                problems.append(f"{name} is a table: write [{name}]")
+            else:
+                try:
+                    sections[name] = kinds[name](**table)
+                except DeclarationError as error:
+                    problems += [f"{name}: {problem}" for problem in error.problems]
+        refuse(source, problems)
         return cls(**sections)
+
+    def changed(self, tables: Mapping[str, Mapping[str, Any]], source: str) -> Self:
+        """The recipe with these values of its tables; raises what :meth:`of` raises."""
+        return self.of({name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}, source)
 
     @staticmethod
     def default_for(data: str) -> Recipe:
         """A recipe that is known to work for this data set; see :func:`default_recipe`."""
-
         return default_recipe({"name": data})
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """The fields of :class:`DataSection` that a schema gives.
+
+    Raises:
+        ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
+    """
+    tables = _toml(path)
+    of_a_run = tables.keys() & {"name", "test"}  # places of files
+    problems = [f"{key} is given on the command line or in a recipe; leave it out" for key in sorted(of_a_run)]
+    section = DataSection()
+    try:
+        section = DataSection(**{key: value for key, value in tables.items() if key not in of_a_run})
+    except DeclarationError as error:
+        problems += error.problems
+    refuse(str(path), problems)
+    return {key: getattr(section, key) for key in tables}
+
+
+# What suits the data
+
+
+_BUILT_IN = {
+    "digits": "cnn",
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
+    "adult": "mlp",
+    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
+    **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
+}
+
+
+def suited_model(data: DataSection) -> str:
+    """The name of a model for a built-in data set, or for tables, texts and images of one's own.
+
+    >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
+    ('mlp', 'ranked-word-counts')
+    """
+    if built_in := _BUILT_IN.get(data.name):
+        return built_in
+    return "ranked-word-counts" if data.text is not None else "cnn" if Path(data.name).is_dir() else "mlp"
 
 
 _ADAM_RATE = 0.003

@@ -13,12 +13,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from noisette.data import DataError, DataSet, Split, table
 from noisette.data.folder import unlabelled
 from noisette.data.glove import glove
 from noisette.data.image_form import ImageForm
 from noisette.data.numbering import VectorNumbering
 from noisette.nn import MirrorAverage, Whitening, models
+=======
+from noisette import data as data_sets
+from noisette.data import DataError, DataSet, Declaration, Split, tables
+from noisette.data.built_in_texts import glove
+from noisette.data.columns import Columns
+from noisette.data.dataset import Target, hold_out
+from noisette.data.declaration import ImageForm
+from noisette.data.own_files import unlabelled
+from noisette.data.words import Numbering, VectorNumbering
+from noisette.nn import MirrorAverage, models
+>>>>>>> main
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
@@ -113,14 +125,14 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found = table.read(path)
+        found = tables.read(path)
         features = declared.features(self.features)
         absent = features.absent(found) if declared.text is None else []
         if declared.text is not None and declared.text not in found:
             absent = [f"there is no column {declared.text!r}"]
         if self.vectors is not None and declared.text is not None and not absent:
             return _numbering(self.vectors, *self.shape).number(found[declared.text])
-        inputs, problems = (np.zeros(0), absent) if absent else table.inputs_of(found, declared, features)
+        inputs, problems = (np.zeros(0), absent) if absent else tables.inputs_of(found, declared, features)
         if problems:
             raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
         return inputs

@@ -15,15 +15,20 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
-from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for
+from noisette.accounting.budget import check_delta
+from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
+<<<<<<< HEAD
 from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.accounting.plan import SHAPES, SearchPlan, check_delta, compare_search, least_noise_search, schedule
+=======
+from noisette.accounting.repeated_runs import SHAPES, SearchComparison, SearchPlan, compare_search, least_noise_search
+>>>>>>> main
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
-from noisette.data.holdout import hold_out
+from noisette.data.dataset import hold_out
 from noisette.nn.batch_norm import in_evaluation
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
 from random import Random
@@ -314,7 +314,12 @@ def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
     """The recipe with these settings, by their full names."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
+<<<<<<< HEAD
         table, _, field = name.partition(".")
         tables[table][field] = value
     sections: dict[str, Any] = {table: replace(getattr(recipe, table), **given) for table, given in tables.items()}
     return replace(recipe, **sections)
+=======
+        by_section[name.partition(".")[0]][_field(name)] = value
+    return recipe.changed(by_section, "the recipe")
+>>>>>>> main

@@ -1,15 +1,81 @@
-"""Built-in models by name, the factories that build them, and their layers."""
+"""The built-in models: names, and factories that are imported on first use, so that the names are known without torch.
 
+To add one, write its factory and a test, and add a line to the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from noisette.nn.models.registry import names as names
-
 if TYPE_CHECKING:
-    from noisette.nn.models.public import *  # noqa: F403 - the list is there
+    from torch import nn
+
+    from noisette.nn.models.factory import *  # noqa: F403
+    from noisette.nn.models.networks import *  # noqa: F403
+    from noisette.nn.models.on_features import *  # noqa: F403
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in model: its factory and one line for help texts.
+
+    The factory is called with (shape of an example, classes), or is ``module:function`` of this folder.
+    """
+
+    factory: str | Callable[..., nn.Module]
+    description: str
+    of_words: bool = False  # examples are numbers of words, and ``words``, how many there are, is one more argument
+
+
+REGISTRY: dict[str, BuiltIn] = {
+    "linear": BuiltIn("networks:linear", "logistic regression"),
+    "mlp": BuiltIn("networks:mlp", "two hidden layers of 128 tanh units"),
+    "cnn": BuiltIn("networks:cnn", "two convolutions and two linear layers, with tanh"),
+    "scattering": BuiltIn("networks:scattering", "linear layer on fixed wavelet features"),
+    "scattering-cnn": BuiltIn("networks:scattering_cnn", "two convolutions on fixed wavelet features"),
+    "patches": BuiltIn("on_features:patches", "linear layer on resemblances to patches of synthetic images"),
+    "multi-scale-patches": BuiltIn(
+        "on_features:multi_scale_patches", "the same for patches of two sizes, averaged over mirror images"
+    ),
+    "patches-and-scattering": BuiltIn(
+        "on_features:patches_and_scattering", "the same beside fixed wavelet features, averaged over mirror images"
+    ),
+    "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
+    "encoder": BuiltIn("networks:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
+    "transformer": BuiltIn("networks:transformer", "small Transformer for texts", of_words=True),
+    "bag-of-words": BuiltIn(
+        "networks:bag_of_words", "mean of word vectors for texts, and a linear layer", of_words=True
+    ),
+    "word-counts": BuiltIn("networks:word_counts", "linear layer on counts of a text's words", of_words=True),
+    "ranked-word-counts": BuiltIn(
+        "networks:ranked_word_counts", "the same, with less weight on common English words", of_words=True
+    ),
+    "word-counts-and-vectors": BuiltIn(
+        "networks:word_counts_and_vectors", "the same, beside public vectors of the words (give weights)", of_words=True
+    ),
+    "lipschitz-linear": BuiltIn("on_features:lipschitz_linear", "1-Lipschitz linear layer"),
+    "lipschitz-dense": BuiltIn("on_features:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
+    "lipschitz-rows": BuiltIn("on_features:lipschitz_rows", "1-Lipschitz network for tables of numbers"),
+    "lipschitz-patch": BuiltIn("on_features:lipschitz_patch", "1-Lipschitz convolution of patches"),
+    "lipschitz-mixer": BuiltIn("on_features:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
+    "dct-lipschitz-dense": BuiltIn("on_features:dct_lipschitz_dense", "lipschitz-dense on low image frequencies"),
+    "scattering-lipschitz-linear": BuiltIn(
+        "on_features:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
+    ),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names of the built-in models."""
+    return tuple(REGISTRY)
 
 
 def __getattr__(name: str) -> Any:
-    # Torch is imported with the first name that needs it, so that the names of the models are known without it.
-    import noisette.nn.models.public
-
-    return getattr(noisette.nn.models.public, name)
+    for module in ("factory", "networks", "on_features"):
+        found = import_module(f"{__name__}.{module}")
+        if name in found.__all__:
+            return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

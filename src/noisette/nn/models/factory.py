@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.models import REGISTRY, BuiltIn
 from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
-from noisette.nn.models.registry import REGISTRY, BuiltIn
+
+__all__ = ["build", "pretrained", "projected"]
 
 
 class HuggingFaceText(nn.Module):
-    """Scores (b, classes) of texts (b, tokens), by a model for sequence classification.
-
-    Args:
-        model: the model, called with ``input_ids`` and ``attention_mask``.
-        padding: the number that stands for no word.
-    """
+    """Scores (b, classes) of texts (b, tokens) by a model for sequence classification; ``padding`` is no word."""
 
     def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
@@ -39,12 +35,8 @@ class HuggingFaceText(nn.Module):
 def text_model(folder: Path, classes: int) -> HuggingFaceText:
     """The model in a folder that ``save_pretrained`` has written, with a new layer of scores if the classes differ.
 
-    No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded.
-
-    Guarantee: none for what the weights were trained on, which is taken to be public.
-
-    Raises:
-        ValueError: transformers is not installed, or the folder holds no such model.
+    No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded. There is no
+    guarantee for what the weights were trained on, which is taken to be public.
     """
     try:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -83,13 +75,8 @@ def sha256_of_weights(folder: Path) -> str:
 def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
     """The model with weights from a safetensors file, some of its parts frozen.
 
-    Layers that the file does not hold keep their initial weights and are trained. To make a file for
-    ``cifar-tutorial``, train ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 without privacy: 100 epochs of
-    SGD in batches of 128, momentum 0.9, a learning rate of 0.1 with cosine decay to 0, images shifted and mirrored at
-    random. Save its state dict without the layer whose size depends on the number of classes::
-
-        kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head.scores")}
-        safetensors.torch.save_file(kept, "cifar100.safetensors")
+    Layers that the file does not hold keep their initial weights and are trained. A file for other classes is the state
+    dict without the layer whose size depends on their number, such as ``head.scores`` of ``resnet-18``.
 
     Args:
         model: such as one of :func:`build`; its weights are overwritten.
@@ -104,8 +91,8 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a safetensors file, or it does not fit the model; all problems are listed, and the
-            model is not changed.
+        ValueError: it is not a safetensors file, or it does not fit the model, which is then not changed; all problems
+            are listed.
     """
     weights = _weights(path)
     if problems := list(_misfits(model.state_dict(), weights, frozen)):
@@ -170,11 +157,8 @@ Factory = Callable[..., nn.Module]  # called with shape and classes, and with wo
 def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
-    Args:
-        name: which one; your own callable is called with (shape, classes), and for numbers of words with words too.
-        shape: that of an example.
-        classes: the number of scores.
-        words: how many numbers of words there are, if an example is a text of such numbers.
+    A callable of your own gets (shape of an example, classes), and for texts of numbered words how many ``words`` there
+    are.
 
     Raises:
         ValueError: there is no such model, or it does not return one score per class for an example of this shape.
@@ -205,10 +189,7 @@ def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
 def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
     """A model behind a fixed projection of the flattened example; the projection's weight is left to be set.
 
-    The weight has shape (components, numbers of an example).
-
-    Raises:
-        ValueError: there are more components than numbers in an example, or the model does not fit them.
+    The weight has shape (components, numbers of an example), of which there are as many numbers or fewer components.
     """
     if components > numbers_of(shape):
         raise ValueError(f"expected components <= {numbers_of(shape)}, the numbers of an example, got {components}")
@@ -238,10 +219,8 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
 
 
 def _built_in(model: BuiltIn) -> Factory:
-    def resolved(value: Any) -> Any:
-        return _imported(f"noisette.nn.models.{value}") if isinstance(value, str) else value
-
-    return partial(resolved(model.factory), **{name: resolved(value) for name, value in model.settings.items()})
+    made = model.factory
+    return _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
 
 
 def _users_own(name: str) -> Factory:

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from noisette.data.numbering import frequent_words, number_of
+from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import Scattering2d, WordCounts, WordVectors
-from noisette.nn.features import Standardise, Whitening
+from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
+
+__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
+__all__ += ["layer_norm"]
+__all__ += [
+    "linear",
+    "mlp",
+    "ranked_word_counts",
+    "resnet",
+    "scattering",
+    "scattering_cnn",
+    "standardised",
+    "transformer",
+]
+__all__ += ["whitened", "word_counts", "word_counts_and_vectors"]
 
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 
@@ -40,11 +54,8 @@ def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:
         )
 
 
-Activation = Callable[[], nn.Module]
 Norm = Callable[[int, int], nn.Module]  # (channels, axes of positions after the channels: 2 for images, else 0)
 Part = tuple[str, nn.Module]
-Plan = TypeVar("Plan")
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def sequence(parts: Iterable[Part]) -> nn.Sequential:
@@ -58,31 +69,6 @@ def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> li
         return [(name, layer)]
     outputs = (layer.out_channels, 2) if isinstance(layer, nn.Conv2d) else (layer.out_features, 0)
     return [(name, layer), (f"{name}_norm", norm(*outputs))]
-
-
-def linears(
-    layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
-) -> nn.Sequential:
-    """Linear layers with activations between them; each is followed by a norm, the last if ``normalised_logits``."""
-    parts: list[Part] = []
-    for k, layer in enumerate(layers[:-1], 1):
-        parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
-    return sequence([*parts, *normalised("scores", layers[-1], norm if normalised_logits else None)])
-
-
-def plan_of(depth: int, plans: Mapping[int, Plan]) -> Plan:
-    """The plan of a network of this depth; raises ValueError if there is none."""
-    if depth not in plans:
-        raise ValueError(f"expected depth to be one of {', '.join(map(str, plans))}, got {depth}")
-    return plans[depth]
-
-
-def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
-    """The layer, with its weights drawn from a normal distribution truncated at 2 std, and constant biases."""
-    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    if layer.bias is not None:
-        nn.init.constant_(layer.bias, bias)
-    return layer
 
 
 def batch_norm(channels: int, axes: int) -> nn.Module:
@@ -134,11 +120,7 @@ def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
-    """The model with its features standardised by the mean and standard deviation of public examples' features.
-
-    Args:
-        model: not changed.
-        public: the output of ``model.features`` for public examples, (n, channels, ...).
+    """The model with its features standardised by those of public examples, (n, channels, ...).
 
     Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
     """
@@ -147,10 +129,6 @@ def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
 
 def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
     """The model with its features whitened, and a new linear layer in front of which they are.
-
-    Args:
-        model: fixed features and one linear layer, such as ``scattering``; not changed.
-        whitening: of its features.
 
     Raises:
         ValueError: the trained part is more than a linear layer, which takes features in their places.
@@ -173,26 +151,9 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128 tanh units."""
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(numbers_of(shape), 128),
-        nn.Tanh(),
-        nn.Linear(128, 128),
-        nn.Tanh(),
+        *(nn.Linear(numbers_of(shape), 128), nn.Tanh()),
+        *(nn.Linear(128, 128), nn.Tanh()),
         nn.Linear(128, classes),
-    )
-
-
-def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
-    """One hidden layer of ReLU units, without biases: on 60 principal components, the MNIST network of the paper.
-
-    Initial weights are normal with variance 1 / inputs, truncated at two standard deviations.
-    Source: Abadi et al. 2016, section 5.2, and their published code.
-    """
-    numbers = numbers_of(shape)
-    return nn.Sequential(
-        nn.Flatten(),
-        truncated_normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
-        nn.ReLU(),
-        truncated_normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
     )
 
 
@@ -242,20 +203,15 @@ def _normalised_coefficients(channels: int) -> list[nn.Module]:
 
 def _strided(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
     ]
 
 
 def _pooled(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 64, 3, padding=1),
-        nn.Tanh(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
     ]
 
 
@@ -268,36 +224,19 @@ class Centred(nn.Module):
 
 def _small_features(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.GroupNorm(4, 16),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
-        nn.GroupNorm(8, 32),
-        nn.Tanh(),
+        *(nn.Conv2d(channels, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(8, 32), nn.Tanh()),
     ]
 
 
 def _features(channels: int) -> list[nn.Module]:
     return [
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
+        *(nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
     ]
 
 
-def resnet(
-    shape: Shape,
-    classes: int,
-    *,
-    depth: int = 18,
-    width: int = 64,
-    norm: Norm = batch_norm,
-    last_norm: bool = True,
-    normalised_logits: bool = False,
-) -> nn.Module:
+def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
     """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
 
     11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
@@ -309,18 +248,11 @@ def resnet(
         depth: 18, 34, 50 or 101.
         width: channels of the first stage; each of the other three has twice as many as the one before.
         norm: after each convolution.
-        last_norm: False leaves out the norm after the very last convolution ("mod" in Davody et al. 2020).
-        normalised_logits: True adds a norm after the linear layer.
 
-    Source: He et al. 2016, section 4.2; Davody et al. 2020, table 1.
-
-    Raises:
-        ValueError: examples are not images, or ``depth`` is not listed above.
+    Source: He et al. 2016, section 4.2.
     """
     need_images("resnet", shape)
     blocks = residual_blocks(depth, width, norm)
-    if not last_norm:
-        blocks[-1].body[-1] = nn.Identity()
     features = [
         *normalised("conv", nn.Conv2d(shape[0], width, 3, padding=1, bias=False), norm),
         ("act", nn.ReLU()),
@@ -328,7 +260,7 @@ def resnet(
         ("pool", nn.AdaptiveAvgPool2d(1)),
         ("flat", nn.Flatten()),
     ]
-    head = linears([nn.Linear(blocks[-1].channels, classes)], norm, normalised_logits=normalised_logits)
+    head = sequence([("scores", nn.Linear(blocks[-1].channels, classes))])
     return sequence([("features", sequence(features)), ("head", head)])
 
 
@@ -346,7 +278,9 @@ class Residual(nn.Module):
 
 def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
     """The blocks of all four stages, for an input of ``width`` channels."""
-    block, counts = plan_of(depth, _RESNETS)
+    if depth not in _RESNETS:
+        raise ValueError(f"expected depth to be one of {', '.join(map(str, _RESNETS))}, got {depth}")
+    block, counts = _RESNETS[depth]
     blocks: list[Residual] = []
     channels = width
     for stage, count in enumerate(counts):
@@ -398,36 +332,12 @@ _WIDTH, _HEADS, _BLOCKS = 64, 4, 1
 _START = 0.1  # standard deviation of the first word vectors
 
 
-def transformer(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
-    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
-
-    Args:
-        shape: (tokens,) of one text: the number of each word, 0 for padding at the end.
-        classes: number of scores for each text.
-        words: how many numbers of words there are.
-
-    Raises:
-        ValueError: examples are not sequences of words.
-    """
-    need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
-    return WordTransformer(words, shape[0], classes)
-
-
-def bag_of_words(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
-    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used.
-
-    Raises:
-        ValueError: examples are not sequences of words.
-    """
-    need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
-    return BagOfWords(words, classes)
-
-
 class BagOfWords(nn.Module):
-    """Scores (b, classes) of texts (b, tokens)."""
+    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
 
-    def __init__(self, words: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
+        need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
         self.word = _vectors(words)
         self.scores = nn.Linear(_WIDTH, classes)
 
@@ -437,12 +347,16 @@ class BagOfWords(nn.Module):
 
 
 class WordTransformer(nn.Module):
-    """Scores (b, classes) of texts (b, tokens)."""
+    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
 
-    def __init__(self, words: int, tokens: int, classes: int) -> None:
+    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
+    """
+
+    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
+        need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
         self.word = _vectors(words)
-        self.place = nn.Parameter(0.02 * torch.randn(tokens, _WIDTH))
+        self.place = nn.Parameter(0.02 * torch.randn(shape[0], _WIDTH))
         self.blocks = nn.ModuleList(Block(_WIDTH, _HEADS) for _ in range(_BLOCKS))
         self.norm = nn.LayerNorm(_WIDTH)
         self.scores = nn.Linear(_WIDTH, classes)
@@ -495,32 +409,20 @@ _MOST_HEADS = 8
 _WIDENING = 4  # of the hidden layer behind the attention
 
 
-def encoder(shape: Shape, classes: int) -> nn.Module:
+class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
-    The block has as many heads as divide the dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
-
-    Args:
-        shape: (tokens, dimensions) of one text: each token is a word vector, and the zero vector is padding.
-        classes: number of scores for each text.
+    Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
+    dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
 
     Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
-
-    Raises:
-        ValueError: examples are not sequences of vectors.
     """
-    need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
-    tokens, width = shape
-    return VectorEncoder(tokens, width, classes)
 
-
-class VectorEncoder(nn.Module):
-    """Scores (b, classes) of texts (b, tokens, dimensions)."""
-
-    def __init__(self, tokens: int, width: int, classes: int) -> None:
+    def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
-        self.places: Tensor
-        self.register_buffer("places", sinusoids(tokens, width), persistent=False)
+        need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
+        tokens, width = shape
+        self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
         heads = math.gcd(width, _MOST_HEADS)
         self.block = nn.TransformerEncoderLayer(width, heads, _WIDENING * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
@@ -533,11 +435,11 @@ class VectorEncoder(nn.Module):
         return self.scores(mean_of_used(encoded, used))
 
 
-def sinusoids(tokens: int, width: int) -> Tensor:
-    """Places as sines and cosines of falling frequency, (tokens, width).
+transformer, bag_of_words, encoder = WordTransformer, BagOfWords, VectorEncoder  # as factories
 
-    Source: Vaswani et al. 2017, section 3.5.
-    """
+
+def sinusoids(tokens: int, width: int) -> Tensor:
+    """Places as sines and cosines of falling frequency, (tokens, width). Source: Vaswani et al. 2017, section 3.5."""
     frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
     angles = torch.arange(tokens).unsqueeze(1) * frequencies
     return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
@@ -550,37 +452,25 @@ _POWER = 0.3  # of the rank; by it the weight of a word grows from 1 for the mos
 def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool = False) -> FixedFeatures:
     """The roots of a text's counts of words, brought to length one, and one linear layer; the order is not used.
 
-    Args:
-        shape: (tokens,) of one text: the number of each word, 0 for padding.
-        classes: number of scores for each text.
-        words: how many numbers of words there are.
-        ranked: whether common English words have less weight, by their rank in a public list. It needs words that are
-            numbered by noisette's hash.
+    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding. If ``ranked``, common English words have
+    less weight, by their rank in a public list; the words must be numbered by noisette's hash.
 
-    Guarantee: the list is a public constant, see :func:`noisette.data.numbering.frequent_words`.
-
-    Raises:
-        ValueError: examples are not sequences of words, or there are too few numbers of them.
+    Guarantee: the list is a public constant, see :func:`noisette.data.words.frequent_words`.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
     return FixedFeatures(WordCounts(weights), nn.Linear(words, classes, bias=False))
 
 
+ranked_word_counts = partial(word_counts, ranked=True)
+
+
 def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:
     """Counts weighted by public ranks, beside the sum of the vectors of a text's words, and one linear layer.
 
     The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
-    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file
-    of those of GloVe.
-
-    Args:
-        shape: (tokens,) of one text: the number of each word by noisette's hash, 0 for padding.
-        classes: number of scores for each text.
-        words: how many numbers words are hashed to.
-
-    Raises:
-        ValueError: examples are not sequences of words, or there are too few numbers of them.
+    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file of
+    those of GloVe. Texts are as for :func:`word_counts`, ranked.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))

@@ -10,23 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisette.data.leaves import drawn, drawn_shaded
+from noisette.data.built_in_images import dead_leaves, shaded_leaves
+from noisette.lipschitz.blocks import LipschitzConcat, MixerBlock, Scale, SphereInput
+from noisette.lipschitz.layers import GroupSort2, L2NormPool2d, LayerCentering, PatchConv2d, Patches, SpectralLinear
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import AppendOne, DctCut, MirrorAverage, PatchFeatures, Scattering2d
-from noisette.nn.lipschitz import (
-    GroupSort2,
-    L2NormPool2d,
-    LayerCentering,
-    LipschitzConcat,
-    MixerBlock,
-    PatchConv2d,
-    Patches,
-    Scale,
-    SpectralLinear,
-    SphereInput,
-)
+from noisette.nn.features import AppendOne, DctCut, PatchFeatures, Scattering2d
 from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_images, numbers_of
+from noisette.nn.views import MirrorAverage
+
+__all__ = ["PatchScale", "dct_lipschitz_dense", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer"]
+__all__ += ["lipschitz_patch"]
+__all__ += ["lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering", "scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
 
@@ -34,27 +29,17 @@ _IMAGES, _SIDE = 2000, 32
 def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 1) -> nn.Module:
     """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
 
-    The dictionary comes from the same images of a random process each time, so there is no record to protect.
-
-    Args:
-        shape: of an image, (channels, height, width).
-        classes: number of scores for each image.
-        filters: patches of the dictionary.
-        side: height and width of a patch.
-        stride: pixels between the patches of an image.
+    The dictionary of ``filters`` patches of ``side`` pixels a side comes from the same images of a random process each
+    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image.
 
     Source: :class:`noisette.nn.PatchFeatures`.
     """
     need_images("patches", shape)
-    leaves, _ = drawn(_IMAGES, 0, side=_SIDE, channels=shape[0])
+    leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
     resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
-    normalised = nn.Sequential(resemblances, nn.GroupNorm(1, 2 * filters, affine=False), nn.Flatten())
-    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
+    return _linear(_normalised(resemblances, 2 * filters), shape, classes)
 
 
-F = nn.functional
-
-_SHADED_IMAGES, _SHADED_SIDE = 2000, 32
 _ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
 
 
@@ -77,11 +62,6 @@ def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale,
     be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
     random process each time, so there is no record to protect.
 
-    Args:
-        shape: of an image, (channels, height, width).
-        classes: number of scores for each image.
-        scales: the sizes of the patches.
-
     Source: :class:`noisette.nn.PatchFeatures`.
     """
     need_images("multi-scale-patches", shape)
@@ -91,13 +71,8 @@ def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale,
 def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
     """The features of :func:`multi_scale_patches` beside scattering coefficients, and one linear layer.
 
-    The coefficients are averaged over sixteenths of the image and over both mirror images, and normalised for each
-    example.
-
-    Args:
-        shape: of an image, (channels, height, width); height and width are multiples of four.
-        classes: number of scores for each image.
-        scales: the sizes of the patches.
+    The coefficients are averaged over sixteenths of the image, whose sides are multiples of four, and over both mirror
+    images, and normalised for each example.
 
     Source: :class:`noisette.nn.PatchFeatures`, :class:`noisette.nn.Scattering2d`.
     """
@@ -110,12 +85,12 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
     """The features of each scale, flat."""
-    leaves = torch.as_tensor(drawn_shaded(_SHADED_IMAGES, 0, side=_SHADED_SIDE, channels=channels))
+    leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=channels))
     return [_of_scale(scale, leaves) for scale in scales]
 
 
 def _of_scale(scale: PatchScale, leaves: Tensor) -> nn.Module:
-    public = F.avg_pool2d(leaves, scale.averaged)
+    public = nn.functional.avg_pool2d(leaves, scale.averaged)
     resemblances = PatchFeatures.of_public(public, scale.filters, side=scale.side, stride=scale.stride)
     averaged = nn.AvgPool2d(scale.averaged) if scale.averaged > 1 else nn.Identity()
     return nn.Sequential(averaged, *_normalised(MirrorAverage(resemblances), 2 * scale.filters))
@@ -148,11 +123,7 @@ def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)
 
 
 def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
-    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and its inputs, rows of numbers about 1.
-
-    Raises:
-        ValueError: examples are not rows of numbers.
-    """
+    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and inputs, rows of numbers about 1."""
     need_axes("lipschitz-rows", shape, 1, "rows of numbers")
     numbers = shape[0] + 1
     hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
@@ -212,9 +183,6 @@ def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: i
     """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
 
     Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
-
-    Raises:
-        ValueError: the sides of the images are not multiples of four.
     """
     need_images("lipschitz-mixer", shape, pixels=4)
     if any(side % 4 for side in shape[1:]):

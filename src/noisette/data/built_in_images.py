@@ -1,0 +1,424 @@
+"""The built-in sets of images: digits, MNIST and similar sets, EMNIST Letters, CIFAR-10, and images that are drawn."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from noisette import errors as checks
+from noisette.data import files
+from noisette.data.dataset import DataError, DataSet, Split, unit_pixels
+from noisette.data.files import BuiltIn
+
+# The idx format of MNIST and similar sets: a magic number, the sizes as big-endian integers, then plain bytes
+
+_CHUNK = 2**20
+_NOT_COMPARABLE = "not comparable with published results"
+
+
+def _idx_files(*stems: str) -> tuple[str, ...]:
+    """The gzipped files of splits with these stems: images and labels of each."""
+    return tuple(f"{stem}-{kind}-ubyte.gz" for stem in stems for kind in ("images-idx3", "labels-idx1"))
+
+
+def read_idx(zipped: IO[bytes], *, dimensions: int, source: str) -> np.ndarray:
+    """The bytes of a gzipped idx stream, uint8, with ``dimensions`` axes; ``source`` names it in errors.
+
+    Memory use is bounded by the bytes in the stream, whatever sizes its header declares.
+
+    Raises:
+        DataError: the stream is not gzip or is damaged, has another magic number, or has fewer or more bytes than its
+            header declares.
+    """
+    try:
+        with gzip.GzipFile(fileobj=zipped) as stream:
+            header = _up_to(4 + 4 * dimensions, stream)
+            magic = bytes([0, 0, 8, dimensions])
+            if header[:4] != magic:
+                raise DataError(
+                    f"{source} starts with {header[:4].hex() or 'nothing'}, expected {magic.hex()}: "
+                    f"an idx file of bytes with {dimensions} axes; download it again"
+                )
+            if len(header) < 4 + 4 * dimensions:
+                raise DataError(f"{source} ends inside its header; download it again")
+            shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
+            expected = math.prod(shape)
+            body = _up_to(expected + 1, stream)
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
+    if len(body) != expected:
+        found = f"{len(body)} were found" if len(body) < expected else "there are more"
+        raise DataError(
+            f"{source} should hold {expected} bytes after its header ({' x '.join(map(str, shape))}), "
+            f"but {found}; download it again"
+        )
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def _up_to(size: int, stream: gzip.GzipFile) -> bytearray:
+    """The next ``size`` bytes, or as many as there are if the stream ends before, or is truncated."""
+    found = bytearray()
+    try:
+        while len(found) < size and (chunk := stream.read1(min(_CHUNK, size - len(found)))):
+            found += chunk
+    except EOFError:  # the gzip stream is truncated; the bytes before that point are returned
+        pass
+    return found
+
+
+def _idx_splits(folder: Path, *stems: str) -> list[Split]:
+    """The examples in the two files of each stem, inputs (n, 1, h, w) in [0, 1]."""
+    arrays = []
+    for file in _idx_files(*stems):
+        with (folder / file).open("rb") as stream:
+            arrays.append(read_idx(stream, dimensions=3 if "idx3" in file else 1, source=str(folder / file)))
+    pairs = zip(arrays[::2], arrays[1::2], strict=True)
+    return [Split(unit_pixels(images), labels.astype(np.int64)) for images, labels in pairs]
+
+
+def _idx_source(address: str, *checksums: str) -> files.Source:
+    """Four idx files with the checksums of training images, training labels, test images and test labels."""
+    return files.Source(address, dict(zip(_idx_files("train", "t10k"), checksums, strict=True)))
+
+
+MNIST = _idx_source(  # a mirror of the original files; the original address is closed
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+FASHION_MNIST = _idx_source(
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "md5:bef4ecab320f06d8554ea6380940ec79",
+    "md5:bb300cfdad3c16e7a12a480ee83cd310",
+)
+KMNIST = _idx_source(
+    "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+    "md5:bdb82020997e1d708af4cf47b453dcf7",
+    "md5:e144d726b3acfaa3e44228e80efcd344",
+    "md5:5c965bf0a639b31b8f53240b1b52f4d7",
+    "md5:7320c461ea6c1c855c0b718fb2a4b134",
+)
+EMNIST = files.Source(
+    "https://biometrics.nist.gov/cs_links/EMNIST/", {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"}
+)
+CIFAR10 = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
+    "https://www.cs.toronto.edu/~kriz/", {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"}
+)
+JPEG = ("cifar10_train_jpegq75.npz", "cifar10_test_jpegq75.npz")
+_SIDE = 32
+_RECORD = 1 + 3 * _SIDE * _SIDE  # the label, then the red, green and blue planes
+
+
+def mnist(name: str, source: files.Source, data_dir: Path | None) -> DataSet:
+    """MNIST, Fashion-MNIST or Kuzushiji-MNIST: 60,000 + 10,000, inputs (n, 1, 28, 28) in [0, 1], ten classes.
+
+    Of Kuzushiji-MNIST also a copy with the first 7,011 of the training images.
+    """
+
+    def whole(folder: Path) -> DataSet:
+        return DataSet(name, *_idx_splits(folder, "train", "t10k"), classes=10, declared_size=60_000)
+
+    def part(folder: Path) -> DataSet:
+        splits = _idx_splits(folder, "train-first7011", "t10k")
+        note = "trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST"
+        return DataSet(name, *splits, classes=10, declared_size=7_011, note=f"{note}: {_NOT_COMPARABLE}")
+
+    copies = {_idx_files("train-first7011", "t10k"): part} if name == "kmnist" else None
+    return files.read(name, source, whole, data_dir=data_dir, copies=copies)
+
+
+def emnist_letters(data_dir: Path | None) -> DataSet:
+    """EMNIST Letters, A to Z in upper and lower case: 124,800 + 20,800, or a copy with 26,000 + 5,200 of them.
+
+    Inputs (n, 1, 28, 28) in [0, 1], upright; classes 0..25.
+    """
+
+    def whole(folder: Path) -> DataSet:
+        archive = folder / "gzip.zip"
+        names = [f"gzip/{name}" for name in _idx_files("emnist-letters-train", "emnist-letters-test")]
+        found = dict(files.members(archive, names.__contains__))
+        if absent := [name for name in names if name not in found]:
+            raise DataError(f"{archive} is damaged or not EMNIST (it has no {absent[0]}); download it again")
+        train, train_labels, test, test_labels = (
+            read_idx(io.BytesIO(found[name]), dimensions=3 if "idx3" in name else 1, source=f"{name} in {archive}")
+            for name in names
+        )
+        # The official images are transposed, and the official labels count from 1.
+        splits = [
+            Split(unit_pixels(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
+            for images, labels in ((train, train_labels), (test, test_labels))
+        ]
+        return DataSet("emnist-letters", *splits, classes=26, declared_size=124_800)
+
+    def subset(folder: Path) -> DataSet:
+        note = "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800"
+        splits = _idx_splits(folder, "train-subset", "test-subset")
+        return DataSet("emnist-letters", *splits, classes=26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
+
+    copies = {_idx_files("train-subset", "test-subset"): subset}
+    return files.read("emnist-letters", EMNIST, whole, data_dir=data_dir, copies=copies)
+
+
+def cifar10(data_dir: Path | None) -> DataSet:
+    """CIFAR-10: 50,000 + 10,000 photographs of ten kinds of objects, inputs (n, 3, 32, 32) in [0, 1].
+
+    A copy compressed as JPEG is sorted by class, so batches must be sampled from all of it, as Poisson sampling does.
+    """
+
+    def binary(folder: Path) -> DataSet:
+        archive = folder / "cifar-10-binary.tar.gz"
+        names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+        found = {Path(name).name: part for name, part in files.members(archive, lambda name: Path(name).name in names)}
+        for name in names:
+            if len(found.get(name, b"")) % _RECORD or not found.get(name):
+                raise DataError(
+                    f"{name} in {archive} should hold records of {_RECORD} bytes, "
+                    f"but {len(found.get(name, b''))} bytes were found; download it again"
+                )
+        splits = (_records(b"".join(found[name] for name in part)) for part in (names[:-1], names[-1:]))
+        return DataSet("cifar10", *splits, classes=10, declared_size=50_000)
+
+    def jpeg(folder: Path) -> DataSet:
+        note = f"CIFAR-10 recompressed as JPEG, which loses detail: {_NOT_COMPARABLE}"
+        splits = (_decoded(folder / name) for name in JPEG)
+        return DataSet("cifar10", *splits, classes=10, declared_size=50_000, note=note)
+
+    return files.read("cifar10", CIFAR10, binary, data_dir=data_dir, copies={JPEG: jpeg})
+
+
+def _records(content: bytes) -> Split:
+    """The examples of binary batches."""
+    records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
+    planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
+    return Split(unit_pixels(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
+
+
+def _decoded(path: Path) -> Split:
+    """The examples of an NPZ of JPEG images: ``header`` is common to all, ``scans`` are cut at ``offsets``."""
+    from PIL import Image
+
+    header, scans, offsets, labels = files.read_npz(path, "header", "scans", "offsets", "labels")
+    start, content = header.tobytes(), scans.tobytes()
+    try:
+        images = np.empty((len(offsets) - 1, _SIDE, _SIDE, 3), np.uint8)
+        for index in range(len(images)):
+            stream = start + content[offsets[index] : offsets[index + 1]]
+            images[index] = np.asarray(Image.open(io.BytesIO(stream), formats=("JPEG",)))
+        return Split(unit_pixels(images), labels.astype(np.int64))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); download it again") from error
+
+
+def digits(data_dir: Path | None) -> DataSet:
+    """Digits, inputs (n, 1, 8, 8) in [0, 1]; 1,437 examples for training and 360 for testing, from scikit-learn.
+
+    The records are ordered by writer, so the split is a fixed shuffle, the same on every machine.
+    """
+    from sklearn.datasets import load_digits  # here, because importing it takes longer than reading MNIST
+
+    images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
+    inputs, targets = images.astype(np.float32).reshape(-1, 1, 8, 8) / np.float32(16), labels.astype(np.int64)
+    order = np.random.RandomState(0).permutation(len(targets))  # the same in every version of NumPy
+    test, train = (Split(inputs[rows], targets[rows]) for rows in (order[:360], order[360:]))
+    return DataSet("digits", train, test, classes=10, declared_size=1437)
+
+
+# Images of random processes: anyone can draw them again, so they are public and nobody's
+
+TRAIN, TEST = 10_000, 1_000
+KINDS = ("discs", "rectangles", "lying bars", "rising bars", "standing bars", "falling bars")
+SIZES = {"small": (0.03, 0.15), "large": (0.12, 0.5)}  # the smallest and largest radius, in sides of the image
+CLASSES = tuple(f"{size} {kind}" for size in SIZES for kind in KINDS)
+_LEAVES = 48
+_AT_ONCE = 500
+_BAR = 0.2  # the width of a bar as a share of its length
+_SMALLEST, _LARGEST = 0.03, 0.6  # radii, in sides of the image
+_CHROMA = 0.12  # the deviation of a channel of a leaf from its brightness
+_SHADE = 0.15  # the deviation of a slope of the brightness, over one side of the image
+_BLUR = np.float32(0.15)  # the weight of each neighbour of a pixel, first above and below it, then left and right
+
+
+def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) -> Split:
+    """Images (images, channels, side, side) in [0, 1], float32, and the classes of what is in them.
+
+    Leaves fall one after another and hide what is below. Each has a uniform colour, a uniform place and a radius with
+    a density in proportion to r^-3 within the bounds of its class. A class is a size and a kind of leaves: discs,
+    rectangles in all directions, or bars in one of four directions. The same arguments give the same images.
+
+    Args:
+        images: how many.
+        seed: of the generator, which is NumPy's and public.
+        side: height and width.
+        channels: 1 for grey, 3 for colours.
+
+    Guarantee: the images depend on these numbers alone, so there is no record to protect.
+    Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; for learning features Baradad et al. 2021,
+    "Learning to see by looking at noise"; before private training Tang, Panda, Sehwag & Mittal 2023, "Differentially
+    private image classification by learning priors from random processes".
+
+    Raises:
+        ValueError: a number is below one.
+
+    >>> split = dead_leaves(3, seed=0, side=8, channels=1)
+    >>> split.inputs.shape, split.targets.shape
+    ((3, 1, 8, 8), (3,))
+    """
+    checks.count(images=images, side=side, channels=channels)
+    random = np.random.RandomState(seed)  # the same in every version of NumPy
+    targets = random.randint(len(SIZES) * len(KINDS), size=images)
+    inputs = np.empty((images, channels, side, side), np.float32)
+    for start in range(0, images, _AT_ONCE):
+        _draw(inputs[start : start + _AT_ONCE], targets[start : start + _AT_ONCE], random)
+    return Split(inputs, targets.astype(np.int64))
+
+
+def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) -> np.ndarray:
+    """Images (images, channels, side, side) in [0, 1], float32, closer to photographs than :func:`dead_leaves`.
+
+    Leaves of all sizes, ellipses and rectangles, fall one after another. What differs is what makes photographs easy
+    to compress: the channels of a colour differ little, and alike all over an image; the brightness of a leaf changes
+    evenly along it; edges are soft. Arguments, guarantee and errors are those of :func:`dead_leaves`.
+
+    Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; the colours and shades are noisette's own.
+
+    >>> shaded_leaves(3, seed=0, side=8, channels=1).shape
+    (3, 1, 8, 8)
+    """
+    checks.count(images=images, side=side, channels=channels)
+    random = np.random.RandomState(seed)
+    inputs = np.empty((images, channels, side, side), np.float32)
+    for start in range(0, images, _AT_ONCE):
+        _draw_shaded(inputs[start : start + _AT_ONCE], random)
+    return _blurred(inputs).clip(0, 1)
+
+
+def dead_leaves_set(name: str, side: int, channels: int, data_dir: Path | None) -> DataSet:
+    """10,000 + 1,000 images of :func:`dead_leaves`."""
+    splits = (dead_leaves(count, seed, side=side, channels=channels) for seed, count in enumerate((TRAIN, TEST)))
+    note = "images of a random process: no record of anyone"
+    return DataSet(name, *splits, classes=len(CLASSES), declared_size=TRAIN, note=note)
+
+
+def shaded_leaves_set(data_dir: Path | None) -> DataSet:
+    """10,000 + 1,000 images of :func:`shaded_leaves`, all of one class."""
+    splits = (Split(shaded_leaves(n, seed), np.zeros(n, np.int64)) for seed, n in enumerate((TRAIN, TEST)))
+    note = "images of a random process: no record of anyone, and all of one class"
+    return DataSet("shaded-leaves", *splits, classes=1, declared_size=TRAIN, note=note)
+
+
+def _draw(inputs: np.ndarray, targets: np.ndarray, random: np.random.RandomState) -> None:
+    """Draw leaves of these classes over a ground of one colour."""
+    count, channels, side, _ = inputs.shape
+    inputs[:] = random.uniform(size=(count, channels, 1, 1))
+    kinds = targets % len(KINDS)
+    low, high = np.array(list(SIZES.values()))[targets // len(KINDS)].T * side
+    y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
+    for _ in range(_LEAVES):
+        radius = _radii(low, high, count, random)
+        across, down = random.uniform(size=(2, count)) * side
+        angle = np.where(kinds < 2, random.uniform(size=count) * np.pi, (kinds - 2) * np.pi / 4)
+        flatness = np.where(kinds == 1, random.uniform(0.3, 1.0, size=count), np.where(kinds > 1, _BAR, 1.0))
+        colour = random.uniform(size=(count, channels, 1, 1))
+        along, apart = _turned(x, y, across, down, angle)
+        inside = _inside(along, apart, radius, flatness, kinds == 0)
+        np.copyto(inputs, colour.astype(np.float32), where=inside)
+
+
+def _draw_shaded(inputs: np.ndarray, random: np.random.RandomState) -> None:
+    """Draw leaves of all sizes over a shaded ground."""
+    count, channels, side, _ = inputs.shape
+    colour = _colours(count, channels, random)
+    y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
+    inputs[:] = colour() + _shade(np.stack([x, y])[:, None] - side / 2, side, random, count)
+    for _ in range(_LEAVES):
+        radius = _radii(_SMALLEST * side, _LARGEST * side, count, random)
+        across, down = random.uniform(size=(2, count)) * side
+        angle, flatness = random.uniform(size=count) * np.pi, random.uniform(0.15, 1.0, size=count)
+        disc = random.uniform(size=count) < 0.6  # the others are rectangles
+        along, apart = _turned(x, y, across, down, -angle)
+        shaded = colour() + _shade(2 * np.stack([along, apart]), side, random, count)
+        np.copyto(inputs, shaded.astype(np.float32), where=_inside(along, apart, radius, flatness, disc))
+
+
+def _radii(low: np.ndarray | float, high: np.ndarray | float, count: int, random: np.random.RandomState) -> np.ndarray:
+    """Radii, (count,), with a density in proportion to r^-3 between the bounds, by the inverse distribution."""
+    return (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5
+
+
+def _turned(
+    x: np.ndarray, y: np.ndarray, across: np.ndarray, down: np.ndarray, angle: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels' distances from each image's place, along its direction and at right angles to it."""
+    right, below = x - _column(across), y - _column(down)
+    cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
+    return right * cos - below * sin, right * sin + below * cos
+
+
+def _inside(
+    along: np.ndarray, apart: np.ndarray, radius: np.ndarray, flatness: np.ndarray, disc: np.ndarray
+) -> np.ndarray:
+    """Which pixels a disc or a rectangle covers, bool, (images, 1, side, side)."""
+    u, v = along / _column(radius), apart / _column(radius * flatness)
+    return np.where(_column(disc), u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))[:, None]
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    """One value for each image, (images,), beside all its pixels: (images, 1, 1)."""
+    return values.astype(np.float32 if values.dtype != bool else bool)[:, None, None]
+
+
+def _colours(count: int, channels: int, random: np.random.RandomState) -> Callable[[], np.ndarray]:
+    """Draws a colour for a leaf of each image: a brightness, and chroma that is partly that of the whole image."""
+    tint = _CHROMA * random.normal(size=(count, channels, 1, 1))
+    contrast = random.uniform(0.1, 0.5, size=(count, 1, 1, 1))
+    middle = random.uniform(0.25, 0.75, size=(count, 1, 1, 1))
+
+    def colour() -> np.ndarray:
+        brightness = middle + contrast * random.uniform(-1, 1, size=(count, 1, 1, 1))
+        return brightness + tint + _CHROMA * random.normal(size=(count, channels, 1, 1))
+
+    return colour
+
+
+def _shade(places: np.ndarray, side: int, random: np.random.RandomState, count: int) -> np.ndarray:
+    """A brightness that changes evenly along both directions of ``places`` (2, images or 1, side, side)."""
+    slopes = _SHADE / side * random.normal(size=(2, count, 1, 1))
+    return (slopes * places).sum(0)[:, None]
+
+
+def _blurred(inputs: np.ndarray) -> np.ndarray:
+    for axis in (2, 3):
+        border = [(1, 1) if axis == k else (0, 0) for k in range(4)]
+        padded = np.pad(inputs, border, mode="edge")
+        before, here, after = (np.take(padded, np.arange(k, k + inputs.shape[axis]), axis) for k in range(3))
+        inputs = _BLUR * before + (1 - 2 * _BLUR) * here + _BLUR * after
+    return inputs
+
+
+IMAGES = {
+    "digits": BuiltIn(digits, "handwritten digits, 8 x 8 pixels; installed with scikit-learn"),
+    "mnist": BuiltIn(partial(mnist, "mnist", MNIST), "handwritten digits, 28 x 28 pixels"),
+    "fashion-mnist": BuiltIn(partial(mnist, "fashion-mnist", FASHION_MNIST), "articles of clothing, 28 x 28 pixels"),
+    "kmnist": BuiltIn(partial(mnist, "kmnist", KMNIST), "cursive Japanese characters, 28 x 28 pixels"),
+    "emnist-letters": BuiltIn(emnist_letters, "handwritten letters, 28 x 28 pixels"),
+    "cifar10": BuiltIn(cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
+    "dead-leaves": BuiltIn(
+        partial(dead_leaves_set, "dead-leaves", 32, 3), "images of a random process, 32 x 32 pixels; drawn, not read"
+    ),
+    "dead-leaves-grey": BuiltIn(
+        partial(dead_leaves_set, "dead-leaves-grey", 28, 1), "the same in grey, 28 x 28 pixels"
+    ),
+    "shaded-leaves": BuiltIn(shaded_leaves_set, "dead leaves in the light and colours of photographs, 32 x 32"),
+}

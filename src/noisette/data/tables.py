@@ -1,0 +1,353 @@
+"""Reads tables of the user's own, and encodes their columns as inputs and targets, as declared.
+
+All values are read as texts and nothing is inferred from them: what a value means is declared. So pandas reads Parquet
+and Excel without conversions. It does not read the other formats: its parser of CSV lets a quote that is not closed, or
+a row that is too short, change other records, and that of JSON rounds whole numbers where a value is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from noisette.data.columns import Columns, Number, codes, is_missing, missing, numbers, text_of
+from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
+from noisette.data.declaration import Declaration
+
+DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+TYPED = (".jsonl", ".jsonl.gz", ".parquet", ".xlsx")  # whose values have types of their own
+_LONGEST = 2**30  # characters of a field
+_POINT_AND_COMMA = str.maketrans(".,", ",.")
+Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
+
+
+# Files
+
+
+def read(path: Path) -> Table:
+    """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
+
+    The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line.
+
+    Raises:
+        DataError: the file is absent, empty, damaged or not UTF-8, its names or rows are none, or a package for its
+            format is not installed. The message quotes none of its contents.
+    """
+    if path.name.lower().endswith((".parquet", ".xlsx")):
+        names, found = _frame(path)
+    else:
+        parse = _objects if path.name.lower().endswith((".jsonl", ".jsonl.gz")) else fields
+        names, *found = parsed(path, parse) or [[]]
+        if not names:
+            raise DataError(f"{path} is empty; its first line must name the columns")
+    return table(path, header=names, rows=found)
+
+
+def header(path: Path) -> list[str]:
+    """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
+
+    Raises:
+        DataError: as for :func:`read`, or the file is of another kind, or a name is none.
+    """
+    if not path.name.lower().endswith(DELIMITED):
+        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(DELIMITED)}")
+    # Bytes below the first line are not looked at, whether they are text or not.
+    found = parsed(path, lambda stream: fields([stream.readline()]), errors="replace")
+    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+        raise DataError(f"{path} is not text in UTF-8; convert it")
+    if not found:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    _check_names(path, found[0])
+    return found[0]
+
+
+def rows(path: Path) -> list[list[str]]:
+    """The fields of each line of a CSV, as :func:`fields` gives them; gzipped if its name ends in .gz."""
+    return parsed(path, fields)
+
+
+def parsed(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+    """What the function makes of the text in a file, which is unzipped if its name ends in .gz or .xz."""
+    try:
+        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
+            return parse(stream)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8; convert it") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # only the system's messages do not quote the file
+        why = getattr(error, "strerror", None) or f"its {path.suffix.lower()} format is damaged or cut; copy it again"
+        raise DataError(f"{path} cannot be read: {why}") from error
+
+
+def fields(lines: Iterable[str]) -> list[list[str]]:
+    """The fields of each line that is not empty; the first line decides what separates them.
+
+    A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
+    field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
+
+    Raises:
+        DataError: a field has no end, with its row; or the first line is not a whole record.
+
+    >>> fields(["a;b\\n", "1,5;2\\n"])
+    [['a', 'b'], ['1,5', '2']]
+    """
+    rest = iter(lines)
+    first = next(rest, "")
+    outside = "".join(first.split('"')[::2])  # of quotes
+    delimiter = max(",;\t", key=outside.count)
+    found: list[list[str]] = []
+    before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
+    try:
+        for row in filter(
+            None, csv.reader(chain([first], rest), delimiter=delimiter, skipinitialspace=True, strict=True)
+        ):
+            if not found and {"\n", "\r"} & set("".join(row)):
+                raise csv.Error  # the header would take in records
+            found.append(row)
+    except csv.Error as error:
+        raise DataError(
+            f"in row {len(found)} (row 1 is the first below the first line) a quote opens a field, and is not closed "
+            'before a separator or the end of a line; close it, or write a quote within quotes as ""'
+            if found
+            else "the quotes in the first line, the header, do not match; write all names of columns on that line, and "
+            'a quote within quotes as ""'
+        ) from error
+    finally:
+        csv.field_size_limit(before)
+    return found
+
+
+def _objects(lines: Iterable[str]) -> list[list[str]]:
+    """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
+    found: list[dict[str, Any]] = []
+    wrong: list[int] = []
+    for index, line in enumerate(filter(str.strip, lines)):
+        try:
+            values: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        alike = isinstance(values, dict) and (not found or values.keys() == found[0].keys())
+        if not alike or any(isinstance(value, dict | list) for value in values.values()):
+            wrong.append(index)
+        else:
+            found.append(values)
+    if wrong:
+        raise DataError(
+            f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, with "
+            "null where a value is missing"
+        )
+    return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
+
+
+def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read: there is no such file")
+    try:
+        import pandas
+
+        if kind == ".xlsx":  # without inference the first row is one like any other
+            frame = pandas.read_excel(path, header=None, dtype=object, na_filter=False, engine="openpyxl")
+            names, frame = [text_of(name) for name in frame.head(1).to_numpy().ravel()], frame.tail(-1)
+        else:
+            frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
+            names = list(map(str, frame.columns))
+    except ImportError as error:
+        needed = "openpyxl" if kind == ".xlsx" else "pyarrow"
+        raise DataError(
+            f"{path}: {kind} is read by {needed}: pip install 'noisette[tables]', or write a CSV"
+        ) from error
+    except Exception as error:  # of any kind, and it may quote the file
+        raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
+    columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
+    return names, list(map(list, zip(*columns, strict=True)))
+
+
+def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors.
+
+    Raises:
+        DataError: a name is empty, a number or not unique, there are no rows, or a row has more or fewer fields than
+            the header.
+    """
+    _check_names(path, header)
+    if len(set(header)) < len(header) or "" in header:
+        raise DataError(f"{path}: the first line, the header, must give each column a different name")
+    if not rows:
+        raise DataError(f"{path} has a header but no rows")
+    uneven = [index for index, row in enumerate(rows) if len(row) != len(header)]
+    if uneven:
+        raise DataError(
+            f"{path}: the number of fields differs from the {len(header)} of the header {in_rows(uneven)} "
+            f"(row 1 is the first below the header)"
+        )
+    return dict(zip(header, zip(*rows, strict=True), strict=True))
+
+
+def _check_names(path: Path, header: Sequence[str]) -> None:
+    """Refuse a first line that holds a record, whose values would be published as the names of columns."""
+    wrong = [place for place, name in enumerate(header, start=1) if is_number(name)]
+    if wrong:
+        raise DataError(
+            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line of names, or "
+            "begin the name with a letter"
+        )
+
+
+def is_number(name: str) -> bool:
+    """Whether a name is a finite number, with a point or a comma before its decimals.
+
+    >>> is_number("1,5"), is_number("age"), is_number("nan")
+    (True, False, False)
+    """
+    try:
+        return math.isfinite(float(name.replace(",", ".")))
+    except ValueError:
+        return False
+
+
+# Inputs and targets
+
+
+def read_set(path: Path, declaration: Declaration) -> DataSet:
+    """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`.
+
+    Raises:
+        DataError: lists what is undeclared; or every column that is declared but absent; or every column with a
+            missing value, a value that is not a finite number, or an undeclared text, with the rows.
+    """
+    classes, size = declaration.public_facts(path.name)
+    train = read(path)
+    refuse(path.name, _absent_columns(train, declaration))
+    features = declaration.features(train)
+    split, problems = encode(_labelled(train, declaration), declaration, features)
+    test_split = None
+    if declaration.test is not None:
+        test = read(declaration.test)
+        if test.keys() != train.keys():
+            raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
+        test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
+        problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
+    first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
+    refuse(f"{path.name} (row 1 is {first})", problems)
+    return DataSet(
+        path.name,
+        split,
+        test_split,
+        classes=classes,
+        declared_size=size,
+        words=declaration.numbering.size if declaration.text else 0,
+        target=declaration.target,
+        features=() if declaration.text else features.names,
+    )
+
+
+def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
+    """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
+    named = [("label", declaration.label), ("users", declaration.users), ("text", declaration.text)]
+    named += [(fact, name) for fact in ("ranges", "categories") for name in getattr(declaration, fact)]
+    problems = []
+    for fact, name in named:
+        if name is not None and name not in found:
+            close = get_close_matches(name, found, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
+            problems.append(f"{fact}: there is no column {name!r}; {hint}")
+    if declaration.columns is not None:
+        declared = {declaration.label, declaration.users, *declaration.columns.declared}
+        problems += [
+            f'columns: column {name!r} is not declared; declare it, or as kind = "ignored"'
+            for name in found
+            if name not in declared
+        ]
+        problems += [f"columns: {problem}" for problem in declaration.columns.absent(found)]
+    if not set(found) - {declaration.label, declaration.users}:
+        problems.append("there is no column besides the label" + (" and the users" if declaration.users else ""))
+    return problems
+
+
+def _labelled(table: Table, declaration: Declaration) -> Table:
+    """The rows that have a label, where those without one are left out; otherwise all rows."""
+    if not declaration.skip_unlabelled:
+        return table
+    names = {name.casefold() for name in declaration.class_names}
+    labels = table[declaration.label]
+    kept = [not is_missing(label) or label.strip().casefold() in names for label in labels]
+    if not any(kept):
+        raise DataError(f"column {declaration.label!r}: no row has a label")
+    return {name: tuple(compress(column, kept)) for name, column in table.items()}
+
+
+def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
+    """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
+
+    The problems name rows and columns, never values; if there are any, the split must not be used.
+    """
+    inputs, problems = inputs_of(table, declaration, features)
+    targets, wrong = _targets(table[declaration.label], declaration)
+    problems += wrong
+    users = None if declaration.users is None else table[declaration.users]
+    if users is not None:
+        problems += _problems(str(declaration.users), users, missing(users), problem="")
+    return Split(inputs, targets, users), problems
+
+
+def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:
+    """The inputs alone, and the problems found."""
+    if declaration.text is not None:
+        return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
+    of_numbers = {name for name, column in features.declared.items() if isinstance(column, Number)}
+    pointed = {name: _with_point(table[name], declaration.decimal) for name in of_numbers & table.keys()}
+    return features.encoded({**table, **pointed})
+
+
+def _with_point(column: Sequence[str], decimal: str) -> Sequence[str]:
+    """The texts of numbers whose decimals follow a point or a comma, with a point.
+
+    Points and commas change places, so a number with a sign between its thousands stays none.
+
+    >>> _with_point(["1,5", "1.234,5"], ",")
+    ['1.5', '1,234.5']
+    """
+    return column if decimal == "." else [text.translate(_POINT_AND_COMMA) for text in column]
+
+
+def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
+    """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
+    if declaration.target is not None:
+        found = numbers(_with_point(labels, declaration.decimal))
+        problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
+        return declaration.target.scaled(found), problems
+    found = codes(labels, declaration.class_names)
+    none = "none of the declared classes"
+    if isinstance(declaration.classes, int):
+        last = declaration.classes - 1
+        none = f"not in 0..{last} (if labels are text, declare classes as the list of their names)"
+    return found, _problems(declaration.label, labels, found < 0, problem=none)
+
+
+def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
+    """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
+    absent = missing(column)
+    lines = (
+        (bad & absent, "a value is missing", "; fill it in or leave the row out"),
+        (bad & ~absent, problem, ""),
+    )
+    return [
+        f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
+        for rows, problem, way_out in lines
+        if rows.any()
+    ]

