@@ -20,12 +20,8 @@ from torch.nn.functional import affine_grid, cross_entropy, grid_sample, normali
 
 from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import models
-<<<<<<< HEAD
 from noisette.training import keep_freed_memory
-=======
-from noisette.training.allocator import keep_freed_memory
 from papers import networks as networks  # which NETWORKS names
->>>>>>> main
 
 IMAGES, STEPS = 10_000, 150
 _PAIRS, _OUTPUTS = 128, 64

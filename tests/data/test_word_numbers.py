@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noisette.data.numbering import frequent_words, number_of
+from noisette.data.words import frequent_words, number_of
 
 
 def test_numbers_of_words_are_from_1_on_and_always_the_same() -> None:

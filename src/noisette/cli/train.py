@@ -10,11 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-<<<<<<< HEAD
 from typing import TYPE_CHECKING, Annotated, Any
-=======
-from typing import Annotated, Any
->>>>>>> main
 
 import typer
 
@@ -50,14 +46,11 @@ from noisette.training.recipe import (
 from noisette.training.records import check_names
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
-<<<<<<< HEAD
 if TYPE_CHECKING:
     from noisette.ranks import AnyRanks
     from noisette.training.report import Facts
 
 _KEY_BYTES = 32  # of the key that decides which records are held out
-=======
->>>>>>> main
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
@@ -263,40 +256,13 @@ def train(
         (read_schema(columns) if columns else {}) | tables["data"] | _given_data(data, classes, target, image_size)
     )
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
-<<<<<<< HEAD
-    settings = replace(
-        base,
-        model=replace(base.model, **_given({"name": model, "batch_norm": batch_norm})),
-        public=replace(base.public, **_given({"data": public, "examples": public_examples})),
-        privacy=replace(base.privacy, **tables["privacy"]),
-        training=replace(base.training, **tables["training"]),
-    )
-=======
     changes = {
-        "model": {"name": model, "batch_norm": batch_norm},
-        "public": {"data": public, "examples": public_examples},
-        "privacy": {
-            "epsilon": epsilon,
-            "delta": delta,
-            "max_grad_norm": max_grad_norm,
-            "clipping": clipping,
-            "engine": engine,
-            "allow_large_delta": allow_large_delta or None,
-        },
-        "training": {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "batches": batches,
-            "largest_batch": largest_batch,
-            "bands": bands,
-            "compile": compile,
-            "optimizer": optimizer,
-            "lr": lr,
-            "seed": seed,
-        },
+        "model": _given({"name": model, "batch_norm": batch_norm}),
+        "public": _given({"data": public, "examples": public_examples}),
+        "privacy": tables["privacy"],
+        "training": tables["training"],
     }
-    settings = base.changed({table: _given(values) for table, values in changes.items()}, "the settings")
->>>>>>> main
+    settings = base.changed(changes, "the settings")
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
@@ -316,7 +282,6 @@ def _refuse_other_options(context: typer.Context) -> None:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
 
 
-<<<<<<< HEAD
 def _given_data(data: str | None, classes: str | None, target: str | None, image_size: str | None) -> dict[str, Any]:
     """The fields of the table ``data`` whose options have a form of their own."""
     number_or_names: int | tuple[str, ...] | None = None
@@ -327,8 +292,6 @@ def _given_data(data: str | None, classes: str | None, target: str | None, image
     return _given({"name": data, "classes": number_or_names, "target": bounds, "image_size": size})
 
 
-=======
->>>>>>> main
 def _given(values: Mapping[str, object]) -> dict[str, Any]:
     """The values that the command line gave."""
     return {name: value for name, value in values.items() if value is not None}

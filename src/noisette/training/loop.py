@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
-from noisette.accounting.calibrate import SEE_PLAN
-from noisette.accounting.plan import schedule
+from noisette.accounting.calibrate import SEE_PLAN, schedule
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
@@ -24,11 +23,7 @@ from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.agreement import ledger_on_ranks
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
-<<<<<<< HEAD
 from noisette.run.privatize import privatize
-from noisette.run.ranks_agree import ledger_on_ranks
-=======
->>>>>>> main
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs

@@ -22,7 +22,7 @@ from noisette.accounting.ledger import LEDGER_FILE
 
 CHECKPOINT = "checkpoint"
 NAME = re.compile(r"(.+)\.unfinished-\d+")
-_SAVED = "checkpoint.json"  # written by noisette.run.checkpoint, whose import brings torch
+_SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
 _SETTINGS = "settings.json"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
 

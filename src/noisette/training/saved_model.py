@@ -13,24 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from noisette.data import DataError, DataSet, Split, table
-from noisette.data.folder import unlabelled
-from noisette.data.glove import glove
-from noisette.data.image_form import ImageForm
-from noisette.data.numbering import VectorNumbering
-from noisette.nn import MirrorAverage, Whitening, models
-=======
-from noisette import data as data_sets
-from noisette.data import DataError, DataSet, Declaration, Split, tables
+from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
-from noisette.data.columns import Columns
-from noisette.data.dataset import Target, hold_out
 from noisette.data.declaration import ImageForm
 from noisette.data.own_files import unlabelled
-from noisette.data.words import Numbering, VectorNumbering
-from noisette.nn import MirrorAverage, models
->>>>>>> main
+from noisette.data.words import VectorNumbering
+from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs

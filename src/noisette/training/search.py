@@ -18,13 +18,14 @@ from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, Repeat
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
-<<<<<<< HEAD
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.number_of_runs import NumberOfRuns
-from noisette.accounting.plan import SHAPES, SearchPlan, check_delta, compare_search, least_noise_search, schedule
-=======
-from noisette.accounting.repeated_runs import SHAPES, SearchComparison, SearchPlan, compare_search, least_noise_search
->>>>>>> main
+from noisette.accounting.repeated_runs import (
+    SHAPES,
+    NumberOfRuns,
+    SearchPlan,
+    compare_search,
+    least_noise_search,
+)
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split

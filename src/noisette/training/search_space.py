@@ -314,12 +314,6 @@ def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
     """The recipe with these settings, by their full names."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
-<<<<<<< HEAD
         table, _, field = name.partition(".")
         tables[table][field] = value
-    sections: dict[str, Any] = {table: replace(getattr(recipe, table), **given) for table, given in tables.items()}
-    return replace(recipe, **sections)
-=======
-        by_section[name.partition(".")[0]][_field(name)] = value
-    return recipe.changed(by_section, "the recipe")
->>>>>>> main
+    return recipe.changed(tables, "the recipe")

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from noisette.accounting.events import event_of
-<<<<<<< HEAD
-from noisette.accounting.registry import ACCOUNTANTS
-from noisette.accounting.trade_off import TradeOff
-=======
-from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.accounting.repeated_runs import NumberOfRuns
-from noisette.clipping.registry import CLIPPING_RULES, ENGINES
->>>>>>> main
 from noisette.data import names
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
