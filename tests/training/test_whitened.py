@@ -91,7 +91,7 @@ def test_contradictions_are_refused(data: DataSet, public: DataSet) -> None:
         replace(RECIPE, public=PublicSection())
     with pytest.raises(ValueError, match="leave out standardised, or whitened"):
         replace(RECIPE, model=replace(RECIPE.model, standardised=True))
-    with pytest.raises(ValueError, match="whitened >= 1"):
+    with pytest.raises(ValueError, match="whitened >= 0"):
         replace(RECIPE, model=replace(RECIPE.model, whitened=-1))
     wrong = replace(RECIPE, model=ModelSection("cnn", whitened=20))
     with pytest.raises(ValueError, match="no fixed features; leave whitened out"):
