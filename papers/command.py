@@ -185,7 +185,7 @@ def _check_weights(weights: Path | None, rows: str | None, paper: Paper[Any], pa
     if weights is None and "weights" in part.options:
         raise ValueError(
             "the network starts from convolutions learnt from public images: give their file with --weights; the "
-            "documentation of noisette.nn.models.pretrained explains how to make one"
+            "documentation of papers.networks.cifar_tutorial explains how to make one"
         )
     if weights is not None and part.rows and len(_names(rows) or ()) != 1:
         raise ValueError(f"a file of weights fits one network: add --rows with one of {', '.join(part.rows)}")

@@ -120,9 +120,11 @@ def cifar_tutorial(
     """Two convolutions and three linear layers on the central 24 x 24 pixels: the CIFAR-10 network of the paper.
 
     Its parts are called ``features`` (``conv1``, ``conv2``) and ``head`` (``fc1``, ``fc2``, ``scores``). The paper
-    learned the features from public images, see :func:`pretrained`, and only the head privately. It distorted its
-    training images at random, which this network does not. With a norm, each convolution and linear layer is followed
-    by one, the last only if ``normalised_logits``.
+    learned the features from CIFAR-100, and only the head privately: train ``cifar_tutorial((3, 32, 32), 100)`` without
+    privacy for 100 epochs of SGD in batches of 128, momentum 0.9, a learning rate of 0.1 with cosine decay to 0, images
+    shifted and mirrored at random, and save its state dict without ``head.scores`` as a file of safetensors. The paper
+    distorted its training images at random, which this network does not. With a norm, each convolution and linear layer
+    is followed by one, the last only if ``normalised_logits``.
 
     Source: Abadi et al. 2016, section 5.3; initial weights are those of the TensorFlow tutorial that it builds on.
 

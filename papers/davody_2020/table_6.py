@@ -50,7 +50,7 @@ GRID = networks_against_noise(
     about=(
         "Test accuracy in per cent; delta 1e-5, epsilon by the privacy loss distribution. Convolutions come from a "
         "file of the reader's own (--weights, with --rows for the one network that it fits), trained on public images: "
-        "CIFAR-100 in the paper; noisette.nn.models.pretrained describes how to make it. They are frozen and the "
+        "CIFAR-100 in the paper; papers.networks.cifar_tutorial describes how to make it. They are frozen and the "
         "linear layers are trained. Those of our first three rows come from images of a random process without labels: "
         "`python -m papers.abadi_2016.public_convolutions FILE`, with `--network ln-tf-tutorial` or bn-tf-tutorial for "
         "the second and third, makes their file in minutes, and they say much less about photographs than those of "

@@ -75,12 +75,6 @@ MUTANTS = [
         (f"{_FETCHING}::test_processes_have_seeds_that_are_too_many_to_be_tried",),
     ),
     Mutant(
-        "statistics of a public batch are drawn for each microbatch",
-        "which records share a draw depends on how many come before them",
-        lambda patch: patch.setattr("noisette.run.private.held_noise", lambda model: None),
-        ("nn/test_public_batch_norm.py::test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights",),
-    ),
-    Mutant(
         "each rank draws its own statistics of a public batch",
         "which records share a draw depends on how many come before them",
         on_each_rank(draws_of_each_rank),

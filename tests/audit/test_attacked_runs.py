@@ -20,8 +20,7 @@ from noisette.audit import Rows, certified_epsilon, certified_mu
 from noisette.audit.step_audit import canary_scores
 from noisette.core.noise import GaussianNoise
 from noisette.noise.banded import BandedNoise, banded_coefficients
-from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler
-from noisette.run.users import UserRecords
+from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler, UserRecords
 
 ALPHA = 1e-6
 

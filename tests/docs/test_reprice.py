@@ -33,7 +33,8 @@ from noisette.accounting.events import _EVENTS, Event
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
-QUANTILE = PoissonGaussian.quantile_query(0.02, count_deviation=3.0)
+QUANTILE = PoissonGaussian(0.02, 6.0, (("count", 1.0),))
+JOINT = PoissonGaussian(0.02, (1.5**-2 + 9.0**-2) ** -0.5, (("gradient", 36 / 37), ("count", 1 / 37)))
 RUN = PoissonGaussian(256 / 60_000, 1.1)
 
 
@@ -61,7 +62,7 @@ def reprice(path, delta="1e-5"):
     [
         ([(RUN, 1000, 700, True), (QUANTILE, 9, 0, True)], [(PROJECTION, 2)], {RUN: 700, PROJECTION: 2}),
         ([(RUN, 600, 500, False), (PoissonGaussian(0.01, 4.0), 400, 300, True)], [], None),
-        ([(PoissonGaussian.joint(0.02, {"gradient": 1.5, "count": 9.0}), 100, 100, True)], [(QUANTILE, 200)], None),
+        ([(JOINT, 100, 100, True)], [(QUANTILE, 200)], None),
     ],
     ids=["run-and-projection", "two-runs-one-of-them-crashed", "parts-and-quantiles"],
 )

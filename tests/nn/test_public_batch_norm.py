@@ -301,18 +301,20 @@ def test_statistics_after_a_frozen_layer_are_constants() -> None:
     torch.testing.assert_close(found(model, x, 1.0, BookKeeping()), reference, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("capture", ["eager", "graph"])
-@pytest.mark.parametrize("size", [1, 12], ids=["many microbatches", "one microbatch"])
-def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(size: int, capture: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "capture"),
+    [("linear", 1, "eager"), ("linear", 12, "graph"), ("behind an activation", 1, "eager"), ("linear", 1, "graph")],
+)
+def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(name: str, size: int, capture: Any) -> None:
     """Whichever microbatch a record is in, which depends on the others; with a bare clip likewise."""
-    model, public, x = network("linear")
+    model, public, x = network(name)
     x = torch.cat([x, x + 1, 2 * x])[:12]
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
     settings: dict[str, Any] = {"noise_multiplier": 1e-9, "sampling_rate": 1.0, "expected_batch_size": len(x)}
     with privatize(PerExampleClip(model, 0.5, capture=capture), optimizer, (x,), steps=3, **settings) as run:
         for batch in run.batches():
-            expected = clipped(ByHand(_with_batch_norm(model), public).gradients(x), 0.5)
+            expected = clipped(ByHand(_with_batch_norm(model, name), public).gradients(x), 0.5)
             for (part,) in batch.microbatches(size):
                 run.accumulate(losses, part)
             optimizer.step()
@@ -322,12 +324,12 @@ def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(size: in
     for part in x.split(size):
         clip.accumulate(losses, part)
     [total] = clip.pop_sums()
-    expected = clipped(ByHand(_with_batch_norm(model), public).gradients(x), 0.5)
+    expected = clipped(ByHand(_with_batch_norm(model, name), public).gradients(x), 0.5)
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-8, atol=1e-9)
 
 
-def _with_batch_norm(model: nn.Module) -> nn.Module:
+def _with_batch_norm(model: nn.Module, name: str) -> nn.Module:
     """The network with batch norm of torch, and these weights."""
-    plain, _, _ = network("linear")
+    plain, _, _ = network(name)
     plain.load_state_dict(model.state_dict())
     return plain

@@ -19,8 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Subset
 
 from noisette import PaddedBuckets, PerExampleClip, Users, privatize
-from noisette.run.loading import records_of
-from noisette.run.microbatch_size import MeasuredSize, UnmeasuredMemory
+from noisette.run.loading import MeasuredSize, UnmeasuredMemory, records_of
 
 C, MOST = 0.3, 1 + 2.0**-13  # what a sum may move, in bounds
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -26,7 +26,7 @@ import noisette
 from noisette import PrivacyError
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
-from noisette.core.state import seed_secretly
+from noisette.core.steps import seed_secretly
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from oracle import clipped_sum
 

@@ -71,7 +71,7 @@ def test_contradictions_are_refused() -> None:
     plain = recipe(weights=False)
     with pytest.raises(ValueError, match="give both, or neither"):
         replace(plain, data=DataSection("digits", mean=(0.5,)))
-    with pytest.raises(ValueError, match="deviation=0"):
+    with pytest.raises(ValueError, match=r"deviation = .0.0,. is not of the expected type: greater than 0"):
         replace(plain, data=DataSection("digits", mean=(0.5,), deviation=(0.0,)))
     with pytest.raises(ValueError, match="leave out mean and deviation"):
         replace(plain, projection=ProjectionSection(8, 20.0))

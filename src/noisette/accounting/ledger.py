@@ -104,7 +104,7 @@ class Ledger:
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
     unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
-    holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data.
 
     Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
     its own steps.
@@ -333,7 +333,7 @@ class Ledger:
         with self._lock:
             unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
             for event, steps in unused.items():
-                if steps := steps - steps % event.round_length:  # a round that was begun stays paid for
+                if steps := steps - steps % event.round_length:  # a round that was begun counts as a whole
                     self._append(Kind.RELEASE, event, steps, run, durable=True)
 
     def shorten(self) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 from random import Random
 from types import UnionType
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import shown
@@ -303,7 +303,7 @@ def _full_name(name: str) -> str:
 def _types(full: str) -> list[type]:
     """The plain types that a setting accepts, which must not be a list or table."""
     hint = _settings()[full]
-    members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     accepted = [kind for kind in members if kind in (bool, int, float, str, type(None))]
     if not set(accepted) - {type(None)}:
         raise ValueError(f"{full} is no single value, so it cannot be drawn; set it in the recipe")

@@ -17,18 +17,8 @@ from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
-__all__ += ["layer_norm"]
-__all__ += [
-    "linear",
-    "mlp",
-    "ranked_word_counts",
-    "resnet",
-    "scattering",
-    "scattering_cnn",
-    "standardised",
-    "transformer",
-]
-__all__ += ["whitened", "word_counts", "word_counts_and_vectors"]
+__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
+__all__ += ["standardised", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 

@@ -20,8 +20,8 @@ from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_im
 from noisette.nn.views import MirrorAverage
 
 __all__ = ["PatchScale", "dct_lipschitz_dense", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer"]
-__all__ += ["lipschitz_patch"]
-__all__ += ["lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering", "scattering_lipschitz_linear"]
+__all__ += ["lipschitz_patch", "lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering"]
+__all__ += ["scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
 
