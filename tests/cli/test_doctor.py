@@ -139,7 +139,7 @@ def test_a_transformer_is_accepted(doctor) -> None:
     shown = doctor("transformer")
     assert shown.exit_code == 0, shown.output
     assert "embedding_weight" in shown.output
-    assert "layer_norm_weight" in shown.output
+    assert "affine_weight" in shown.output
     assert "Accepted: its loss vectorises." in shown.output
 
 
