@@ -34,7 +34,7 @@ from noisette.accounting.events import _EVENTS, Event
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
 QUANTILE = PoissonGaussian(0.02, 6.0, (("count", 1.0),))
-JOINT = PoissonGaussian(0.02, (1.5**-2 + 9.0**-2) ** -0.5, (("gradient", 36 / 37), ("count", 1 / 37)))
+JOINT = PoissonGaussian(0.02, 1.4796, (("gradient", 0.973), ("count", 0.027)))
 RUN = PoissonGaussian(256 / 60_000, 1.1)
 
 

@@ -279,7 +279,8 @@ class Ledger:
             steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
             run: whose steps they are, where several runs share the ledger.
         """
-        count(steps=steps)
+        if type(steps) is not int or steps < 1:
+            count(steps=steps)
         run = run or self._unnamed
         with self._lock:
             self._spend(Kind.RESERVE, event, steps, run)
@@ -368,7 +369,8 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if Series(event, run.id) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
-        check_whole_rounds(event, steps)
+        if steps % event.round_length:
+            check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
