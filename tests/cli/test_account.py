@@ -1,8 +1,6 @@
 import importlib
 import json
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree as Xml
 
@@ -42,12 +40,7 @@ def facts(options, *flags):
 
 @pytest.mark.parametrize(
     ("name", "epsilon", "tolerance"),
-    [
-        ("pld", 0.9469, 1e-3),
-        ("rdp", 1.0355, 5e-4),
-        ("moments", 1.2586, 5e-4),
-        ("strong-paper", 9.339, 1e-4),
-    ],
+    [("pld", 0.9469, 1e-3), ("rdp", 1.0355, 5e-4), ("moments", 1.2586, 5e-4), ("strong-paper", 9.339, 1e-4)],
 )
 def test_epsilon_of_a_run(name, epsilon, tolerance):
     found = facts(PLAN, "--accountant", name)
@@ -200,25 +193,6 @@ def test_an_error_of_the_library_becomes_a_message(error, capsys):
 def test_a_defect_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["account", *(word for option in FULL.items() for word in option)],
-        ["calibrate", "--epsilon", "1"],
-        ["plan", "--size", "10", "--epsilon", "1", "--delta", "2"],
-        ["ledger", "show", "no such file"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_commands_of_accounting_need_no_torch(words):
-    script = (
-        "import sys\nfrom noisette.cli import app\n"
-        "try: app(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script, *words], check=False).returncode == 0
 
 
 @pytest.fixture
