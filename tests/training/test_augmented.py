@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.errors import PrivacyError
 from noisette.nn import MirrorAverage, Standardise, Whitening, models
@@ -66,10 +67,6 @@ def run(of: Recipe, data: DataSet) -> Outcome:
     return train(of, data, ledger_path=None, on_step=pass_by, points=2)
 
 
-def pass_by(run: object, point: object) -> None:
-    pass
-
-
 def saved(outcome: Outcome, folder: Path) -> nn.Module:
     """The model of a run, loaded from its files."""
     for name, content in documents(facts_of(outcome), outcome.model).items():
@@ -107,17 +104,8 @@ def test_fixed_features_are_stored_for_each_view() -> None:
 
 
 def test_a_run_with_views_is_resumed(tmp_path: Path) -> None:
-    class Stop(SystemExit):
-        pass
-
-    def stop(run, point):
-        if run.steps_taken == 2:
-            raise Stop
-
     data, of = digits(16), recipe(model="scattering")
-    with pytest.raises(Stop):
-        train(of, data, ledger_path=tmp_path / "ledger.jsonl", on_step=stop, checkpoint=tmp_path / "c")
-    outcome = resume(of, data, on_step=pass_by, checkpoint=tmp_path / "c")
+    outcome = resume(of, data, on_step=pass_by, checkpoint=cut_short(of, data, tmp_path, step=2))
     assert outcome.run.steps_taken == outcome.run.steps == 3
 
 
@@ -237,16 +225,10 @@ def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: Data
 def test_a_resumed_run_keeps_its_constants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: DataSet, public: DataSet
 ) -> None:
-    def stop(run: object, point: object) -> None:
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        train(
-            WHITENED, data, public=public, ledger_path=tmp_path / "ledger", on_step=stop, checkpoint=tmp_path / "saved"
-        )
+    saved = cut_short(WHITENED, data, tmp_path, step=1, public=public)
     again: list[object] = []
     monkeypatch.setattr(Whitening, "of_public", lambda *given: again.append(given))
-    outcome = resume(WHITENED, data, public=public, on_step=pass_by, checkpoint=tmp_path / "saved")
+    outcome = resume(WHITENED, data, public=public, on_step=pass_by, checkpoint=saved)
     assert not again
     assert outcome.run.steps_taken == outcome.run.steps == 2
     assert isinstance(outcome.model, models.FixedFeatures)

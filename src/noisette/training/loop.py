@@ -126,16 +126,15 @@ def train(
 
     Args:
         recipe: the settings.
-        data: the records that it names.
-        public: the data set that the recipe's public examples come from, if it has any.
-        ledger_path: of the ledger's file; in memory if ``None``.
+        data: the records that it names; ``public``: the data set that its public examples come from, if it has any.
+        ledger_path: of the ledger's file; in memory if ``None``. An open ledger, such as that of one run of a search,
+            can be given as ``ledger`` instead.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
             raises ``SystemExit``, the run is saved first.
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
             not saved if ``None``.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
         ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
-        ledger: an open ledger in the place of the file, such as that of one run of a search.
         noise_multiplier: that of a whole step; by the recipe unless given.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
