@@ -35,8 +35,8 @@ _ROOM = 1.001  # of the budget of a small run above its price, which the run com
 def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has fewer steps than the recipe's epochs if the noise is given and the budget allows fewer, which is computed for
-    Poisson batches of records alone: with others a run that exceeds the budget is refused.
+    It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
+    with Poisson batches of records alone: with others a run that exceeds the budget is refused.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]

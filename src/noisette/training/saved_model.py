@@ -145,7 +145,11 @@ class SavedModel:
 
 
 def _numbering(vectors: np.ndarray, tokens: int) -> VectorNumbering:
-    """How words with these vectors were numbered; a ``DataError`` where GloVe's list is absent here, or another."""
+    """How words were numbered whose vectors are these, by GloVe's list on this machine.
+
+    Raises:
+        DataError: it is absent, or is not the list that the run had.
+    """
     numbering = VectorNumbering(glove(None), tokens)
     if not np.array_equal(numbering.vectors, vectors):
         raise DataError(
