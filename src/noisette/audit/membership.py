@@ -52,10 +52,7 @@ class Attack:
         return float(above / (len(self.members) * len(self.others)))
 
     def caught(self, rate: float) -> float | None:
-        """True positive rate at this false positive rate.
-
-        ``None`` if the rate is less than one of the other records: they are too few to measure it.
-        """
+        """True positive rate at this false positive rate; ``None`` if the other records are too few to measure it."""
         allowed = math.floor(rate * len(self.others) + 1e-9)
         if not allowed:
             return None
@@ -146,11 +143,8 @@ def by_shadows(
 ) -> Attack:
     """Confidences standardised by those of shadow models, trained in the same way without the record.
 
-    Args:
-        members: confidences of the attacked model on its training records, (n,).
-        others: its confidences on other records, (k,).
-        shadows: confidences of each shadow model on members and others, (n + k,).
-        without: whether each shadow model was trained without the record, (n + k,).
+    ``members`` (n,) and ``others`` (k,) are confidences of the attacked model; ``shadows`` those of each shadow model
+    on both, (n + k,), and ``without`` says whether it was trained without the record.
 
     Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
     are few.
@@ -171,8 +165,6 @@ def by_shadows(
 
 def halves(shadows: int, records: int) -> list[np.ndarray]:
     """Which records each shadow model is trained on: alternately a random half of all, and the other half.
-
-    So no record is in the training data of all models.
 
     >>> [half.sum() for half in halves(4, 10)]
     [np.int64(5), np.int64(5), np.int64(5), np.int64(5)]
@@ -200,8 +192,7 @@ def membership_of(
     Args:
         model: the published model.
         data: its training records are the members, its test records the others.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
+        epsilon, delta: of the guarantee.
         shadows: number of shadow models to train, each on half of all records; 0 for none.
         trained: trains a shadow model on a data set.
         on_step: called after each step of each shadow model.
@@ -262,11 +253,9 @@ class OneRunAudit:
 
     @property
     def epsilon(self) -> float:
-        """Privacy cost at delta of a Gaussian mechanism with the certified mu."""
         return epsilon_of(self.mu, delta=self.delta)
 
     def facts(self) -> dict[str, Any]:
-        """All results as plain values."""
         return {
             "delta": self.delta,
             "confidence": self.confidence,
@@ -322,11 +311,7 @@ def audit_guesses(
 
 
 def check_confidence(confidence: float) -> None:
-    """Check that one run can prove something at this confidence.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Check that one run can prove something at this confidence."""
     if not _LEAST_CONFIDENCE <= confidence <= _MOST_CONFIDENCE:
         raise ValueError(
             f"expected {_LEAST_CONFIDENCE} <= confidence <= {_MOST_CONFIDENCE}, got confidence={confidence}: one run "
@@ -446,15 +431,7 @@ def audit_one_run(
     """Train once with mislabelled canaries, and guess from the model alone which canaries were in the data set.
 
     The lower bound is that of a black-box attack: it finds large leaks, and a small bound does not show that the
-    guarantee is tight.
-
-    Args:
-        trained: trains a model on a data set.
-        data: the records, some of which become canaries.
-        canaries: number of canaries.
-        delta: of the guarantee.
-        confidence: 0.95 to 0.999.
-        on_step: called after each step of the run.
+    guarantee is tight. ``trained`` trains a model on a data set, and calls ``on_step`` after each step.
 
     Raises:
         ValueError: a number outside its domain.

@@ -160,8 +160,7 @@ class PerExampleClip:
     def begin_batch(self, still_to_come: float = 1.0) -> None:
         """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
 
-        Args:
-            still_to_come: how many times the work so far is still to come, which decides what is worth compiling.
+        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling.
         """
         self.reshard()
         self._still_to_come = still_to_come
@@ -239,11 +238,7 @@ class PerExampleClip:
         self._sums.add(self._shards.land({}, self._trained()))
 
     def record_rows(self, batch: Microbatch) -> Returned:
-        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
-
-        Raises:
-            PrivacyError: as by :func:`.recorded_rows.record_rows`, or the model is sharded.
-        """
+        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""
         self._check_open()
         if self._is_sharded:
             raise PrivacyError(
@@ -378,11 +373,6 @@ class PerExampleClip:
 
 
 def _check_initialized(model: nn.Module) -> None:
-    """Check that each parameter and buffer has its shape.
-
-    Raises:
-        ValueError: naming those of lazy modules that have had no input yet.
-    """
     named = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in named if is_lazy(tensor)]:
         raise ValueError(

@@ -34,11 +34,7 @@ def correlation_of(event: StepRelease, steps: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=16)
 def banded_coefficients(bands: int, steps: int) -> tuple[float, ...]:
-    """The first column of C, down its ``bands`` diagonals: the coefficients of a record's part in that many steps.
-
-    Args:
-        bands: the number of diagonals, at least 1.
-        steps: the number of steps whose sums are to have the least error, at least 1.
+    """The first column of C, down its ``bands`` diagonals, for which sums over so many steps have the least error.
 
     Guarantee: the Euclidean norm of the coefficients is 1 at most, and so is that of every column of C, of which the
     last ones are cut off.
@@ -152,13 +148,8 @@ class BandedNoise:
     (the first step of a process, one after a release that failed) the recursion starts anew. C then has two blocks
     in place of one, whose columns are no longer than those of C.
 
-    Args:
-        independent: draws xi.
-        coefficients: the first column of C down to its last diagonal, of norm 1 at most; at least two, the first above
-            0.
-
     Raises:
-        ValueError: the coefficients are not such ones.
+        ValueError: not at least two coefficients, of norm 1 at most, the first above 0.
 
     Guarantee: the noise of a step is a function of (secret key, name, element) and of the steps since the recursion
     started, the same to the bit however a tensor is divided into windows, as long as each window stays the same.
@@ -187,10 +178,9 @@ class BandedNoise:
         divisor: float = 1.0,
         windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
-        """Divide each tensor by a number and add the noise of this step times ``std`` to it, in place.
+        """As :meth:`GaussianNoise.add_`: divide each tensor and add the noise of this step times ``std`` to it, in place.
 
-        Where ``std`` differs between steps, the noise is correlated in units of it. The arguments and errors are those
-        of :meth:`GaussianNoise.add_`.
+        Where ``std`` differs between steps, the noise is correlated in units of it.
         """
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
         self._independent.add_(

@@ -31,11 +31,7 @@ class JointSums:
     """Adds up the sums of all ranks, divides them and adds noise; the values are those of a single process.
 
     Each rank noises one part of each bucket of values, since noise is a function of key, step, name and element. Then
-    the ranks exchange the parts. With one rank nothing is copied.
-
-    Args:
-        noise: draws the noise; with the same key on all ranks.
-        ranks: the processes.
+    the ranks exchange the parts. With one rank nothing is copied. ``noise`` has the same key on all ranks.
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class JointSums:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return self._ranks.size
 
     def deviation(self, step: int) -> float:
@@ -73,7 +68,6 @@ class JointSums:
 
     @torch.no_grad()
     def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all ranks) / divisor + noise."""
         if self.size == 1:
             self._noise.add_(sums, step=step, std=std, divisor=divisor)
             return

@@ -73,12 +73,7 @@ def _rows_held(p: Tensor, axis: int) -> tuple[int, int]:
 
 
 def landed(total: Tensor, p: Tensor) -> Tensor:
-    """This rank's part of the sum of all ranks' sums for a sharded parameter.
-
-    Args:
-        total: the sum over the examples of this rank, of the shape of the whole parameter.
-        p: the parameter.
-    """
+    """This rank's part of the sum of all ranks' sums, given this rank's whole one, for a sharded parameter."""
     from torch.distributed.tensor import DTensor, Partial
 
     sharded: Any = p
@@ -90,11 +85,7 @@ def landed(total: Tensor, p: Tensor) -> Tensor:
 def elements_held(p: Tensor) -> tuple[int, int, int] | None:
     """Which elements of a sharded parameter this rank holds: the first, how many follow each other, and their period.
 
-    Returns:
-        ``None`` if it holds all of them.
-
-    Raises:
-        PrivacyError: the shards are of a kind whose elements are not known.
+    ``None`` if it holds all; a PrivacyError where the shards are of a kind whose elements are not known.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -116,9 +107,6 @@ def elements_held(p: Tensor) -> tuple[int, int, int] | None:
 
 class Shards:
     """The parts of a model that ``fully_shard`` was called on; none for an ordinary model.
-
-    Args:
-        root: the model.
 
     Raises:
         PrivacyError: it is sharded in a way that cannot be trained privately; all reasons are listed.
@@ -173,11 +161,8 @@ class Shards:
     def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.
 
-        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached.
-
-        Args:
-            sums: by name; whole. They are used up.
-            parameters: the seen ones that are trained.
+        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached. The
+        whole ``sums`` are used up; ``parameters`` are the seen ones that are trained.
         """
         left = dict(sums)
         found: dict[str, Tensor] = {}

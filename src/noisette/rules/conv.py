@@ -51,8 +51,8 @@ class NotMeasuredError(RuntimeError):
 def few_operations() -> Iterator[None]:
     """Within it only plans are chosen whose number of operations does not depend on the number of examples.
 
-    For a step that is traced: every operation becomes a node of the graph, and a graph of thousands of nodes takes
-    minutes to compile. Run the same step within this context before the trace, so that its plans are measured.
+    For a step that is traced: a graph of thousands of nodes takes minutes to compile. Run the same step within this
+    context before the trace, so that its plans are measured.
     """
     token = _FEW_OPERATIONS.set(True)
     try:
@@ -70,11 +70,8 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
     """Name of the fastest candidate for this key, measured at its first use.
 
     Under ``torch.use_deterministic_algorithms(True)`` nothing is measured and the first candidate is chosen, so that
-    two runs have the same rounding errors.
-
-    Raises:
-        NotMeasuredError: the call is traced, and this key has not been measured: times of a trace mean nothing, and the
-            operations of every candidate would be part of the graph.
+    two runs have the same rounding errors. Within a trace nothing is measured: it would mean nothing, and all
+    candidates would be part of the graph.
     """
     if torch.are_deterministic_algorithms_enabled() or len(candidates) == 1:
         return next(iter(candidates))
@@ -105,7 +102,7 @@ def _seconds_on_processor(candidate: Callable[[], object], device: torch.device)
 
 
 def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> float:
-    """The time between two events in the GPU's own queue, which leaves out what the processor does before and after."""
+    """The time between two events in the GPU's own queue."""
     stream = torch.cuda.current_stream(device)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record(stream)
@@ -150,12 +147,10 @@ class KernelFactors:
 
     @property
     def factors_size(self) -> int:
-        """Number of elements of the factors."""
         return self.x.numel() + self.dy.numel()
 
     @property
     def size_of_an_example(self) -> int:
-        """Number of elements of one example's factors."""
         return self.x.shape[1:].numel() + self.dy.shape[1:].numel()
 
     @property
@@ -171,7 +166,6 @@ class KernelFactors:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
     def split(self, size: int) -> list[Self]:
-        """The same for this many examples at a time."""
         pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
         return [replace(self, x=x, dy=dy) for x, dy in pairs]
 

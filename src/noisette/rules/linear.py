@@ -97,8 +97,7 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
     """Per-example gradients of an operand from ``dy``, those of the operand after broadcasting to the output's shape.
 
-    ``dy`` is summed over every axis that was broadcast but that of the examples: over t for an output with axes
-    (example, t, f) and an operand (f,).
+    ``dy`` is summed over every axis that was broadcast but that of the examples.
     """
     first = examples.first(dy)
     aligned = (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
@@ -142,7 +141,6 @@ class GroupedOuter:
         return Outer(self.left.flatten(0, 1), self.right.flatten(0, 1))
 
     def _permuted(self, gradients: Tensor) -> Tensor:
-        """Axes (example, *sizes) permuted to (example, *tensor.shape)."""
         return gradients.permute(0, *(1 + k for k in self.order))
 
     def squared_norms(self) -> Tensor:

@@ -29,7 +29,6 @@ F = torch.nn.functional
 
 
 def _named(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
@@ -64,10 +63,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
 
 
 def _no_view(output: Tensor) -> Tensor:
-    """The output of an operation as autograd sees one of its own.
-
-    Where it is a view of an inner result, writing into it would lead the graph past the recorded edge.
-    """
+    """The output as autograd sees one of its own: writing into an inner view would lead past the recorded edge."""
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
@@ -282,5 +278,4 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """(b, n, ...) as (b n, ...)."""
     return tensor.flatten(0, 1) if tensor.shape[1] > 1 else tensor.squeeze(1)

@@ -255,7 +255,6 @@ class LayerWeights:
 
     @property
     def detached(self) -> LayerWeights:
-        """The same without gradients."""
         return LayerWeights.of([weight.detach() for weight in self.listed], self.b_ih is not None)
 
 
@@ -293,7 +292,6 @@ class Unrolled:
 
     @classmethod
     def run(cls, step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights) -> Unrolled:
-        """Compute all steps."""
         now, steps, each = [state.detach() for state in states], [], []
         with torch.no_grad():
             w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
@@ -404,10 +402,7 @@ class _Kind:
     def _with_known_states(
         self, x: Tensor, states: list[Tensor], weights: LayerWeights, batch_first: bool
     ) -> tuple[Tensor, ...]:
-        """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
-
-        ``x`` is (b, t, features) and ``states`` before the first step are (b, features).
-        """
+        """One layer in one direction of x (b, t, features): h_t, for an LSTM also c_t, (b, t, features)."""
         with torch.no_grad():
             before_first = [state.unsqueeze(0) for state in states]
             hx = before_first if len(states) > 1 else before_first[0]
