@@ -306,7 +306,10 @@ def audit_guesses(
         delta,
         confidence,
         mu=max(certified_mu_of_guesses(t, level=level) for t in tried),
-        plain_epsilon=max(certified_epsilon_of_guesses(t, delta=delta, level=level) for t in tried),
+        plain_epsilon=max(
+            _largest_refuted(lambda epsilon, t=t: chance_of_guesses(t, epsilon, delta) < level, _LARGEST_EPSILON)
+            for t in tried
+        ),
     )
 
 
@@ -356,16 +359,11 @@ def _refutes_gdp(tried: Guesses, mu: float, level: float) -> bool:
     return False
 
 
-def certified_epsilon_of_guesses(tried: Guesses, *, delta: float, level: float) -> float:
-    """The largest epsilon such that (epsilon, delta)-DP allows so many correct guesses with probability ``level``.
+def chance_of_guesses(tried: Guesses, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability that an (epsilon, delta)-DP run allows this many correct guesses.
 
     Source: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2.
     """
-    return _largest_refuted(lambda epsilon: chance_of_guesses(tried, epsilon, delta) < level, _LARGEST_EPSILON)
-
-
-def chance_of_guesses(tried: Guesses, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability that an (epsilon, delta)-DP run allows this many correct guesses."""
     rate = 1 / (1 + math.exp(-epsilon))
     v, r = tried.correct, tried.made
     chance = float(binom.sf(v - 1, r, rate))
@@ -387,17 +385,11 @@ def _largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
     return low
 
 
-@dataclass(frozen=True)
-class DataWithCanaries:
-    """A data set that contains some of the canaries, all canaries, and which of them it contains, (canaries,)."""
-
-    data: DataSet
-    canaries: Split
-    inside: np.ndarray
-
-
-def with_canaries(data: DataSet, count: int) -> DataWithCanaries:
+def with_canaries(data: DataSet, count: int) -> tuple[DataSet, Split, np.ndarray]:
     """Give ``count`` training records a wrong class at random, and keep each of them with probability one half.
+
+    Returns:
+        The data set, all canaries, and which of them the data set contains, (canaries,).
 
     Raises:
         ValueError: there are fewer records, or only one class.
@@ -416,7 +408,7 @@ def with_canaries(data: DataSet, count: int) -> DataWithCanaries:
     changed[chosen] = wrong
     left_out = np.isin(np.arange(len(targets)), chosen[~inside])
     train = Split(inputs[~left_out], changed[~left_out])
-    return DataWithCanaries(replace(data, train=train), Split(inputs[chosen], wrong), inside)
+    return replace(data, train=train), Split(inputs[chosen], wrong), inside
 
 
 def audit_one_run(
@@ -436,6 +428,6 @@ def audit_one_run(
     Raises:
         ValueError: a number outside its domain.
     """
-    made = with_canaries(data, canaries)
-    model = trained(made.data, on_step)
-    return audit_guesses(confidences_of(model, made.canaries), made.inside, delta=delta, confidence=confidence)
+    records, mislabelled, inside = with_canaries(data, canaries)
+    model = trained(records, on_step)
+    return audit_guesses(confidences_of(model, mislabelled), inside, delta=delta, confidence=confidence)

@@ -49,13 +49,9 @@ class CanaryModel:
     canaries: int
     scale: float = LENGTH
 
-    def losses(self, output: Tensor) -> Tensor:
-        """One loss for each row of the model's output."""
-        return self.scale * output.flatten()
-
     def loss(self, model: nn.Module, record: Tensor) -> Tensor:
         """The loss of one record."""
-        return self.losses(model(record))
+        return self.scale * model(record).flatten()
 
 
 def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:

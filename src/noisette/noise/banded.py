@@ -178,7 +178,7 @@ class BandedNoise:
         divisor: float = 1.0,
         windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
-        """As :meth:`GaussianNoise.add_`: divide each tensor and add the noise of this step times ``std`` to it, in place.
+        """As :meth:`GaussianNoise.add_`: divide each tensor and add noise of this step times ``std`` to it, in place.
 
         Where ``std`` differs between steps, the noise is correlated in units of it.
         """

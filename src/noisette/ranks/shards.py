@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
 from noisette.ranks.process_group import canonical_parameters
 
@@ -82,15 +83,12 @@ def landed(total: Tensor, p: Tensor) -> Tensor:
     return everywhere.redistribute(placements=sharded.placements).to_local().contiguous()
 
 
-def elements_held(p: Tensor) -> tuple[int, int, int] | None:
-    """Which elements of a sharded parameter this rank holds: the first, how many follow each other, and their period.
-
-    ``None`` if it holds all; a PrivacyError where the shards are of a kind whose elements are not known.
-    """
+def elements_held(p: Tensor) -> Window:
+    """Which elements of a sharded parameter this rank holds; a PrivacyError where that is not known."""
     from torch.distributed.tensor import Replicate, Shard
 
     sharded: Any = p
-    found: tuple[int, int, int] | None = None
+    found: Window | None = None
     for axis, placement in enumerate(sharded.placements):
         if type(placement) is Replicate:
             continue
@@ -101,8 +99,8 @@ def elements_held(p: Tensor) -> tuple[int, int, int] | None:
             )
         inner = math.prod(p.shape[placement.dim + 1 :])
         first, last = _rows_held(p, axis)
-        found = first * inner, (last - first) * inner, p.shape[placement.dim] * inner
-    return found
+        found = Window(first * inner, (last - first) * inner, p.shape[placement.dim] * inner) if last > first else WHOLE
+    return found or WHOLE
 
 
 class Shards:
