@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +21,9 @@ from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import version_of
 from noisette.core.trees import children, leaves
 
-
-class Step(Protocol):
-    """Computes the clipped sum of a microbatch, with copies of the model's buffers."""
-
-    def __call__(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, traced: bool
-    ) -> ClippedSum:
-        """The clipped sum; ``traced``: only by operations that can be recorded, or with an error."""
-        ...
-
-
+# The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,
+# only by operations that can be recorded, or with an error.
+Step = Callable[..., ClippedSum]
 _MOST_KINDS = 16  # kinds of microbatches that are captured
 _SIZES = 8  # numbers of rows of graphs between a power of two and the next one
 

@@ -82,11 +82,7 @@ def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
     >>> deviations_of((0.8, 0.6))[:3].round(2).tolist()
     [1.25, 1.56, 1.71]
     """
-    from scipy.signal import lfilter
-
-    impulse = np.zeros(_LONG)
-    impulse[0] = 1.0
-    return np.sqrt(np.cumsum(np.square(lfilter([1.0], coefficients, impulse))))
+    return np.sqrt(np.cumsum(np.square(_inverse(np.array(coefficients), _LONG))))
 
 
 def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
@@ -97,17 +93,17 @@ def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
     >>> mean_squared_error((1.0,), steps=99)
     50.0
     """
-    sums = _inverse_sums(np.array(coefficients), steps)
+    sums = np.cumsum(_inverse(np.array(coefficients), steps))
     return float(np.arange(steps, 0, -1) @ sums**2) / steps
 
 
-def _inverse_sums(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """The first column of A C^-1, shape (steps,): sums over the first column of C^-1."""
+def _inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
+    """The first column of C^-1, shape (steps,); its sums are that of A C^-1."""
     from scipy.signal import lfilter
 
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    return np.cumsum(lfilter([1.0], coefficients, impulse))
+    return np.asarray(lfilter([1.0], coefficients, impulse))
 
 
 def _log_error(coefficients: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
@@ -118,7 +114,7 @@ def _log_error(coefficients: np.ndarray, steps: int) -> tuple[float, np.ndarray]
     from scipy.signal import lfilter
 
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = _inverse_sums(coefficients, steps)
+        sums = np.cumsum(_inverse(coefficients, steps))
         weighted = np.arange(steps, 0, -1) * sums
         error, square = float(weighted @ sums), float(coefficients @ coefficients)
         if not math.isfinite(error) or coefficients[0] <= 0:

@@ -111,7 +111,9 @@ class Shards:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._modules: list[Any] = [m for m in root.modules() if _is_a(m, "FSDPModule")]
+        self._modules: list[Any] = [
+            m for m in root.modules() if "FSDPModule" in {kind.__name__ for kind in type(m).__mro__}
+        ]
         self.reshard()
         named = dict(canonical_parameters(root))
         if problems := _problems(root, named, self._modules):
@@ -202,7 +204,3 @@ def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[An
     if not modules and any(is_sharded(p) for p in named.values()):
         problems.append("its parameters are DTensors without fully_shard (tensor parallel), which is not supported yet")
     return problems
-
-
-def _is_a(module: nn.Module, name: str) -> bool:
-    return name in {kind.__name__ for kind in type(module).__mro__}

@@ -346,7 +346,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-F = torch.nn.functional
 Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
 
 # Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
