@@ -93,7 +93,6 @@ class RunAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if the guarantee is refuted at one of the deltas."""
         return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
 
     def facts(self) -> dict[str, Any]:
@@ -209,7 +208,6 @@ class Shapes:
         return cls(data.name, shape, words, data.classes, data.declared_size, data.words, data.target)
 
     def random_data(self, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
-        """Random records in place of the private ones."""
         random = np.random.default_rng(seed)
         size = (examples, *self.inputs)
         numbers = self.words[0] if self.words else self.numbered
@@ -282,7 +280,6 @@ class AuditedRun:
         return self.recipe.privacy.delta
 
     def bound_of(self, model: nn.Module) -> GradientBound:
-        """The gradient bound of the run, on a canary model."""
         privacy, lipschitz = self.recipe.privacy, self.recipe.lipschitz
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
@@ -291,7 +288,6 @@ class AuditedRun:
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_step(self, *, steps: int) -> StepAudit:
-        """Audit steps with the run's gradient bound and noise."""
         if self.recipe.lipschitz.used:
             canary_model = LipschitzAxes()
         else:
@@ -320,7 +316,6 @@ class AuditedRun:
         )
 
     def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
-        """Audit a run of the same length, sampling rate, gradient bound and noise."""
         return audit_run(
             self.bound_of,
             noise_multiplier=self.event.noise_multiplier,
@@ -335,20 +330,9 @@ class AuditedRun:
         return _setup(self.known_recipe, self.shapes, Ledger())
 
     def model_in(self, folder: Path) -> nn.Module:
-        """The published model of the run, with its weights.
+        from noisette.training.saved_model import SavedModel
 
-        Raises:
-            ValueError: the recipe is not known, or the file contains the weights of another model.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        model, path = self.setup().published, folder / "model.safetensors"
-        try:
-            model.load_state_dict(load_file(path))
-        except (RuntimeError, SafetensorError) as error:
-            raise ValueError(f"{path} does not contain the weights of the run's model: {error}") from error
-        return model.eval()
+        return SavedModel.of_run(folder).model
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -377,7 +361,6 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
 
 
 def _check_kind(recipe: Recipe) -> None:
-    """Check that the audit has canaries for such a run."""
     users, batches = recipe.data.users, recipe.training.batches
     if users is not None or batches != "poisson":
         raise ValueError(

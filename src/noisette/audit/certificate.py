@@ -71,7 +71,6 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
 
 
 def _one_way_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
-    """The bound from the test that calls high scores in."""
     threshold = _best_threshold(inside[::2], outside[::2], delta, alpha)
     chosen_in, chosen_out = inside[1::2], outside[1::2]
     false_positives = rate_at_most((chosen_out >= threshold).sum(), chosen_out.size, alpha=alpha / 2)

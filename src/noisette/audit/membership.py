@@ -84,7 +84,6 @@ class Membership:
         return min(1.0, highest, 1 - math.exp(-self.epsilon) * (1 - self.delta - rate))
 
     def facts(self) -> dict[str, Any]:
-        """All results as plain values; they are not private."""
         return {
             "note": NOT_PRIVATE,
             "members": len(self.attacks[0].members),

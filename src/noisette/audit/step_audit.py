@@ -50,7 +50,6 @@ class CanaryModel:
     scale: float = LENGTH
 
     def loss(self, model: nn.Module, record: Tensor) -> Tensor:
-        """The loss of one record."""
         return self.scale * model(record).flatten()
 
 
@@ -153,7 +152,6 @@ class Canaries:
 
     @property
     def width(self) -> int:
-        """The number of elements of a record, and of the model's gradient."""
         return self.count + _ELSEWHERE
 
     @property
@@ -310,7 +308,6 @@ class Verdict(Enum):
 
     @staticmethod
     def worst(verdicts: Sequence[Verdict]) -> Verdict:
-        """The worst of these; consistent if there are none."""
         return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
 
 
@@ -355,7 +352,7 @@ class StepAudit:
         return epsilon_of(self.guaranteed_mu, delta=delta)
 
     def certified_epsilon(self, *, delta: float) -> float:
-        """Lower bound on it, for a Gaussian mechanism."""
+        """Lower bound on the privacy cost of one step, for a Gaussian mechanism."""
         return epsilon_of(self.certified_mu, delta=delta)
 
     @property
@@ -373,7 +370,6 @@ class StepAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if the guarantee is refuted; not as documented if a check failed."""
         if self.certified_mu > self.guaranteed_mu:
             return Verdict.VIOLATION
         return Verdict.CONSISTENT if all(check.passed for check in self.checks) else Verdict.NOT_AS_DOCUMENTED
@@ -562,17 +558,14 @@ class NeighbourAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty if the bound held."""
         beyond = f"one record moves the sum of a batch by {self.worst:.3g} times the bound"
         return (*([beyond] if self.worst > 1 + ROUNDING else []), *self.noised.findings)
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if a record moved a sum by more than the bound and its allowance for rounding, or with noise."""
         return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
 
     def facts(self, *, delta: float) -> dict[str, Any]:
-        """All results as plain values. They depend on random records only."""
         return {
             "verdict": self.verdict.value,
             "pairs": self.reached.size,

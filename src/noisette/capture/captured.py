@@ -56,7 +56,6 @@ class Schedule:
         return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE)
 
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
-        """Whether to compile a graph of so many operations, likewise."""
         repays = _REPAYS_COMPILING * (_TO_COMPILE + _TO_COMPILE_OPERATION * operations)
         return self.compiles and (self.at_once or seconds * left >= repays)
 
@@ -188,7 +187,6 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _code_of_call(kind: type) -> types.CodeType | None:
-    """What runs where an object of this class is called."""
     call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
     return call.__code__ if type(call) is types.FunctionType else None
 
@@ -271,7 +269,6 @@ class Captured:
 
     @property
     def operations(self) -> int:
-        """The number of operations of the largest graph; 0 without any."""
         return max([timed.graph.operations for size in self._sizes.values() for timed in size.graphs], default=0)
 
     def rows_for(self, rows: int, left: float) -> int | None:
@@ -350,7 +347,6 @@ class Captured:
         buffers: Mapping[str, Tensor],
         is_written: bool,
     ) -> Sequence[Tensor] | None:
-        """The outputs of a graph, held against those of the function."""
         with _draws_undone(inputs[-1].device):
             outputs = timed.graph(_copies(inputs, is_written), buffers)
         torch.clear_autocast_cache()  # of weights from before the last optimizer step
@@ -375,7 +371,6 @@ class Captured:
 
 
 def _timed(timed: _Timed, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """The outputs of a graph, timed in its first calls."""
     if len(timed.seconds) >= _SAMPLES:
         return timed.graph(inputs, buffers)
     wait_for(inputs[-1].device)

@@ -57,7 +57,6 @@ class CapturedSteps:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why kinds of microbatches run in the ordinary way."""
         found = [kind.captured.problem for kind in self._kinds.values()]
         return tuple(dict.fromkeys([problem for problem in found if problem is not None]))
 

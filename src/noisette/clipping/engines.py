@@ -217,7 +217,6 @@ def _has_rows(leaf: object) -> bool:
 
 
 def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
-    """One call for each row, by plain autograd."""
     outputs = []
     for k in range(batch.count):
         one = batch.of_row(k)
@@ -457,7 +456,6 @@ def _call_of(forward: ForwardPass) -> LossCall:
 
 @contextmanager
 def _autocast(call: LossCall) -> Iterator[None]:
-    """The lower precision in which the losses were recorded."""
     with ExitStack() as stack:
         for device, dtype in call.autocast.items():
             stack.enter_context(torch.autocast(device, dtype))

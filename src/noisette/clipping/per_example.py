@@ -252,7 +252,7 @@ class PerExampleClip:
         return returned
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
-        """Add the clipped gradients of the rows of these calls, as :func:`.recorded_rows.clipped_sum_of`."""
+        """Add the clipped gradients of the rows of these calls, as :func:`noisette.clipping.engines.clipped_sum_of`."""
         self._check_open()
         clipping = clipping_of(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
@@ -294,7 +294,6 @@ class PerExampleClip:
             self.clipping.restore(state)
 
     def close(self) -> None:
-        """The clip computes nothing any more; a wrapper around the model exchanges as before."""
         self._closed = True
         self._unwrapped.close()
 
@@ -350,7 +349,6 @@ class PerExampleClip:
         return {name: p for name, p in self._whole.items() if self.parameters[name].requires_grad}
 
     def _trained_groups(self) -> list[Group]:
-        """The groups of the current batch, without the parameters that were frozen since."""
         trained = {name for name, p in self.parameters.items() if p.requires_grad}
         groups = self._batch_groups()
         if len(trained) == len(self.parameters):
@@ -393,5 +391,4 @@ def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
-    """Norms and sums are computed outside of autocast."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -187,7 +187,6 @@ class CompiledNoise:
         return self._found.get(place)
 
     def compiled(self, dtype: torch.dtype, values: int) -> Compiled | None:
-        """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
         schedule = self._schedule
         if schedule is None or not schedule.compiles:
             return None

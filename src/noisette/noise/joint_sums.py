@@ -69,7 +69,6 @@ class JointSums:
                 self._noise.add_(parts, step=step, std=std, divisor=divisor, windows=of_parts)
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of a parameter, sharded as it is."""
         return from_local(gradient, parameter) if is_sharded(parameter) else gradient
 
     @torch.no_grad()

@@ -165,7 +165,6 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         )
 
     def _calibrated_noise(self) -> float:
-        """The noise multiplier: as given, or computed from the budget of one fit."""
         if self.noise_multiplier is not None:
             return float(self.noise_multiplier)
         assert self.epsilon is not None

@@ -97,7 +97,6 @@ def _block(key, counter, nonce):
 
 @triton.jit
 def _bits(low, high):
-    """k - 1 from the two halves of a word."""
     return (high.to(tl.int64) << 32 | low.to(tl.int64)) & _MASK
 
 
@@ -118,7 +117,6 @@ def _radius(bits, level):
 
 @triton.jit
 def _sine(turned):
-    """The sine of the quarter turn less the absolute value of this angle."""
     t = (-tl.abs(turned) + _QUARTER).to(tl.float32) * _TO_TURNS
     y = t * t
     return ((((y * _S4 + _S3) * y + _S2) * y + _S1) * y + _S0) * t
@@ -276,6 +274,5 @@ class TritonNoise:
         return self._tables[parts]
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
-        """A copy on the device, for which the host does not wait."""
         here = torch.from_numpy(numbers.copy())
         return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here

@@ -131,7 +131,6 @@ class Ranks:
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
-        """The secret key of rank 0."""
         secret = torch.zeros(KEY_BYTES, dtype=torch.uint8)
         if self.rank == 0:
             secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)
@@ -252,7 +251,6 @@ class Ranks:
         return self._control if tensor.device.type == "cpu" else self._sums
 
     def _exchanged(self, own: Message) -> list[Message]:
-        """The messages of all ranks at this point."""
         content = own.packed()
         received = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
@@ -282,7 +280,6 @@ class Ranks:
 
 
 def _members(data: Any) -> list[int]:
-    """The ranks of a mesh, a process group, or of all processes."""
     if data is None:
         return list(range(dist.get_world_size()))
     if isinstance(data, DeviceMesh):
@@ -355,7 +352,6 @@ class Unwrapped:
                 setattr(wrapper, flag, value)
 
     def close(self) -> None:
-        """The wrapper exchanges as before."""
         for wrapper, flag, before in self._before:
             setattr(wrapper, flag, before)
         self._before = []

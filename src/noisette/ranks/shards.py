@@ -188,7 +188,6 @@ class Shards:
 
 
 def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[Any]) -> list[str]:
-    """Why this model cannot be trained privately on several ranks."""
     problems: list[str] = []
     kinds = {type(module).__name__ for module in root.modules()} | {type(p).__name__ for p in named.values()}
     if "FullyShardedDataParallel" in kinds or "FlatParameter" in kinds:

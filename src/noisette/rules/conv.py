@@ -90,7 +90,6 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
 
 def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of the fastest of this many calls."""
     seconds = _seconds_on_gpu if device.type == "cuda" else _seconds_on_processor
     return min(seconds(candidate, device) for _ in range(repeats))
 
@@ -170,7 +169,6 @@ class KernelGradients:
         return [replace(self, x=x, dy=dy) for x, dy in pairs]
 
     def padded(self) -> Tensor:
-        """The images with zeros around them."""
         padding = self.geometry.padding
         return F.pad(self.x, [n for n in reversed(padding) for _ in range(2)]) if any(padding) else self.x
 

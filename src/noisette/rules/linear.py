@@ -137,7 +137,6 @@ class GroupedOuter:
 
     @property
     def _each_group(self) -> Outer:
-        """The same with every pair of example and group as an example."""
         return Outer(self.left.flatten(0, 1), self.right.flatten(0, 1))
 
     def _permuted(self, gradients: Tensor) -> Tensor:
@@ -216,7 +215,6 @@ def _sizes(factors: Sequence[Factor]) -> dict[str, int]:
 
 
 def _without_stretched_axes(factor: Factor, sizes: dict[str, int]) -> Factor:
-    """The factor without its axes of one element that are stretched."""
     shape = factor.tensor.shape
     full = [k for k, letter in enumerate(factor.letters) if shape[k] == sizes[letter]]
     return Factor(factor.tensor.reshape([shape[k] for k in full]), "".join(factor.letters[k] for k in full))

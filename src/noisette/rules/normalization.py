@@ -58,7 +58,6 @@ class Channels:
         return split.transpose(2, 3).reshape(len(weights), self.groups * self.weight[1], -1)
 
     def weights(self, rows: Tensor) -> Tensor:
-        """The inverse of :meth:`rows`."""
         if self.groups is None:
             return rows.reshape(len(rows), *self.weight)
         split = rows.reshape(len(rows), self.groups, self.weight[1], -1, self.weight[2:].numel())

@@ -206,7 +206,6 @@ def _merge_at(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
-    """The inverse of :func:`_merge_at`."""
     return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
 
 

@@ -36,7 +36,6 @@ class Surroundings:
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
-        """Those at this moment, on the processor and on the devices of these tensors."""
         devices = {tensor.device for tensor in tensors}
         cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
         kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}

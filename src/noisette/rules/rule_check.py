@@ -91,8 +91,6 @@ def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], 
 
 
 def _shapes(b: int, arguments: Mapping[str, Any]) -> Hashable:
-    """The shapes of a call, independent of the number of examples."""
-
     def described(value: Any) -> Hashable:
         if isinstance(value, Tensor):
             return value.dtype, tuple(0 if size == b else size for size in value.shape)
