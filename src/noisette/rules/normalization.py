@@ -245,17 +245,12 @@ def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     return at.value + (at.slope * change).sum(1)
 
 
-def _operand_gradients(gradients: Tensor, weight: Tensor, *bias_and_statistic: Any) -> list[Any]:
-    """Gradients of the weight, and of the bias if there is one, from gradients (b, c) of the mean or variance."""
-    *biases, at = bias_and_statistic
-    of_weight = (weight, SharedSlope(gradients, at.slope, at.channels))
-    return [of_weight, *((bias, Dense(gradients)) for bias in biases if bias is not None)]
-
-
 @derivation(public_mean, public_variance)
 def statistics_operands(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """From gradients (b, c) of a statistic to those of its operands that train."""
-    found = _operand_gradients(form.explicit(), *weight.args)
+    gradients, (operand, *biases, at) = form.explicit(), weight.args
+    found: list[tuple[Tensor, ExampleGradients]] = [(operand, SharedSlope(gradients, at.slope, at.channels))]
+    found += [(bias, Dense(gradients)) for bias in biases if bias is not None]
     return [(of, gradient) for of, gradient in found if of.requires_grad]
 
 
