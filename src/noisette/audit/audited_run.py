@@ -297,9 +297,13 @@ class AuditedRun:
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
         """Compare batches that differ by one record, on the run's own model and random records."""
-        setup = self.setup()
-        inputs, targets = (column.clone() for column in setup.examples.tensors)
-        setup.bound.close()
+
+        def setup() -> TrainingSetup:  # with the same weights each time
+            return _setup(self.known_recipe, self.shapes, Ledger())
+
+        first = setup()
+        inputs, targets = (column.clone() for column in first.examples.tensors)
+        first.bound.close()
         random = np.random.default_rng()
 
         def draw(n: int) -> Records:
@@ -307,9 +311,9 @@ class AuditedRun:
             return inputs[chosen], targets[chosen]
 
         return audit_neighbours(
-            lambda: self.setup().bound,
+            lambda: setup().bound,
             draw,
-            setup.losses,
+            first.losses,
             noise_multiplier=self.event.noise_multiplier,
             pairs=pairs,
             steps=20,
@@ -324,15 +328,6 @@ class AuditedRun:
             canary_model=lambda: LipschitzAxes(4096) if self.recipe.lipschitz.used else Rows(_CANARIES),
             on_step=on_step,
         )
-
-    def setup(self) -> TrainingSetup:
-        """The run's own model and bound, on random records. The weights are the same on each call."""
-        return _setup(self.known_recipe, self.shapes, Ledger())
-
-    def model_in(self, folder: Path) -> nn.Module:
-        from noisette.training.saved_model import SavedModel
-
-        return SavedModel.of_run(folder).model
 
     def facts(self) -> dict[str, Any]:
         return {
