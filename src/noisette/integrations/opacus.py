@@ -140,10 +140,7 @@ class PrivacyEngine:
             target_epsilon, target_delta: the budget.
             epochs: passes over the declared size.
 
-        The other arguments are those of :meth:`make_private`.
-
-        Raises:
-            ValueError, PrivacyError: as by :meth:`make_private`.
+        The other arguments, and the errors, are those of :meth:`make_private`.
         """
         problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
         declared = {
@@ -196,11 +193,7 @@ class PrivacyEngine:
         return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far.
-
-        Raises:
-            PrivacyError: nothing was made private yet.
-        """
+        """The epsilon spent so far."""
         if self._run is None:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
         return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
