@@ -378,13 +378,7 @@ class WithoutLoss(Classifier):
         pass
 
 
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        (WithLogger, "uses a logger"),
-        (WithoutLoss, "returned no loss"),
-    ],
-)
+@pytest.mark.parametrize(("module", "said"), [(WithLogger, "uses a logger"), (WithoutLoss, "returned no loss")])
 def test_a_step_that_gives_records_away_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
     training, made = trainer(tmp_path), private(module())
     with pytest.raises(noisette.PrivacyError, match=said):

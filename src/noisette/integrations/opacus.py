@@ -143,12 +143,7 @@ class PrivacyEngine:
         The other arguments, and the errors, are those of :meth:`make_private`.
         """
         problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
-        declared = {
-            "epochs": epochs,
-            "epsilon": target_epsilon,
-            "delta": target_delta,
-            "accountant": self._accountant,
-        }
+        declared = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "accountant": self._accountant}
         return self._private(
             module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, problems, declared
         )
