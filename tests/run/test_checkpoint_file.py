@@ -186,10 +186,10 @@ def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_pa
 
 def test_a_checkpoint_of_an_earlier_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.json").write_text("{}")
-    with pytest.raises(ValueError, match="earlier version.*finish the run with the version of noisette that began it"):
+    with pytest.raises(ValueError, match=r"earlier version.*finish the run with the version of noisette that began it"):
         checkpoint_file.read(tmp_path)
     checkpoint_file.write(tmp_path, {"steps_taken": 3})
-    with pytest.raises(ValueError, match="holds no checkpoint of a run.*with the version of noisette that began it"):
+    with pytest.raises(ValueError, match=r"holds no checkpoint of a run.*with the version of noisette that began it"):
         checkpoint_file.SavedRun.read(tmp_path)
 
 
