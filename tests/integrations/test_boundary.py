@@ -248,7 +248,7 @@ class Scripted(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*", "ignore:The .grad attribute of a Tensor")  # of copies of scripts
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*", "ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("make", [Branches, Scripted])
 def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Callable[[], nn.Module]) -> None:
     model, x, y = make(), torch.randn(9, 12), torch.randint(0, 3, (9,))
