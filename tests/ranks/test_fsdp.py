@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdp_loop import refused, restored, run_out_once, start_and_save, take_steps
+from fsdp_loop import refused, restored, run_out_once, spoilt, start_and_save, take_steps
 from noisette.run import checkpoint as checkpoint_file
 from process_group import alone, on_ranks
 from ranks_loop import Course
@@ -57,6 +57,11 @@ def same(courses: list[Course], truth: Course) -> None:
         for found, expected in zip(course.grads, truth.grads, strict=True):
             for name, grad in expected.items():
                 assert float((found[name] - grad).abs().max()) < 1e-15, name
+
+
+@pytest.mark.filterwarnings("ignore:the loss of")
+def test_records_without_a_finite_gradient_count_for_nothing() -> None:
+    same([outcome.value for outcome in on_ranks(3, spoilt, 4, known_key=True)], alone(spoilt, 4))
 
 
 def test_memory_that_runs_out_on_one_rank_takes_the_microbatch_again_on_all() -> None:

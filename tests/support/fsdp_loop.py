@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun, privatize
+from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
@@ -77,6 +77,7 @@ def take_steps(
     expected: float | None = None,
     size: Any = 3,
     bands: int | None = None,
+    loss: Loss = text_loss,
 ) -> Course:
     torch.manual_seed(2)
     model = sharded(Transformer().to(dtype), kind)
@@ -95,7 +96,16 @@ def take_steps(
         sampling=CyclicPoisson(bands) if bands else Poisson(),
     )
     with run:
-        return course_of(run, model, size, text_loss)
+        return course_of(run, model, size, loss)
+
+
+def spoilt(word: int) -> Course:
+    """Texts that begin with this word have gradients that are not finite."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return text_loss(model, x) / (x[:, 0] != word).double().squeeze()
+
+    return take_steps(loss=loss)
 
 
 def start_and_save(folder: Path, steps: int) -> int:
