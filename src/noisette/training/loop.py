@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import secrets
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -105,11 +106,14 @@ def train(
     ranks = ranks_of(ranks)
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
-        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks))
+        declaration = secrets.token_hex(8) if recipe.projection.components else ""  # of the projection and the steps
+        setup = TrainingSetup(
+            recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks, declaration)
+        )
         if noise_multiplier is not None:
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
-        with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
+        with start_run(recipe, setup, data.declared_size, shared, ranks, declaration) as run:
             outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 
