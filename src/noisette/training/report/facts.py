@@ -182,7 +182,8 @@ class Facts:
     ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it;
     ``search`` is there if the run was chosen by a search: epsilon and ``released`` are then those of the search, and
     ``seconds`` and ``seconds_per_step`` are ``None``: a first run takes longer than later ones, so they would tell of
-    the number of runs.
+    the number of runs;
+    ``declarations`` is how many groups of releases the ledger holds that were each fixed before its first release.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
     also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
@@ -228,6 +229,7 @@ class Facts:
     features: tuple[str, ...] = ()
     words: int = 0
     search: SearchFacts | None = None
+    declarations: int = 1
 
     @property
     def unit(self) -> str:
@@ -301,6 +303,7 @@ def facts_of(outcome: Outcome) -> Facts:
         test=outcome.test,
         features=data.features,
         words=data.words,
+        declarations=len(run.ledger.declarations),
     )
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from noisette.accounting import Ledger
 from noisette.accounting.events import event_of
 from noisette.accounting.events import facts_of as event_facts
+from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.accounting.repeated_runs import NumberOfRuns
@@ -172,6 +173,7 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
         facts_of(outcome),
         epsilon=search.epsilon,
         released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
+        declarations=len(ledger.declarations),
         ledger_head=ledger.head,
         points=(),
         seconds=None,
@@ -279,7 +281,8 @@ def _error(facts: Facts) -> str:
 def _attack(facts: Facts) -> TradeOff:
     """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
     events = {event_of(event): times for event, times in facts.released}
-    return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events))
+    accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
+    return TradeOff(accountant.compose(events))
 
 
 def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:

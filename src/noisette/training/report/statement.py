@@ -387,12 +387,24 @@ def _cost(facts: Facts) -> Section:
         (
             f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
             "rounded upwards. Epsilon is the larger of the values for adding and for removing a record.",
+            *_declarations(facts),
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
             "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
             f"number of records{except_held_out(facts)}.",
             of_test_examples(facts),
         ),
     )
+
+
+def _declarations(facts: Facts) -> Iterator[str]:
+    """Which epsilon it is where releases may have been chosen by the results of earlier ones."""
+    if facts.declarations > 1 and facts.search is None:
+        yield (
+            f"The ledger holds {facts.declarations} declarations, each of which may have been chosen by the results of "
+            "those before it. So epsilon is not that of this accountant, which would need all of them to be fixed "
+            "before the first release, but that of a Rényi odometer, or the budget, if that is less and a Rényi filter "
+            "at orders that depend on the budget alone has kept it."
+        )
 
 
 def _randomness(facts: Facts) -> Section:
