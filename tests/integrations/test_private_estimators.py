@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from noisette import Ledger, PrivateClassifier, PrivateRegressor
+from noisette.accounting import ZcdpAmount
 from noisette.accounting.filters import RenyiFilter
 from noisette.integrations.scikit_learn import PrivateEstimator
 
@@ -130,13 +132,12 @@ def test_clones_write_to_the_same_ledger() -> None:
 
 @pytest.mark.parametrize("spent", [True, False])
 def test_noise_that_hides_everything_is_warned_of(spent: bool) -> None:
-    ledger, epsilon = Ledger(), 1e-3
-    if spent:  # all but a part in a hundred thousand, by the filter
-        epsilon = 1.0
-        classifier(ledger=ledger, epsilon=epsilon, epochs=6.0).fit(X, Y)
-        for _ in range(5):
-            epsilon = RenyiFilter(epsilon, 1e-5).compose(ledger.events).epsilon(delta=1e-5) * (1 + 1e-5)
-    model = classifier(ledger=ledger, epsilon=epsilon, epochs=0.6)
+    ledger = Ledger()
+    if spent:  # all but a part in a million, by the filter
+        limit = RenyiFilter(1.0, 1e-5)
+        rho = brentq(lambda rho: limit.compose({ZcdpAmount(rho): 1}).epsilon(delta=1e-5) - 1.0, 1e-6, 1.0)
+        ledger.charge(ZcdpAmount(rho * (1 - 1e-6)))
+    model = classifier(ledger=ledger, epsilon=1.0 if spent else 1e-3, epochs=0.6)
     with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
         model.fit(X, Y)
 

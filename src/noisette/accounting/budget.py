@@ -132,7 +132,7 @@ class RunParameters:
             raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
         checks.positive(expected_batch_size=facts["expected_batch_size"])
         numbers = (facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run"))
-        return cls(event, *numbers, str(facts.get("declaration", "")))
+        return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
 
 NOISE_TAIL = 1e-30

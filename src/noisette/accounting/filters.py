@@ -219,7 +219,10 @@ def accountant_beside(
         return accountant
     limit = RenyiFilter(epsilon, delta)
     if problem := limit.problem_of_plans(others):
-        raise ValueError(f"{problem}; choose a larger epsilon than {epsilon:g} for all of them")
+        raise ValueError(
+            f"{problem}; choose a larger epsilon than {epsilon:g} for all of them, or go on with the earlier run. For "
+            "other records take another ledger"
+        )
     return limit
 
 
