@@ -15,7 +15,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.cli.options import INTERRUPTED, option, plain_errors, whole_numbers
-from noisette.training.allocator import keep_freed_memory
+from noisette.training import keep_freed_memory
 
 if TYPE_CHECKING:
     from benchmarks.steps.cell import Settings

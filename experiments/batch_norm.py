@@ -84,7 +84,7 @@ def drawn() -> str:
             axes.grid(visible=False, axis="x")
             axes.legend(frameon=False, loc="upper left", fontsize=8)
         panels[0].set_ylabel("clipped gradient")
-        return svg(figure, salt="batch-norm-one-record")
+        return svg(figure, title="What one record moves with batch norm")
 
 
 def numbers(picture: str) -> list[str]:

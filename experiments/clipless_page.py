@@ -70,7 +70,7 @@ def drawn() -> str:
         _box(axes, last, "loss", trained=False)
         _arrow(axes, last - 1, last, _AHEAD, f"≤ {parts[-1].input_norm:.2f}", BLUE)
         _arrow(axes, last, last - 1, _BACK, f"≤ {parts[-1].gradient_norm:.2f}", ORANGE)
-        return svg(figure, salt="clipless-bounds")
+        return svg(figure, title="Bounds without clipping")
 
 
 def _box(axes: Axes, place: int, name: str, *, trained: bool) -> None:

@@ -79,7 +79,7 @@ def figure() -> str:
             axes.tick_params(length=0)
         drawn.axes[0].set_ylabel("error, over that of independent noise")
         drawn.subplots_adjust(left=0.08, right=0.91, bottom=0.17, top=0.88, wspace=0.3)
-        return standalone(svg(drawn, salt="correlated noise"))
+        return standalone(svg(drawn, title="Error with correlated noise"))
 
 
 def main() -> None:

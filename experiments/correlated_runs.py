@@ -59,7 +59,7 @@ def recipe(kind: str, epsilon: float, rate: float, seed: int) -> Recipe:
 
 def run_missing(seeds: list[int]) -> None:
     """Carry out the runs that are not finished, one line each."""
-    from noisette.training.saved_model import load_data
+    from noisette.training.records import load_data
 
     done = {_key(run) for run in finished()}
     asked = [(kind, epsilon, rate, seed) for seed in seeds for rate in RATES for epsilon in BANDS for kind in KINDS]
@@ -101,7 +101,7 @@ def figure(runs: list[dict[str, Any]]) -> str:
             axes.tick_params(length=0)
         drawn.axes[0].set_ylabel("test accuracy, %")
         drawn.subplots_adjust(left=0.08, right=0.89, bottom=0.17, top=0.88, wspace=0.5)
-        return standalone(svg(drawn, salt="correlated runs"))
+        return standalone(svg(drawn, title="Accuracy with correlated noise"))
 
 
 def accuracies(runs: list[dict[str, Any]], kind: str, epsilon: float) -> Iterator[tuple[float, list[float]]]:

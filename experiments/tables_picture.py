@@ -45,7 +45,7 @@ def picture(results: Sequence[dict[str, Any]]) -> str:
             _panel(place, name, [r for r in results if r["table"] == name])
         _legend(axes[-1], axes[:-1])
         drawn.tight_layout()
-        return standalone(svg(drawn, salt="tables"))
+        return standalone(svg(drawn, title="Accuracy on tables"))
 
 
 def _panel(axes: Axes, name: str, results: Sequence[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.cli.options import INTERRUPTED, plain_errors
-from noisette.training.allocator import keep_freed_memory
+from noisette.training import keep_freed_memory
 
 if TYPE_CHECKING:
     from noisette.data import DataSet

@@ -31,7 +31,7 @@ _AXIS_LABELS = {"batch": "examples in a batch", "image": "image width in pixels"
 def figure(report: Report) -> str:
     """Lines if the experiment has a horizontal axis, otherwise a row of marks for each cell."""
     with matplotlib.rc_context(STYLE):
-        return svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
+        return svg(_lines(report) if report["axis"] else _rows(report), title=report["experiment"])
 
 
 def _rows(report: Report) -> Figure:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PoissonGaussian, StrongComposition, epsilon_curve
+from noisette.training.report.facts import upward
 from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
-from noisette.training.report.numbers import upward
 from papers.abadi_2016.panels import MOMENTS
 from papers.abadi_2016.setting import DELTA
 from papers.section import Section
@@ -93,4 +93,4 @@ def _figure() -> str:
                 below = {"xytext": (6, -13), "ha": "left" if epoch < _DRAWN[-1] else "right"}
                 place = below if line.dashes == "--" else {"xytext": (-4, 8), "ha": "right"}
                 axes.annotate(f"paper {printed:g}", (epoch, printed), textcoords="offset points", **place)
-        return svg(drawn, salt="abadi-2016-figure-2")
+        return svg(drawn, title="Epsilon by epochs, by the moments accountant and the strong composition theorem")

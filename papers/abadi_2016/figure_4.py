@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PrivacyCurve
+from noisette.training.report.facts import percent, power_of_ten
 from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
-from noisette.training.report.numbers import percent, power_of_ten
 from papers.abadi_2016 import figure_3, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run
@@ -137,4 +137,4 @@ def _figure(curves: Curves) -> str:
             if place == 0:
                 axes.set_ylabel("best test accuracy (%)")
                 axes.legend(loc="lower right", frameon=False)
-        return svg(drawn, salt="abadi-2016-figure-4")
+        return svg(drawn, title="Accuracy for each epsilon and delta")

@@ -154,7 +154,7 @@ def _figure(reached: Mapping[str, Reached]) -> str:
             _draw(axes, sweep, reached[sweep.name])
             if column == 0:
                 axes.set_ylabel("test accuracy (%)")
-        return svg(drawn, salt="abadi-2016-figure-5")
+        return svg(drawn, title="Accuracy by each setting")
 
 
 def _draw(axes: Axes, sweep: Sweep, reached: Reached) -> None:

@@ -42,5 +42,5 @@ def plans(asked: Asked) -> list[Plan]:
 
 def section(runs: Sequence[Run]) -> Section:
     """Make the figure and its table from the finished runs."""
-    figure = drawn(PANELS, runs, lowest=20, salt="abadi-2016-figure-6")
+    figure = drawn(PANELS, runs, lowest=20, title="Accuracy and epsilon by epochs, CIFAR-10")
     return Section("figure-6", TITLE, _ABOUT, HEADER, tuple(row(panel, runs) for panel in PANELS), figure)

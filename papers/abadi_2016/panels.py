@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from noisette.accounting import MomentsAccountant, PldAccountant, steps_for
+from noisette.training.report.facts import duration, percent
 from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
-from noisette.training.report.numbers import duration, percent
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import DELTA, Plan, Setting
 from papers.abadi_2016.spread import Spread, course, of_setting, within
@@ -91,7 +91,7 @@ def _shown(spread: Spread | None) -> str:
     return str(spread) if spread else "not run"
 
 
-def drawn(panels: Sequence[Panel], runs: Sequence[Run], *, lowest: int, salt: str) -> str:
+def drawn(panels: Sequence[Panel], runs: Sequence[Run], *, lowest: int, title: str) -> str:
     """Draw the panels side by side as an SVG element; the axis of accuracies starts at ``lowest`` per cent."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 3.4))
@@ -102,7 +102,7 @@ def drawn(panels: Sequence[Panel], runs: Sequence[Run], *, lowest: int, salt: st
             axes.tick_params(length=0, labelleft=place == 0)
             if place == 0:
                 axes.set_ylabel("test accuracy (%)")
-        return svg(figure, salt=salt)
+        return svg(figure, title=title)
 
 
 def _draw(axes: Axes, panel: Panel, seeds: Sequence[Run]) -> None:

@@ -20,7 +20,7 @@ from torch.nn.functional import affine_grid, cross_entropy, grid_sample, normali
 
 from noisette.data.built_in_images import shaded_leaves
 from noisette.nn import models
-from noisette.training.allocator import keep_freed_memory
+from noisette.training import keep_freed_memory
 from papers import networks as networks  # which NETWORKS names
 
 IMAGES, STEPS = 10_000, 150

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noisette.training.report.numbers import percent
+from noisette.training.report.facts import percent
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import Setting
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from noisette.training.report.numbers import percent, power_of_ten, upward
+from noisette.training.report.facts import percent, power_of_ten, upward
 from papers import summary
 from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6
 from papers.abadi_2016.panels import Panel

@@ -141,7 +141,7 @@ def _figure(reached: Mapping[str, Course]) -> str:
             labelcolor=INK,
             fontsize=8,
         )
-        return svg(drawn, salt="bethune-2024-figure-pareto")
+        return svg(drawn, title="Accuracy against epsilon")
 
 
 def _panel(axes: Axes, data: str, reached: Mapping[str, Course]) -> dict[str, Artist]:

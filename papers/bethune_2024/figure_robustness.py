@@ -90,7 +90,7 @@ def _figure(runs: Sequence[Run]) -> str:
         for data, axes in zip(_TITLES, drawn.subplots(1, len(_TITLES)), strict=True):
             _panel(axes, data, runs)
         drawn.subplots_adjust(left=0.065, right=0.985, bottom=0.13, top=0.92, wspace=0.16)
-        return svg(drawn, salt="bethune-2024-figure-robustness")
+        return svg(drawn, title="Certified robustness")
 
 
 def _panel(axes: Axes, data: str, runs: Sequence[Run]) -> None:

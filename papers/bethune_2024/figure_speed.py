@@ -91,7 +91,7 @@ def _figure(measured: Mapping[tuple[str, str], Course]) -> str:
         panels[0].set_ylabel("seconds per step")
         panels[-1].legend(loc="lower right", frameon=False, labelcolor=INK)
         drawn.subplots_adjust(left=0.08, right=0.985, bottom=0.15, top=0.91, wspace=0.1)
-        return svg(drawn, salt="bethune-2024-figure-speed")
+        return svg(drawn, title="Time of a step")
 
 
 def _course(axes: Axes, course: Course, method: str, colour: str) -> None:

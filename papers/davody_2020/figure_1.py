@@ -115,4 +115,4 @@ def _figure(curves: dict[float, Curve]) -> str:
             axes.plot([], [], "o", color=INK, label="plateau reached")
             axes.legend(loc="lower right", frameon=False)
         axes.tick_params(length=0)
-        return svg(drawn, salt="davody-2020-figure-1")
+        return svg(drawn, title="Accuracy by epsilon")

@@ -98,4 +98,4 @@ def _figure(reached: dict[str, dict[float, Mean]]) -> str:
         axes.set(xlabel="ε that the noise was made for", ylabel="test accuracy (%)", ylim=(_LOWEST, 100))
         axes.tick_params(length=0)
         axes.legend(loc="lower right", frameon=False, labelcolor=INK)
-        return svg(drawn, salt="davody-2020-figure-norms")
+        return svg(drawn, title="Accuracy by norm")

@@ -3,7 +3,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from noisette.accounting import Gaussian, MomentsAccountant, PoissonGaussian
@@ -109,7 +109,9 @@ orders = st.floats(-1, 2.5).map(lambda x: 10**x)
 @given(rates, noises, orders)
 def test_the_second_moment_is_the_larger_one(rate, noise, order):
     event = PoissonGaussian(rate, noise)
-    assert log_e1(event, order) <= log_moment(event, order) * (1 + 1e-12) + 2e-13
+    smaller = log_e1(event, order)
+    assume(smaller < math.inf)  # where the sum would be too long
+    assert smaller <= log_moment(event, order) * (1 + 1e-12) + 2e-13
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from torch import Tensor
 from noisette.nn import features as standardised_weights
 from noisette.nn import views
 from noisette.nn import views as augmentation
-from noisette.training import simulation
+from noisette.training import loop as simulation
 from noisette.training.optimizers import AdamBC, WeightAverage
 from planted import Mutant
 

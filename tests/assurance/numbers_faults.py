@@ -36,6 +36,10 @@ def draws_of_each_rank(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(held_noise, "seed_torch", lambda seed: None)
 
 
+def draws_of_each_microbatch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.run.private.held_noise", lambda model: None)
+
+
 MUTANTS = [
     Mutant(
         "random numbers within a batch have known seeds",
@@ -73,6 +77,12 @@ MUTANTS = [
         "32 bits, which can be tried",
         lambda patch: patch.setattr(fetching, "seed_worker_secretly", None),
         (f"{_FETCHING}::test_processes_have_seeds_that_are_too_many_to_be_tried",),
+    ),
+    Mutant(
+        "statistics of a public batch are drawn for each microbatch",
+        "which records share a draw depends on how many come before them",
+        on_each_rank(draws_of_each_microbatch),
+        ("redteam/test_ranks_apart.py::test_ranks_have_one_draw_for_the_statistics_of_a_public_batch",),
     ),
     Mutant(
         "each rank draws its own statistics of a public batch",

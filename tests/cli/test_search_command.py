@@ -23,8 +23,7 @@ from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
-from noisette.training.report import SearchFacts
-from noisette.training.report.facts import score_of
+from noisette.training.report import SearchFacts, rows_of_search
 from noisette.training.search import Search
 from noisette.training.search_space import SearchSpace
 
@@ -197,16 +196,11 @@ def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
 
 def test_a_score_above_the_declared_number_says_so(on_held_out):
     found = SearchFacts(**on_held_out.facts["search"])
-    assert "129.7 % of the declared number held out, which is above 100 %" in score_of(replace(found, score=1.297))
-    assert "above" not in score_of(replace(found, score=0.97))
-
-
-def test_both_commands_take_either_spelling_of_holdout():
-    options = ("own.toml", "--over", OVER, "--score-on", "public-set")
-    for spelling in ("--holdout", "--hold-out"):
-        assert "--holdout can go with --score-on held-out alone" in search(*options, spelling, 0.1).stderr
-        trained = CliRunner().invoke(app, ["train", "own.toml", spelling, "1.5"])
-        assert "expected 0 < holdout < 1, got holdout=1.5" in trained.stderr
+    assert (
+        "129.7 % of the declared number held out, which is above 100 %"
+        in dict(rows_of_search(replace(found, score=1.297)))["score"]
+    )
+    assert "above" not in dict(rows_of_search(replace(found, score=0.97)))["score"]
 
 
 def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
@@ -301,25 +295,8 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     assert [path.name for path in left.iterdir()] == ["ledger.jsonl"]
 
 
-def test_ctrl_c_before_the_search_spends_nothing(monkeypatch, tmp_path):
-    def pressed(*args, **others):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Search, "__init__", pressed)
-    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "out")
-    assert shown.exit_code == 130
-    assert "Nothing was spent" in shown.output
-    assert {path.name for path in tmp_path.iterdir()} == {"own.npz", "own.toml"}
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGKILL, -9),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, code, tmp_path):
     Path("own.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
     program = "import sys; from noisette.cli import main; main()"

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from noisette.cli.stopping import Stopping
+from noisette.cli.watch import Stopping
 
 
 def send(number):

@@ -156,17 +156,6 @@ def test_texts_of_a_column(tmp_path: Path) -> None:
     assert "there is no column 'text'" in absent.output
 
 
-def test_images_without_a_folder_train() -> None:
-    for k in range(40):
-        place = Path("Photos", "Cat" if k % 2 else "dog", f"{k}.JPG")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 250 * (k % 2)).save(place, format="JPEG")
-    shown = run("train", "--data", "Photos", "--classes", "cat,dog", "--size", 40, "--holdout", 0.3, *QUICK)
-    assert shown.exit_code == 0, shown.output
-    assert facts("runs/Photos")["recipe"]["model"]["name"] == "cnn"
-    assert facts("runs/Photos")["test"] is not None
-
-
 def test_the_model_of_images_predicts_a_folder(people: Path, schema: Path) -> None:
     for k in range(40):
         place = Path("Photos", "cat" if k % 2 else "dog", f"{k:02}.png")
@@ -369,14 +358,6 @@ def test_names_with_commas_in_quotes() -> None:
     shown = run("train", "--data", "own.csv", "--classes", '"a, b",c', "--size", 40, "--epochs", 1, "--delta", 1e-3)
     assert shown.exit_code == 0, shown.output
     assert facts("runs/own")["recipe"]["data"]["classes"] == ["a, b", "c"]
-
-
-def test_a_recipe_about_a_table_needs_no_model(people: Path, schema: Path) -> None:
-    columns = Path("schema.toml").read_text().replace("[columns.", "[data.columns.")
-    Path("recipe.toml").write_text(f'[data]\nname = "{people}"\n{columns}\n[privacy]\ndelta = 1e-4\n')
-    shown = run("train", "recipe.toml", "--epochs", 1, "--batch-size", 100)
-    assert shown.exit_code == 0, shown.output
-    assert facts("runs/People")["recipe"]["model"]["name"] == "mlp"
 
 
 def test_schema_keeps_what_is_there() -> None:

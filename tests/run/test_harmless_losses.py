@@ -89,7 +89,7 @@ def small() -> Any:
 def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
     model = small()
     before = Distribution._validate_args
-    sums = released(loss, copy.deepcopy(model), X, Y)
+    sums = released(loss, copy.deepcopy(model), X, Y, public=[WEIGHTS])
     assert Distribution._validate_args == before
     torch.testing.assert_close(sums, clipped_sum(loss, model, X, Y), rtol=1e-4, atol=1e-4)
 

@@ -59,11 +59,7 @@ class Recorder(AdamBC):
 
 @pytest.mark.parametrize(
     "clipping",
-    [
-        FlatClipping(1.0),
-        GroupwiseClipping({"a": 1.0, "b": 8.0}),
-        AdaptiveClip(1.0, learning_rate=0.5),
-    ],
+    [FlatClipping(1.0), GroupwiseClipping({"a": 1.0, "b": 8.0}), AdaptiveClip(1.0, learning_rate=0.5)],
     ids=lambda clipping: type(clipping).__name__,
 )
 def test_a_run_tells_the_deviation_of_each_gradient(clipping: object) -> None:

@@ -21,13 +21,11 @@ from noisette.training.recipe import (
     LipschitzSection,
     ModelSection,
     PrivacySection,
-    ProjectionSection,
     Recipe,
     TrainingSection,
 )
 from noisette.training.report.facts import facts_of
-from noisette.training.report.page import page
-from noisette.training.report.run_folder import documents
+from noisette.training.report.page import documents, page
 from noisette.training.report.statement import as_text, statement
 from noisette.training.saved_model import SavedModel
 
@@ -94,12 +92,6 @@ def test_fixed_features_are_stored_for_each_view() -> None:
     torch.testing.assert_close(setup.losses(model.head, setup.examples.tensors[0][:4], targets), losses)
 
 
-def test_projected_images_have_views_too() -> None:
-    of = replace(recipe(model="linear"), projection=ProjectionSection(8, 20.0))
-    outcome = run(of, digits())
-    assert outcome.points[-1].test_accuracy is not None
-
-
 def test_a_run_with_views_is_resumed(tmp_path: Path) -> None:
     class Stop(SystemExit):
         pass
@@ -128,9 +120,3 @@ def test_what_cannot_be_augmented_is_refused() -> None:
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(300, 64)), test=None)
     with pytest.raises(ValueError, match="for images of three axes"):
         TrainingSetup(recipe(model="linear"), flat)
-
-
-def test_a_recipe_with_a_table_of_augmentation_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text('[data]\nname = "digits"\n[augmentation]\nviews = 2\nflip = true\ntest_flip = true\n')
-    assert Recipe.read(path).augmentation == _SECTION

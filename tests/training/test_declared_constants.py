@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -25,8 +24,7 @@ from noisette.training.recipe import (
     TrainingSection,
 )
 from noisette.training.report.facts import facts_of
-from noisette.training.report.page import page
-from noisette.training.report.run_folder import documents
+from noisette.training.report.page import documents, page
 from noisette.training.report.statement import as_text, statement
 from noisette.training.saved_model import SavedModel
 
@@ -41,9 +39,7 @@ def recipe(model: str = "cnn", *, weights: bool = True, test_flip: bool = False)
     )
 
 
-def test_inputs_and_weights_are_standardised_in_the_published_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_and_weights_are_standardised_in_the_published_model(tmp_path: Path) -> None:
     data = load("digits")
     outcome = train(recipe(test_flip=True), data, ledger_path=None, on_step=lambda run, point: None, points=1)
     assert data.test is not None
@@ -61,11 +57,6 @@ def test_inputs_and_weights_are_standardised_in_the_published_model(
     torch.testing.assert_close(SavedModel.of_run(tmp_path).model(inputs), scores)
     html = unescape(page(facts))
     assert "less 0.3, divided by 0.37" in html
-    built: dict[str, torch.nn.Module] = {}
-    (code,) = re.findall(r"(from noisette import models.*?)</code>", html, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(code, built)  # type: ignore[arg-type]
-    torch.testing.assert_close(built["model"](inputs), scores)
 
 
 def test_fixed_features_are_those_of_standardised_inputs() -> None:
@@ -80,7 +71,7 @@ def test_contradictions_are_refused() -> None:
     plain = recipe(weights=False)
     with pytest.raises(ValueError, match="give both, or neither"):
         replace(plain, data=DataSection("digits", mean=(0.5,)))
-    with pytest.raises(ValueError, match="deviation=0"):
+    with pytest.raises(ValueError, match=r"deviation = .0.0,. is not of the expected type: greater than 0"):
         replace(plain, data=DataSection("digits", mean=(0.5,), deviation=(0.0,)))
     with pytest.raises(ValueError, match="leave out mean and deviation"):
         replace(plain, projection=ProjectionSection(8, 20.0))
@@ -90,10 +81,3 @@ def test_contradictions_are_refused() -> None:
         replace(recipe("lipschitz-patch"), lipschitz=LipschitzSection(tau=30.0))
     with pytest.raises(ValueError, match="expected 1 or 1 values as mean"):
         TrainingSetup(replace(plain, data=DataSection("digits", mean=(0.5, 0.5), deviation=(1.0,))), load("digits"))
-
-
-def test_a_recipe_with_constants_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text('[data]\nname = "digits"\nmean = [0.3]\ndeviation = [0.37]\n[model]\nweight_standardised = true\n')
-    read = Recipe.read(path)
-    assert (read.data.mean, read.data.deviation, read.model.weight_standardised) == ((0.3,), (0.37,), True)

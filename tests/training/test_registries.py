@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from noisette import FlatClipping, RdpAccountant
 from noisette.accounting import registry as accountants
 from noisette.cli import app
-from noisette.clipping import rules as clipping
+from noisette.clipping import registry as clipping
 from noisette.clipping.engines import BookKeeping
 from noisette.data import DataSet, Split
 from noisette.data.files import BuiltIn

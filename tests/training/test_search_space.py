@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from noisette.training.recipe import Recipe, TrainingSection
-from noisette.training.search_space import Choice, LogUniform, SearchSpace, Uniform, WholeNumbers
+from noisette.training.search_space import Dimension, SearchSpace
 
 RECIPE = Recipe()
 
@@ -32,33 +32,36 @@ def test_each_kind_is_read_and_shown_as_it_was_written():
     text = "lr=log(0.1,10)  max_grad_norm = uniform( 0.05 , 1 ) training.seed=int(0,9) optimizer=choice(sgd,adam)"
     space = SearchSpace.read([text, "cosine=choice(true,false) lr_end=choice(none,0.1)"], RECIPE)
     assert space.dimensions == {
-        "training.lr": LogUniform(0.1, 10.0),
-        "privacy.max_grad_norm": Uniform(0.05, 1.0),
-        "training.seed": WholeNumbers(0, 9),
-        "training.optimizer": Choice(("sgd", "adam")),
-        "training.cosine": Choice((True, False)),
-        "training.lr_end": Choice((None, 0.1)),
+        "training.lr": Dimension("log", (0.1, 10.0)),
+        "privacy.max_grad_norm": Dimension("uniform", (0.05, 1.0)),
+        "training.seed": Dimension("int", (0, 9)),
+        "training.optimizer": Dimension("choice", ("sgd", "adam")),
+        "training.cosine": Dimension("choice", (True, False)),
+        "training.lr_end": Dimension("choice", (None, 0.1)),
     }
     assert SearchSpace.read([str(space)], RECIPE) == space
 
 
 def test_intervals_are_uniform_also_in_logarithms():
-    assert stats.kstest(drawn(Uniform(-2.0, 5.0)), stats.uniform(-2, 7).cdf).pvalue > 1e-3
-    logarithms = np.log(drawn(LogUniform(0.01, 100.0)))
+    assert stats.kstest(drawn(Dimension("uniform", (-2.0, 5.0))), stats.uniform(-2, 7).cdf).pvalue > 1e-3
+    logarithms = np.log(drawn(Dimension("log", (0.01, 100.0))))
     assert stats.kstest(logarithms, stats.uniform(math.log(0.01), math.log(1e4)).cdf).pvalue > 1e-3
 
 
 def test_whole_numbers_and_choices_reach_all_values_equally():
-    for dimension, values in ((WholeNumbers(3, 6), [3, 4, 5, 6]), (Choice(("a", "b", "c")), ["a", "b", "c"])):
+    for dimension, values in (
+        (Dimension("int", (3, 6)), [3, 4, 5, 6]),
+        (Dimension("choice", ("a", "b", "c")), ["a", "b", "c"]),
+    ):
         counts = Counter(drawn(dimension))
         assert sorted(counts) == values
         assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
 def test_what_is_drawn_stays_inside_and_has_four_digits():
-    for dimension in (Uniform(1.00001, 1.00002), LogUniform(0.100004, 0.100006)):
-        assert all(dimension.low <= value <= dimension.high for value in drawn(dimension, 50))
-    assert all(float(f"{value:.4g}") == value for value in drawn(LogUniform(0.1, 10.0), 200))
+    for dimension in (Dimension("uniform", (1.00001, 1.00002)), Dimension("log", (0.100004, 0.100006))):
+        assert all(dimension.ends[0] <= value <= dimension.ends[1] for value in drawn(dimension, 50))
+    assert all(float(f"{value:.4g}") == value for value in drawn(Dimension("log", (0.1, 10.0)), 200))
 
 
 def test_a_draw_changes_what_is_searched_and_nothing_else():

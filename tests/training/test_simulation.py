@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from noisette import LipschitzBound
 from noisette.cli import app
 from noisette.data import load
-from noisette.training.loop import train
+from noisette.training.loop import scaled_down, train
 from noisette.training.recipe import (
     DataSection,
     LipschitzSection,
@@ -27,7 +27,6 @@ from noisette.training.recipe import (
 )
 from noisette.training.report.facts import facts_of
 from noisette.training.report.statement import as_text, statement
-from noisette.training.simulation import scaled_down
 
 RECIPE = Recipe(
     DataSection("digits"),
@@ -70,7 +69,19 @@ def test_a_lipschitz_network_is_simulated_too() -> None:
 
 def test_the_command_says_whose_epsilon_it_is(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = ["train", "--model", "linear", "--batch-size", "400", "--epochs", "2", "--out", str(out)]
+    (tmp_path / "quick.toml").write_text('[privacy]\naccountant = "rdp"\n')
+    options = [
+        "train",
+        str(tmp_path / "quick.toml"),
+        "--model",
+        "linear",
+        "--batch-size",
+        "400",
+        "--epochs",
+        "2",
+        "--out",
+        str(out),
+    ]
     result = CliRunner().invoke(app, [*options, "--simulate", "4"])
     assert result.exit_code == 0, result.output
     assert "stands for a run 4 times as large; the epsilon above is its own" in result.output

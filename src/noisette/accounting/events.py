@@ -49,10 +49,8 @@ class Event:
         values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
         return {name: value for name, value in values.items() if name != "parts" or value}
 
-    @property
-    def round_length(self) -> int:
-        """How many steps form a round, which is counted as a whole: 1 but for noise that is correlated over steps."""
-        return 1
+    # How many steps form a round, which is counted as a whole: 1 but for noise that is correlated over steps.
+    round_length = 1
 
     @property
     def relation(self) -> str:
@@ -263,7 +261,7 @@ class BandedGaussian(Event):
             )
 
     @property
-    def round_length(self) -> int:
+    def round_length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The steps of a round."""
         return self.bands
 

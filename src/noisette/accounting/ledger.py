@@ -130,7 +130,7 @@ class Ledger:
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
     unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
-    holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data.
 
     Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
     its own steps.
@@ -313,7 +313,8 @@ class Ledger:
             steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
             run: whose steps they are, where several runs share the ledger.
         """
-        count(steps=steps)
+        if type(steps) is not int or steps < 1:
+            count(steps=steps)
         run = run or self._unnamed
         with self._lock:
             self._spend(Kind.RESERVE, event, steps, run)
@@ -374,7 +375,7 @@ class Ledger:
         with self._lock:
             unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
             for event, steps in unused.items():
-                if steps := steps - steps % event.round_length:  # a round that was begun stays paid for
+                if steps := steps - steps % event.round_length:  # a round that was begun counts as a whole
                     self._append(Kind.RELEASE, event, steps, run, durable=True)
 
     def shorten(self) -> None:
@@ -409,7 +410,8 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if run.series(event) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
-        check_whole_rounds(event, steps)
+        if steps % event.round_length:
+            check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)

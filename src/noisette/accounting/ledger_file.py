@@ -93,9 +93,9 @@ class Entry:
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
         }
-        sealed = json.dumps(facts)
-        digest = hashlib.sha256(sealed.encode()).hexdigest()
-        line = f'{sealed[:-1]}, "digest": "{digest}"}}\n'.encode()
+        content = json.dumps(facts)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        line = f'{content[:-1]}, "digest": "{digest}"}}\n'.encode()
         return line, End(after.lines + 1, after.size + len(line), digest)
 
     @classmethod
@@ -127,7 +127,7 @@ def check_whole_rounds(event: Event, steps: int) -> None:
     """
     if steps % event.round_length:
         raise ValueError(
-            f"{event!r} is paid for by rounds of {event.round_length} steps, got {steps} steps; record "
+            f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps; record "
             f"{in_whole_rounds(event, steps)}, which cost the same"
         )
 

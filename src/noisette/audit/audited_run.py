@@ -46,7 +46,7 @@ from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
-from noisette.training.cost import start_run
+from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
 
 _CANARIES = 20_000  # of a whole run

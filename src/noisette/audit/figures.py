@@ -13,8 +13,8 @@ from noisette.audit.audited_run import RunAudit
 from noisette.audit.certificate import epsilon_of
 from noisette.audit.membership import Membership
 from noisette.audit.step_audit import StepAudit
+from noisette.training.report.facts import power_of_ten
 from noisette.training.report.figures import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
-from noisette.training.report.numbers import power_of_ten
 
 _INCHES = (7.6, 2.9)
 _BINS = 60
@@ -27,7 +27,7 @@ def step_figure(audit: StepAudit) -> str:
         figure = Figure(figsize=_INCHES)
         _scores(figure.add_axes((0.075, 0.17, 0.40, 0.70)), audit)
         _epsilons(figure.add_axes((0.585, 0.17, 0.27, 0.70)), audit)
-        return svg(figure, salt="step audit")
+        return svg(figure, title="Step audit: scores of canaries, and epsilon by delta")
 
 
 def _scores(axes: Axes, audit: StepAudit) -> None:
@@ -86,7 +86,7 @@ def run_figure(audit: RunAudit) -> str:
         _histograms(left, audit.outside, audit.inside, bins)
         left.set_xlabel("score of a canary over the whole run")
         _bars(right, audit)
-        return svg(figure, salt="whole run")
+        return svg(figure, title="Audit of a whole run")
 
 
 def _bars(axes: Axes, audit: RunAudit) -> None:
@@ -130,7 +130,7 @@ def membership_figure(found: Membership) -> str:
             axes.text(1.04, 0.94 - 0.14 * k, f"{attack.name}\nAUC {attack.auc:.3f}", color=colour, **_beside(axes))
         axes.text(1.04, 0.30, "shaded: allowed by\nthe guarantee", **_beside(axes))
         axes.text(1.04, 0.14, "dotted: guessing", **_beside(axes))
-        return svg(figure, salt="membership")
+        return svg(figure, title="Membership inference")
 
 
 def _beside(axes: Axes) -> dict[str, Any]:

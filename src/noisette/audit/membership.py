@@ -179,14 +179,10 @@ def halves(shadows: int, records: int) -> list[np.ndarray]:
     """
     checks.count(shadows=shadows, records=records)
     chosen: list[np.ndarray] = []
-    for k in range(shadows):
-        if k % 2:
-            chosen.append(~chosen[-1])
-            continue
-        half = np.zeros(records, dtype=bool)
-        half[np.random.default_rng().permutation(records)[: records // 2]] = True
-        chosen.append(half)
-    return chosen
+    for _ in range(0, shadows, 2):
+        half = np.random.default_rng().permutation(records) < records // 2
+        chosen += [half, ~half]
+    return chosen[:shadows]
 
 
 def membership_of(
@@ -230,10 +226,8 @@ def membership_of(
             np.concatenate([data.train.targets, data.test.targets]),
         )
         chosen = halves(shadows, len(everyone.targets))
-        found = []
-        for half in chosen:
-            own = replace(data, train=Split(everyone.inputs[half], everyone.targets[half]))
-            found.append(confidences_of(trained(own, on_step), everyone))
+        halved = (replace(data, train=Split(everyone.inputs[half], everyone.targets[half])) for half in chosen)
+        found = [confidences_of(trained(own, on_step), everyone) for own in halved]
         attacks.append(by_shadows(members, others, shadows=found, without=[~half for half in chosen]))
     return Membership(tuple(attacks), epsilon, delta)
 
@@ -398,10 +392,10 @@ def chance_of_guesses(tried: Guesses, epsilon: float, delta: float) -> float:
 
 
 def _largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
-    """The largest refuted value up to ``largest``, by bisection and rounded downwards; 0 if none is."""
-    if not refuted(1e-6):
-        return 0.0
+    """The largest refuted value up to ``largest``, to a relative error of 1e-4 and rounded downwards; 0 if none is."""
     low, high = 1e-6, largest
+    if not refuted(low):
+        return 0.0
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
@@ -435,11 +429,9 @@ def with_canaries(data: DataSet, count: int) -> DataWithCanaries:
     inside = random.random(count) < 0.5
     changed = targets.copy()
     changed[chosen] = wrong
-    kept = np.ones(len(targets), dtype=bool)
-    kept[chosen[~inside]] = False
-    return DataWithCanaries(
-        replace(data, train=Split(inputs[kept], changed[kept])), Split(inputs[chosen], wrong), inside
-    )
+    left_out = np.isin(np.arange(len(targets)), chosen[~inside])
+    train = Split(inputs[~left_out], changed[~left_out])
+    return DataWithCanaries(replace(data, train=train), Split(inputs[chosen], wrong), inside)
 
 
 def audit_one_run(

@@ -378,7 +378,7 @@ class StepAudit:
         return epsilon_of(self.guaranteed_mu, delta=delta)
 
     def certified_epsilon(self, *, delta: float) -> float:
-        """Lower bound on the privacy cost of one step, for a Gaussian mechanism."""
+        """Lower bound on it, for a Gaussian mechanism."""
         return epsilon_of(self.certified_mu, delta=delta)
 
     @property

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.cli.options import INTERRUPTED, DataDir, option, plain_errors
-from noisette.training.allocator import keep_freed_memory
-from noisette.training.unfinished import in_words, unfinished_runs
+from noisette.training import keep_freed_memory
+from noisette.training.run_folder import in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ class AuditResults:
     def __post_init__(self) -> None:
         from noisette.audit.audited_run import AuditedRun
         from noisette.training.recipe import Recipe
-        from noisette.training.saved_model import load_data
+        from noisette.training.records import load_data
 
         if self.path.is_dir():
             self.run: AuditedRun = AuditedRun.of_run(self.path)
@@ -94,7 +94,7 @@ class AuditResults:
         from noisette.audit import audit_one_run, membership_of
         from noisette.cli.watch import Watch
         from noisette.training.loop import train
-        from noisette.training.saved_model import load_data, load_public
+        from noisette.training.records import load_data, load_public
 
         run, recipe = self.run, self.run.known_recipe
         data, public = load_data(recipe, self.data_dir), load_public(recipe, self.data_dir)
@@ -168,16 +168,14 @@ _mechanism, _records = partial(option, panel=_MECHANISM), partial(option, panel=
 @plain_errors()
 def audit(
     place: Annotated[
-        Path,
-        typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file."),
+        Path, typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file.")
     ],
     *,
     steps: Annotated[int, _mechanism("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[
         int,
         _mechanism(
-            "N",
-            "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none.",
+            "N", "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none."
         ),
     ] = 30,
     whole_run: Annotated[
@@ -204,8 +202,7 @@ def audit(
         ),
     ] = False,
     shadows: Annotated[
-        int,
-        _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none."),
+        int, _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none.")
     ] = 0,
     out: Annotated[Path | None, option("DIR", "Folder for figures and results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,

@@ -12,11 +12,11 @@ from noisette.cli.options import (
     CLASSES,
     WRONG_CALL,
     DataDir,
-    given_shape,
     made_by,
     option,
     plain_errors,
     target_of,
+    whole_numbers,
     wrong_inputs,
 )
 from noisette.errors import PrivacyError
@@ -52,15 +52,20 @@ def doctor(
     A few private and plain steps are taken on random or given examples, without moving the weights. Only the shapes of
     a data set are used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
-    import torch
-
-    from noisette.run.explain import explain
-
     if data is not None and input_shape is not None:
         raise ValueError("--data and --input-shape both give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
-    shape, classes = _of_data(data, data_dir) if data else (given_shape(input_shape), CLASSES)
+    shape, classes = None, CLASSES
+    if data is not None:
+        shape, classes = _of_data(data, data_dir)
+    elif input_shape is not None:
+        shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
+
+    import torch
+
+    from noisette.run.explain import explain
+
     found = target_of(target, made_by(target, shape, classes), shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():

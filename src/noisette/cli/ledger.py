@@ -44,7 +44,7 @@ def ledger_at(place: Path) -> Path:
     Raises:
         ValueError: there is no ledger at the place, and several runs for it have not ended.
     """
-    from noisette.training.unfinished import in_words, unfinished_runs
+    from noisette.training.run_folder import in_words, unfinished_runs
 
     named = place / LEDGER_FILE if place.is_dir() else place
     unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)

@@ -56,23 +56,31 @@ def option(metavar: str, text: str, default: str | None = None, *, panel: str | 
     return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
-def registered(name: str) -> str:
-    """The name of an accountant that is in the registry.
+def flag(name: str, text: str, *, panel: str | None = None) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
-    Raises:
-        typer.BadParameter: there is none of this name.
-    """
+
+def out_option(default: str) -> Any:
+    """The option for the folder of a run."""
+    return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
+
+
+def holdout_option(text: str, default: str | bool = False, *, panel: str | None = None) -> Any:
+    """The option for the share of records that are held out."""
+    names = ("--holdout", "--hold-out")
+    return typer.Option(*names, metavar="F", help=text, show_default=default, rich_help_panel=panel)
+
+
+def registered(name: str) -> str:
+    """The name of an accountant that is in the registry."""
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
     return name
 
 
 def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf, least: int = 1) -> tuple[int, ...]:
-    """The whole numbers in a text, separated by commas.
-
-    Raises:
-        ValueError: the text has another form, or a number is out of range.
-    """
+    """The whole numbers in a text, separated by commas; other texts and numbers out of range are a ``ValueError``."""
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
         limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
@@ -81,11 +89,7 @@ def whole_numbers(option: str, given: str, example: str, *, most: float = math.i
 
 
 def numbers(option: str, given: str, example: str, *, count: int) -> tuple[float, ...]:
-    """The numbers in a text, separated by commas.
-
-    Raises:
-        ValueError: there are more or fewer, or one is no finite number.
-    """
+    """So many finite numbers in a text, separated by commas; other texts are a ``ValueError``."""
     try:
         found = tuple(float(part) for part in given.split(","))
     except ValueError:
@@ -96,11 +100,7 @@ def numbers(option: str, given: str, example: str, *, count: int) -> tuple[float
 
 
 def listed(option: str, given: str) -> tuple[str, ...]:
-    """The names in a text, separated by commas; one with a comma in it is in double quotes.
-
-    Raises:
-        ValueError: the quotes do not match.
-    """
+    """The names in a text, separated by commas; one with a comma in it is in double quotes."""
     try:
         [names] = csv.reader([given], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as error:
@@ -114,11 +114,7 @@ MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point
 
 
 def at_most(most: int, **arguments: float | None) -> None:
-    """Check that no argument is above this limit; one that is not given is fine.
-
-    Raises:
-        ValueError: one is.
-    """
+    """Each argument that is given is at most this, or a ``ValueError`` names it."""
     for name, value in arguments.items():
         if value is not None and value > most:
             raise ValueError(f"expected {name} <= {most:.0e}, more than any training has; give a smaller {name}")
@@ -155,6 +151,9 @@ NOISE = typer.Option(
 STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
+FactsAsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
 PlotFile = Annotated[
     Path | None,
@@ -170,11 +169,7 @@ _SUFFIXES = (".png", ".svg", ".html")
 
 
 def check_plot(path: Path | None) -> None:
-    """Check that the figure can be written to this file, in a supported format.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Check that the figure can be written to this file, in a supported format; otherwise raise a ``ValueError``."""
     if path is None:
         return
     if path.suffix.lower() not in _SUFFIXES:
@@ -199,26 +194,8 @@ class Target:
     batch: tuple[Any, ...]
 
 
-def given_shape(given: str | None) -> tuple[int, ...] | None:
-    """The shape of one example, parsed from a text such as 3,32,32 or 3x32x32.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    if given is None:
-        return None
-    parts = given.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"expected --input-shape as whole numbers of at least 1, such as 3,32,32, got {given!r}")
-    return tuple(int(part) for part in parts)
-
-
 def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) -> Any:
-    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes).
-
-    Raises:
-        ValueError: there is no such callable, or it takes other arguments.
-    """
+    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes)."""
     if ":" not in target:
         raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
     try:
@@ -259,16 +236,9 @@ def wrong_inputs(target: str, error: Exception) -> ValueError:
 def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> Target:
     """The model that ``name`` returned, with its loss and examples.
 
-    Args:
-        name: as it was given.
-        made: a module or a Lipschitz bound, (one of them, inputs), or (one of them, loss, arguments of the loss).
-            Inputs and arguments are a tensor, positional arguments, or a dictionary of arguments by name, such as a
-            tokenizer of Hugging Face gives. Without a loss, all outputs are added up.
-        shape: of one example, where ``made`` has none; random inputs of this shape are made up.
-        examples: how many are made up.
-
-    Raises:
-        ValueError: no module was returned, or neither inputs nor a shape are given.
+    It has made a module or a Lipschitz bound, (one of them, inputs), or (one of them, loss, arguments of the loss).
+    Inputs and arguments are a tensor, positional arguments, or a dictionary of arguments by name. Without a loss, all
+    outputs are added up; without inputs, so many random examples of this shape are.
     """
     import torch
     from torch import Tensor, nn

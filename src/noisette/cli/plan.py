@@ -244,7 +244,7 @@ class _Found:
         if self._seconds is None:
             gradients = self.chosen.epochs * self.size
             return f"that of {gradients:.3g} gradients; --like RUN tells how long, at the speed of a finished run"
-        from noisette.training.report.numbers import duration
+        from noisette.training.report.facts import duration
 
         return f"about {duration(self._seconds)}, at the speed of the run given by --like"
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from noisette import errors as checks
-from noisette.cli.options import DataDir, option, plain_errors
-from noisette.cli.stopping import Stopping
-from noisette.cli.training import mention_others, mention_replaced, report
-from noisette.training.allocator import keep_freed_memory
+from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, out_option, plain_errors
+from noisette.cli.train import mention_others, mention_replaced, report
+from noisette.cli.watch import Stopping
+from noisette.training import keep_freed_memory
 from noisette.training.recipe import Recipe
+from noisette.training.records import check_names
+from noisette.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
-    from noisette.training.report import Facts, RunFolder
+    from noisette.training.report import Facts
     from noisette.training.search import Score, Search
     from noisette.training.search_space import SearchSpace
 
@@ -77,14 +78,7 @@ def search(
         ),
     ] = None,
     holdout: Annotated[
-        float | None,
-        typer.Option(
-            "--holdout",
-            "--hold-out",
-            metavar="F",
-            help="held-out: the share of the records.",
-            show_default="holdout of the recipe, or 0.1",
-        ),
+        float | None, holdout_option("held-out: the share of the records.", "holdout of the recipe, or 0.1")
     ] = None,
     score_noise: Annotated[
         float | None,
@@ -94,14 +88,9 @@ def search(
             "what costs a tenth of epsilon by itself",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME-search of the data"),
-    ] = None,
+    out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
-    ] = False,
+    as_json: FactsAsJson = False,
 ) -> None:
     """Search for good settings of a recipe, at a price that holds for the whole search.
 
@@ -111,22 +100,25 @@ def search(
     search that is stopped, or cut off, is spent, and leaves its ledger alone. `noisette plan` compares batches, epochs
     and noise without any run.
     """
+    from noisette.training.search_space import SearchSpace, check_recipe
+
     settings = Recipe.read(recipe)
     found: list[SearchSpace] = []
     checks.all_of(
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
-        partial(_check_number, runs, shape),
-        partial(_check_score, score_on, holdout, score_noise),
-        lambda: found.append(_space(over, settings)),
-        partial(_check_recipe, settings, score_on),
+        lambda: _check_number(runs, shape),
+        lambda: _check_score(score_on, holdout, score_noise),
+        lambda: found.append(SearchSpace.read(over, settings)),
+        lambda: check_recipe(settings, public=score_on == "public-set"),
     )
+    check_names(settings)
     privacy = settings.privacy
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
-    score = partial(_score, settings, score_on, holdout, score_noise)
-    report(lambda: _search(settings, found[0], score(), runs, shape, place, data_dir), as_json)
+    share = None if score_on == "public-set" else holdout or settings.data.holdout or _SHARE
+    report(lambda: _search(settings, found[0], share, score_noise, runs, shape, place, data_dir), as_json)
 
 
 def _check_number(runs: float, shape: float | None) -> None:
@@ -148,61 +140,37 @@ def _check_score(score_on: str, holdout: float | None, score_noise: float | None
     )
 
 
-def _space(over: list[str], recipe: Recipe) -> SearchSpace:
-    from noisette.training.search_space import SearchSpace
-
-    return SearchSpace.read(over, recipe)
-
-
-def _check_recipe(recipe: Recipe, score_on: str) -> None:
-    from noisette.training.search import check_recipe
-
-    check_recipe(recipe, public=score_on == "public-set")
-
-
-def _score(recipe: Recipe, score_on: str, holdout: float | None, score_noise: float | None) -> Score:
-    from noisette.training.search import HeldOutScore, PublicScore
-
-    if score_on == "public-set":
-        return PublicScore()
-    share = holdout or recipe.data.holdout or _SHARE
-    if score_noise is not None:
-        return HeldOutScore(share, score_noise)
-    return HeldOutScore.for_budget(share, epsilon=recipe.privacy.epsilon, delta=recipe.privacy.delta)
-
-
 def _search(
     recipe: Recipe,
     space: SearchSpace,
-    score: Score,
+    share: float | None,
+    score_noise: float | None,
     runs: float,
     shape: float | None,
     out: Path,
     data_dir: Path | None,
 ) -> tuple[Facts, Path]:
-    """Plan, rehearse and make the search, and write the folder of its best run.
+    """Plan, rehearse and make the search, and write the folder of its best run; no ``share`` is held out if ``None``.
 
     Raises:
         typer.Exit: the search found nothing.
     """
-    from noisette.training.report import RunFolder
-    from noisette.training.saved_model import load_data, load_public
-    from noisette.training.search import Search
+    from noisette.training.records import load_data, load_public
+    from noisette.training.search import HeldOutScore, PublicScore, Search
 
     keep_freed_memory()
     folder = RunFolder(out)
     mention_others(out, "This command begins a search, whose ledger does not count it.")
+    privacy = recipe.privacy
+    score: Score = PublicScore()
+    if share is not None and score_noise is not None:
+        score = HeldOutScore(share, score_noise)
+    elif share is not None:
+        score = HeldOutScore.for_budget(share, epsilon=privacy.epsilon, delta=privacy.delta)
     console = Console(stderr=True)
     with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-        planned = Search(
-            recipe,
-            space,
-            score,
-            load_data(recipe, data_dir),
-            public=load_public(recipe, data_dir),
-            mean=runs,
-            shape=shape,
-        )
+        data, public = load_data(recipe, data_dir), load_public(recipe, data_dir)
+        planned = Search(recipe, space, score, data, public=public, mean=runs, shape=shape)
     with folder:
         facts = _make(planned, folder)
     mention_replaced(folder)
@@ -212,11 +180,11 @@ def _search(
 def _make(search: Search, folder: RunFolder) -> Facts:
     """Make a search whose ledger lies in this folder, and complete the folder with its best run."""
     from noisette.accounting import Ledger
-    from noisette.training.report import documents
-    from noisette.training.report.page import announcement, facts_of_search
+    from noisette.training.report.page import documents
+    from noisette.training.search import facts_of_search
 
     _check_room(folder.place, search.model_bytes)
-    typer.echo("\n".join(announcement(search)), err=True)
+    typer.echo("\n".join(search.announcement), err=True)
     with Ledger(folder.ledger, dataset=search.data_name) as ledger, _shown() as progress:
         found = search.run(ledger, progress)
         if found is None:

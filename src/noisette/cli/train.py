@@ -1,21 +1,38 @@
-"""``noisette train``: its options, and the recipe that they make."""
+"""``noisette train``: its options, the recipe that they make, and the run, with a summary on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from noisette import data as data_sets
 from noisette.accounting.registry import described
-from noisette.cli.options import DataDir, listed, numbers, option, plain_errors, whole_numbers
-from noisette.cli.training import begin, go_on, scaled
+from noisette.cli.options import (
+    INTERRUPTED,
+    TERMINATED,
+    DataDir,
+    FactsAsJson,
+    flag,
+    holdout_option,
+    listed,
+    numbers,
+    option,
+    out_option,
+    plain_errors,
+    whole_numbers,
+)
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
+from noisette.training import keep_freed_memory
 from noisette.training.recipe import (
     BATCH_NORMS,
     BATCHES,
@@ -26,11 +43,27 @@ from noisette.training.recipe import (
     default_recipe,
     read_schema,
 )
+from noisette.training.records import check_names
+from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
+if TYPE_CHECKING:
+    from noisette.ranks import AnyRanks
+    from noisette.training.report import Facts
+
+_KEY_BYTES = 32  # of the key that decides which records are held out
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel="Data of your own, declared")
+# The options that are fields of the recipe's tables under the same names.
+_FIELDS = {
+    "data": (
+        *("size", "label", "unit", "text", "tokens", "decimal", "skip_unlabelled", "grey", "test", "holdout", "users"),
+        *("records_per_user", "public_users"),
+    ),
+    "privacy": ("epsilon", "delta", "max_grad_norm", "clipping", "engine", "allow_large_delta"),
+    "training": (*("epochs", "batch_size", "batches", "largest_batch", "bands", "compile", "optimizer", "lr", "seed"),),
+}
 
 
 @plain_errors()
@@ -63,13 +96,9 @@ def train(
             "what suits the data",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME of the data"),
-    ] = None,
+    out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
     resume: Annotated[
-        Path | None,
-        option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run"),
+        Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[float | None, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
@@ -94,10 +123,10 @@ def train(
     ] = None,
     allow_large_delta: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--allow-large-delta",
-            help="Accept a delta of 1 / declared size or more. The report mentions it.",
-            rich_help_panel="Privacy",
+            "Accept a delta of 1 / declared size or more. The report mentions it.",
+            panel="Privacy",
         ),
     ] = False,
     epochs: Annotated[float | None, _training("F", "Passes over the declared size.", "what suits the data")] = None,
@@ -178,35 +207,26 @@ def train(
     ] = None,
     skip_unlabelled: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--skip-unlabelled",
-            help="CSV: leave out rows without a label, instead of refusing them.",
-            rich_help_panel="Data of your own, declared",
+            "CSV: leave out rows without a label, instead of refusing them.",
+            panel="Data of your own, declared",
         ),
     ] = False,
     image_size: Annotated[
-        str | None,
-        _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size"),
+        str | None, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
     ] = None,
     grey: Annotated[
         bool,
-        typer.Option(
-            "--grey",
-            help="Images: with --image-size, bring each to grey instead.",
-            rich_help_panel="Data of your own, declared",
-        ),
+        flag("--grey", "Images: with --image-size, bring each to grey instead.", panel="Data of your own, declared"),
     ] = False,
     tokens: Annotated[int | None, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[
         float | None,
-        typer.Option(
-            "--holdout",
-            "--hold-out",
-            metavar="F",
-            help="The share of records drawn at random to test with. Test figures on them are not private.",
-            show_default=False,
-            rich_help_panel="Data of your own, declared",
+        holdout_option(
+            "The share of records drawn at random to test with. Test figures on them are not private.",
+            panel="Data of your own, declared",
         ),
     ] = None,
     users: Annotated[
@@ -215,9 +235,7 @@ def train(
     ] = None,
     records_per_user: Annotated[int | None, _declared("K", "The most records of one user that are used.")] = None,
     public_users: Annotated[int | None, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
-    ] = False,
+    as_json: FactsAsJson = False,
 ) -> None:
     """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
 
@@ -230,61 +248,31 @@ def train(
     """
     if resume:
         _refuse_other_options(context)
-        go_on(resume, as_json)
+        report(lambda: _go_on(resume), as_json)
         return
-    declared = (read_schema(columns) if columns else {}) | _given(
-        {
-            "name": data,
-            "classes": _classes(classes),
-            "size": size,
-            "label": label,
-            "target": None if target is None else numbers("target", target, "0,120", count=2),
-            "unit": unit,
-            "text": text,
-            "tokens": tokens,
-            "decimal": decimal,
-            "skip_unlabelled": skip_unlabelled or None,
-            "image_size": None
-            if image_size is None
-            else whole_numbers("image-size", image_size.replace("x", ","), "64x48"),
-            "grey": grey or None,
-            "test": test,
-            "holdout": holdout,
-            "users": users,
-            "records_per_user": records_per_user,
-            "public_users": public_users,
-        }
+    given = {name: value for name, value in context.params.items() if value is not None and value is not False}
+    tables = {table: {name: given[name] for name in names if name in given} for table, names in _FIELDS.items()}
+    declared = (
+        (read_schema(columns) if columns else {}) | tables["data"] | _given_data(data, classes, target, image_size)
     )
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
     changes = {
-        "model": {"name": model, "batch_norm": batch_norm},
-        "public": {"data": public, "examples": public_examples},
-        "privacy": {
-            "epsilon": epsilon,
-            "delta": delta,
-            "max_grad_norm": max_grad_norm,
-            "clipping": clipping,
-            "engine": engine,
-            "allow_large_delta": allow_large_delta or None,
-        },
-        "training": {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "batches": batches,
-            "largest_batch": largest_batch,
-            "bands": bands,
-            "compile": compile,
-            "optimizer": optimizer,
-            "lr": lr,
-            "seed": seed,
-        },
+        "model": _given({"name": model, "batch_norm": batch_norm}),
+        "public": _given({"data": public, "examples": public_examples}),
+        "privacy": tables["privacy"],
+        "training": tables["training"],
     }
-    settings = base.changed({table: _given(values) for table, values in changes.items()}, "the settings")
+    settings = base.changed(changes, "the settings")
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
-    begin(settings if simulate is None else scaled(settings, simulate, data_dir), place, data_dir, as_json)
+    if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
+        RunFolder(place)
+        check_names(settings)
+    if simulate is not None:
+        settings = _scaled(settings, simulate, data_dir)
+    report(lambda: _begin(settings, place, data_dir), as_json)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -294,12 +282,200 @@ def _refuse_other_options(context: typer.Context) -> None:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
 
 
+def _given_data(data: str | None, classes: str | None, target: str | None, image_size: str | None) -> dict[str, Any]:
+    """The fields of the table ``data`` whose options have a form of their own."""
+    number_or_names: int | tuple[str, ...] | None = None
+    if classes is not None:
+        number_or_names = int(classes) if classes.isdecimal() else listed("classes", classes)
+    bounds = None if target is None else numbers("target", target, "0,120", count=2)
+    size = None if image_size is None else whole_numbers("image-size", image_size.replace("x", ","), "64x48")
+    return _given({"name": data, "classes": number_or_names, "target": bounds, "image_size": size})
+
+
 def _given(values: Mapping[str, object]) -> dict[str, Any]:
     """The values that the command line gave."""
-    return {key: value for key, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _classes(given: str | None) -> int | tuple[str, ...] | None:
-    if given is None:
-        return None
-    return int(given) if given.isdecimal() else listed("classes", given)
+def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
+    """Do the work, and report how it ended; nothing where the work returns nothing."""
+    try:
+        done = work()
+    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
+        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
+        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+    if done is None:
+        return
+    facts, place = done
+    if as_json:
+        typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
+    else:
+        _summarize(facts, place)
+    if not facts.completed:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path] | None:
+    keep_freed_memory()
+    with on_ranks() as ranks:
+        with ranks.unanimous("the run folder"):
+            folder = RunFolder(out)
+        settings = None
+        if ranks.rank == 0:
+            mention_others(out, "This command begins another run, whose ledger does not count it.")
+            settings = {
+                "recipe": asdict(_with_absolute_paths(recipe)),
+                "data_dir": data_dir and str(data_dir.resolve()),
+                "holdout_key": secrets.token_hex(_KEY_BYTES),
+            }
+        facts = _train(ranks, recipe, data_dir, folder, settings)
+        return facts and (facts, out)
+
+
+def mention_others(out: Path, ending: str) -> None:
+    """Say on standard error which runs have begun or ended at this place; no ledger counts the runs of another one."""
+    others = [in_words(begun) for begun in unfinished_runs(out)]
+    if out.exists():
+        others.append(
+            f"{out} is an older run, and will be kept beside the new one, as {out}.replaced-1 or -2 and so on."
+        )
+    for other in others:
+        typer.echo(f"{other}\n{ending}", err=True)
+
+
+def mention_replaced(folder: RunFolder) -> None:
+    """Say on standard error where the older run at the place of a new one is kept, if there was one."""
+    if folder.replaced:
+        typer.echo(
+            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost adds to "
+            "that of this run.",
+            err=True,
+        )
+
+
+def _go_on(place: Path) -> tuple[Facts, Path] | None:
+    keep_freed_memory()
+    with on_ranks() as ranks:
+        with ranks.unanimous("the run folder"):
+            folder = RunFolder.unfinished(place)
+            settings = folder.settings
+            if missing := {"recipe", "data_dir", "holdout_key"} - settings.keys():
+                raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
+            recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
+            data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+        facts = _train(ranks, recipe, data_dir, folder)
+        return facts and (facts, folder.out)
+
+
+def _train(
+    ranks: AnyRanks, recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: dict[str, Any] | None = None
+) -> Facts | None:
+    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
+
+    Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
+    """
+    from noisette.cli.watch import Watch
+    from noisette.training.loop import resume, train
+    from noisette.training.records import load_data, load_public
+    from noisette.training.report import facts_of
+    from noisette.training.report.page import documents
+
+    first = ranks.rank == 0
+    key = ranks.from_first(
+        "the key of the records held out", lambda: (folder.settings if settings is None else settings)["holdout_key"]
+    )
+    with ranks.unanimous("the data"):
+        data = load_data(recipe, data_dir, holdout_key=bytes.fromhex(key))
+        public = load_public(recipe, data_dir)
+    with folder if first else nullcontext(), Watch(f"{data.name}, {recipe.model.name}", shown=first) as watch:
+        place, resumed = ranks.from_first("the checkpoint folder", lambda: [str(folder.checkpoint), settings is None])
+        saved, on_step = Path(place), watch.on_step
+        if resumed:
+            outcome = resume(recipe, data, public=public, on_step=on_step, checkpoint=saved, ranks=ranks)
+        else:
+            if settings is not None:
+                folder.keep_settings(settings)
+            ledger = folder.ledger if first else None
+            outcome = train(
+                recipe, data, public=public, ledger_path=ledger, on_step=on_step, checkpoint=saved, ranks=ranks
+            )
+        if not first:
+            return None
+        facts = facts_of(outcome)
+        folder.complete(documents(facts, outcome.model))
+    mention_replaced(folder)
+    return facts
+
+
+@contextmanager
+def on_ranks() -> Iterator[AnyRanks]:
+    """The ranks that torchrun has started, or this process alone.
+
+    An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
+    torchrun ends the others, and might end rank 0 before it has said why.
+    """
+    from noisette.ranks import launched
+
+    with launched() as ranks:
+        try:
+            yield ranks
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if ranks.rank:
+                raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from stop
+            raise
+        except Exception as error:
+            if ranks.rank and ranks.is_known_to_all(error):
+                raise typer.Exit(0) from error
+            raise
+
+
+def _scaled(recipe: Recipe, factor: int, data_dir: Path | None) -> Recipe:
+    """The recipe of a small run that stands for the one by this recipe; the data are read for their declared size."""
+    from noisette.training.loop import scaled_down
+    from noisette.training.records import load_data
+
+    size = load_data(recipe, data_dir, holdout_key=secrets.token_bytes(_KEY_BYTES)).declared_size
+    return scaled_down(recipe, factor, size)
+
+
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths, so that a run can be continued from any folder."""
+    from noisette.data import names
+    from noisette.nn.models.factory import is_folder_of_model
+
+    def whole(path: str | None) -> str | None:
+        return path and str(Path(path).resolve())
+
+    def named(name: str) -> str:
+        return name if name in names() else str(Path(name).resolve())
+
+    def whole_model(name: str) -> str:
+        return str(Path(name).resolve()) if is_folder_of_model(name) else name
+
+    data, model, public = recipe.data, recipe.model, recipe.public
+    return replace(
+        recipe,
+        data=replace(data, name=named(data.name), test=whole(data.test)),
+        model=replace(model, name=whole_model(model.name), weights=whole(model.weights)),
+        public=replace(public, data=public.data and named(public.data)),
+    )
+
+
+def _summarize(facts: Facts, out: Path) -> None:
+    from noisette.training.report import duration, power_of_ten, rows_of_search, rows_of_tests, upward
+
+    privacy = facts.recipe.privacy
+    lines = [
+        *(rows_of_tests(facts) or [("test accuracy", "not measured")]),
+        ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"),
+        ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
+        ("steps", facts.progress),
+        *(rows_of_search(facts.search) if facts.search else []),
+        *([] if facts.seconds is None else [("time", duration(facts.seconds))]),
+        ("report", str(out / "report.html")),
+    ]
+    if (factor := facts.recipe.training.simulates) > 1:
+        lines.insert(2, ("simulation", f"stands for a run {factor} times as large; the epsilon above is its own"))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        typer.echo(f"{name:<{width}}  {value}")

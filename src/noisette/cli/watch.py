@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from noisette.cli.stopping import Stopping
-from noisette.training.report import percent, upward
+from noisette.cli.options import TERMINATED
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
-    from noisette.training.evaluation import Point
-
+    from noisette.training.report.facts import Point
 
 _COMPILER = logging.getLogger("noisette.capture")
+
+
+class Stopping:
+    """Waits for the end of a step where a signal arrives. Use it in a ``with`` block around the run.
+
+    An exception that a signal handler raises anywhere may be lost, where Python runs code that cannot fail. Before the
+    first step there is nothing to wait for, and a second signal does not wait either.
+    """
+
+    def __init__(self) -> None:
+        self._asked: BaseException | None = None
+        self._stepping = False
+
+    def after_step(self) -> None:
+        """End the run here if it was asked to end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed during the step.
+            SystemExit: SIGTERM arrived during the step.
+        """
+        if self._asked:
+            raise self._asked
+        self._stepping = True
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+        if self._asked or not self._stepping:
+            raise error
+        self._asked = error
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, before in self._before.items():
+            if before is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 class _Messages(logging.Handler):
@@ -66,13 +107,14 @@ class Watch:
             KeyboardInterrupt: Ctrl-C was pressed during the step.
             SystemExit: SIGTERM arrived during the step.
         """
+        import torch
+
+        from noisette.training.report.facts import percent, upward
+
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
-        self._progress.update(
-            self._task,
-            total=run.steps,
-            completed=point.step,
-            status=f"epsilon {upward(point.epsilon)}{accuracy}  {_threads()}",
-        )
+        threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
+        status = f"epsilon {upward(point.epsilon)}{accuracy}  {threads} thread{'s' * (threads > 1)}"
+        self._progress.update(self._task, total=run.steps, completed=point.step, status=status)
         self._stopping.after_step()
 
     def _show_message(self, said: str) -> None:
@@ -91,11 +133,3 @@ class Watch:
         self._progress.stop()
         _COMPILER.removeHandler(self._compiler)
         self._stopping.__exit__(kind, error, traceback)
-
-
-def _threads() -> str:
-    """The threads that the steps are computed with, for a model on a processor."""
-    import torch
-
-    number = torch.get_num_threads()
-    return "1 thread" if number == 1 else f"{number} threads"

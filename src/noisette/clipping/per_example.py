@@ -20,8 +20,10 @@ from noisette.capture.step import CapturedSteps
 from noisette.clipping.engines import (
     BookKeeping,
     OneByOneWarning,
+    PerExampleLoop,
     RecordedCall,
     Returned,
+    Vmap,
     clipped_sum_of,
     clipped_sum_one_by_one,
     record_rows,
@@ -115,7 +117,13 @@ class PerExampleClip:
         self.buffers = ModelBuffers(model)
         self._outside = OutsideTensors()
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
-        self._captured = self.schedule and CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
+        # Engines that compute examples one after the other are captured where that is asked for, which says why not.
+        is_due = self.schedule is not None and (
+            self.schedule.at_once or not isinstance(self.engine, PerExampleLoop | Vmap)
+        )
+        self._captured = (
+            CapturedSteps(model, self._clipped_sum, self._outside, self.schedule) if self.schedule and is_due else None
+        )
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised

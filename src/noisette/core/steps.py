@@ -595,11 +595,11 @@ def _state_of_torch(seed: int, short: int) -> Tensor:
     """The state of a generator on the processor with this seed."""
     state = torch.Generator().manual_seed(short).get_state()
     if seed != short:
-        words = state.view(torch.int64)[_WORDS_OF_TORCH]
+        words = state.numpy().view(np.int64)[_WORDS_OF_TORCH]
         if int(words[0]) != short % 2**32:
             raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
         longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
-        words.copy_(torch.from_numpy(np.frombuffer(longer, np.uint32).astype(np.int64)))
+        words[:] = np.frombuffer(longer, np.uint32)
     return state
 
 

@@ -145,10 +145,12 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
     found, expected = [], dict[str, list[str]]()
     for item in error.errors(include_url=False):
         place = next(iter(item["loc"]), "")
-        name = names[place] if isinstance(place, int) else str(place)
+        name = names[place] if isinstance(place, int) and place < len(names) else str(place)
         if item["type"] == "value_error":
             raised = item.get("ctx", {})["error"]
             found += getattr(raised, "problems", [str(raised)])
+        elif item["type"] == "unexpected_positional_argument":
+            found.append(f"expected at most {len(names)} values: {', '.join(names)}")
         elif item["type"] == "unexpected_keyword_argument":
             found.append(unknown_key(name, names))
         elif name not in given:

@@ -276,7 +276,7 @@ def linear_weight(
         return BrainOuter(examples.sequences(dy), examples.sequences(input))
     if weight.dim() == 1:
         return _of_vector(examples, dy, input)
-    if _is_one_row_each(examples, dy):
+    if dy.dim() == 2 and dy.shape[0] == examples.count:  # one position each, as in a multilayer perceptron
         return Outer(dy.unsqueeze(1), input.conj().unsqueeze(1))
     return Outer(examples.sequences(dy), examples.sequences(input.conj()))
 
@@ -293,12 +293,7 @@ AS_COMPUTED[linear_weight] = linear_in_brain_floats
 @rule(F.linear, operand="bias")
 def linear_bias(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor) -> ExampleGradients:
     """G = sum_t dy_t."""
-    return Dense(dy) if _is_one_row_each(examples, dy) else unbroadcast(examples, dy, bias)
-
-
-def _is_one_row_each(examples: Examples, dy: Tensor) -> bool:
-    """Whether dy is (b, o): one position for each example, as in a multilayer perceptron."""
-    return dy.dim() == 2 and dy.shape[0] == examples.count
+    return Dense(dy) if dy.dim() == 2 and dy.shape[0] == examples.count else unbroadcast(examples, dy, bias)
 
 
 @rule(torch.matmul, operand="other")

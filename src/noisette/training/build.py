@@ -1,10 +1,11 @@
-"""The views of a record that a recipe asks for: drawn anew in each step, or of fixed features, computed once."""
+"""The model, the gradient bound, the optimizer and the examples of a recipe."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -51,67 +52,63 @@ from noisette.training.recipe import (
     Recipe,
 )
 
+LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
+Views = Callable[[Tensor], Tensor]
+_EVALUATED_AT_ONCE = 2000
+_INSTANCE_NORMS = {
+    nn.BatchNorm1d: nn.InstanceNorm1d,
+    nn.BatchNorm2d: nn.InstanceNorm2d,
+    nn.BatchNorm3d: nn.InstanceNorm3d,
+}
 
+
+@dataclass(frozen=True)
 class Augmentation:
-    """How the examples of a recipe are augmented.
+    """The views of a record that a recipe asks for.
 
     Args:
         section: the recipe's table.
-        shape: that of an example.
-        fixed: whether the first part of the model is fixed, so that the features of fixed views are computed once.
-
-    Raises:
-        ValueError: the examples are not images, or there is one fixed view only.
+        fixed: whether the first part of the model is fixed: the features of fixed views are then computed once and
+            stored; otherwise views are drawn anew in each step.
     """
 
-    def __init__(self, section: AugmentationSection, shape: Sequence[int], *, fixed: bool) -> None:
+    section: AugmentationSection
+    fixed: bool
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Check that examples of this shape have views, and that a fixed view is not the only one."""
+        section = self.section
         if section != AugmentationSection() and len(shape) != 3:
             raise ValueError(
                 f"augmentation is for images of three axes, and an example has shape {tuple(shape)}; leave it out"
             )
-        if fixed and section.moves and section.views == 1:
+        if self.fixed and section.moves and section.views == 1:
             raise ValueError(
                 "the features of this model are fixed and computed once, for as many fixed views as augmentation.views "
                 "says; ask for 2 or more"
             )
-        self._section, self._fixed = section, fixed
 
     @property
-    def stored(self) -> Callable[[Tensor], Tensor] | None:
+    def stored(self) -> Views | None:
         """Maps training images (n, ...) to the views whose features are stored, (n, views, ...), if there are any."""
-        section = self._section
-        if not (self._fixed and section.moves):
+        section = self.section
+        if not (self.fixed and section.moves):
             return None
         return partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
 
     @property
-    def stored_for_tests(self) -> Callable[[Tensor], Tensor] | None:
+    def stored_for_tests(self) -> Views | None:
         """The same for test images: an image and its mirror image."""
-        if not (self._fixed and self._section.test_flip):
-            return None
-        return partial(fixed_views, views=2, flip=True, shift=0)
+        return partial(fixed_views, views=2, flip=True, shift=0) if self.fixed and self.section.test_flip else None
 
     def losses(self, loss: Loss) -> Loss:
         """The losses of examples of what was stored, averaged over their views; ``loss`` is that of one view."""
-        section = self._section
+        section = self.section
         if not section.moves:
             return loss
-        if self._fixed:
+        if self.fixed:
             return mean_over_stored_views(loss)
         return mean_over_views(loss, MirrorAndShift(flip=section.flip, shift=section.shift), section.views)
-
-    def published(self, model: nn.Module) -> nn.Module:
-        """The model as it is published."""
-        return MirrorAverage(model) if self._section.test_flip else model
-
-    def tested(self, trained: nn.Module, published: nn.Module) -> nn.Module:
-        """What maps the stored test examples to scores, given the trained part of the model and the whole."""
-        if not self._fixed:
-            return published
-        return StoredViewsAverage(trained) if self._section.test_flip else trained
-
-
-_EVALUATED_AT_ONCE = 2000
 
 
 class TrainingSetup:
@@ -145,27 +142,41 @@ class TrainingSetup:
         if self.components is not None:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
-        chosen = _public_examples(recipe, data, public)
+        chosen = public_examples_of(recipe, data, public)
         self.public_weights = sha256_of_first_weights(recipe.model)
         self.public_digest = _public_digest(data, chosen, self.public_weights)
-        if recipe.model.standardised:
-            assert chosen is not None, "a recipe that standardises names its public examples"
-            model = _standardised(model, chosen, data, device)
         self.whitening = whitening
-        if recipe.model.whitened:
-            assert chosen is not None, "a recipe that whitens names its public examples"
-            self.whitening = whitening or _whitening(model, chosen, data, device, recipe.model.whitened)
-            model = models.whitened(_fixed(model, "whitened"), self.whitening.to(device))
+        for setting in ("standardised", "whitened"):
+            if not getattr(recipe.model, setting):
+                continue
+            if not isinstance(model, models.FixedFeatures):
+                raise ValueError(f"the model has no fixed features; leave {setting} out")
+            assert chosen is not None, "a recipe with this setting names its public examples"
+            refuse_overlap([chosen], [torch.as_tensor(data.train.inputs)])
+            if setting == "standardised":
+                model = models.standardised(model, features_of(chosen, model.features, device))
+            else:
+                self.whitening = whitening or Whitening.of_public(
+                    features_of(chosen, model.features, device), recipe.model.whitened
+                )
+                model = models.whitened(model, self.whitening.to(device))
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.target = data.target
-        augmentation = Augmentation(recipe.augmentation, data.train.inputs.shape[1:], fixed=fixed is not None)
+        augmentation = Augmentation(recipe.augmentation, fixed is not None)
+        augmentation.check(data.train.inputs.shape[1:])
         self.examples = Examples(data.train, fixed, device, augmentation.stored)
         # What the model takes for one example, or for each of its views.
         self.inputs = (
             self.examples.tensors[0] if augmentation.stored is None else self.examples.tensors[0].flatten(0, 1)
         )
-        self.users = _users(recipe, data)
-        self.sampling = _sampling(recipe)
+        self.users = None
+        if recipe.data.users is not None:
+            assert recipe.data.records_per_user is not None, "the recipe is checked"
+            if data.train.users is None:
+                raise ValueError(f"the records of {data.name} have no users, for which the recipe asks for a guarantee")
+            self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
+        numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
+        self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
         self.test = Examples(data.test, fixed, device, augmentation.stored_for_tests).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
@@ -179,8 +190,12 @@ class TrainingSetup:
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
         learned = self.averaged.model if self.averaged else trained
-        self.published = augmentation.published(models.FixedFeatures(fixed, learned) if fixed else learned)
-        self.tested = augmentation.tested(learned, self.published)
+        whole, mirrored = models.FixedFeatures(fixed, learned) if fixed else learned, recipe.augmentation.test_flip
+        self.published = MirrorAverage(whole) if mirrored else whole
+        # What maps the stored test examples to scores.
+        self.tested = self.published
+        if fixed is not None:
+            self.tested = StoredViewsAverage(learned) if mirrored else learned
 
 
 def sha256_of_first_weights(model: ModelSection) -> str:
@@ -197,28 +212,6 @@ def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) ->
     for array in given:
         digest.update(array.tobytes())
     return digest.hexdigest() if given or public_weights else ""
-
-
-def _users(recipe: Recipe, data: DataSet) -> Users | None:
-    """Whose the records are, for a guarantee for users.
-
-    Raises:
-        ValueError: the data do not have the users that the recipe names.
-    """
-    section = recipe.data
-    if section.users is None:
-        return None
-    assert section.records_per_user is not None, "the recipe is checked"
-    if data.train.users is None:
-        raise ValueError(f"the records of {data.name} have no users, for which the recipe asks for a guarantee")
-    return Users(data.train.users, section.records_per_user, section.public_users)
-
-
-def _sampling(recipe: Recipe) -> Sampling:
-    """How the batches of the recipe are drawn."""
-    training = recipe.training
-    numbers = [number for number in (training.largest_batch, training.bands) if number is not None]  # one at most
-    return BATCHES[training.batches].resolve()(*numbers)
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -259,7 +252,7 @@ def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks
     return torch.as_tensor(found.components_)
 
 
-def _public_examples(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
+def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
     """The public examples of a recipe, which fit the records; ``None`` if it has none."""
     section = recipe.public
     if section.data is None:
@@ -286,33 +279,6 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
     return torch.as_tensor(inputs[np.random.default_rng(seed).permutation(len(inputs))[:examples]])
 
 
-def _standardised(model: nn.Module, public: Tensor, data: DataSet, device: torch.device) -> models.FixedFeatures:
-    """The model with its fixed features standardised by those of public examples."""
-    fixed = _fixed(model, "standardised")
-    refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
-    return models.standardised(fixed, features_of(public, fixed.features, device))
-
-
-def _whitening(model: nn.Module, public: Tensor, data: DataSet, device: torch.device, components: int) -> Whitening:
-    """What whitens the fixed features of the model, from those of public examples."""
-    fixed = _fixed(model, "whitened")
-    refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
-    return Whitening.of_public(features_of(public, fixed.features, device), components)
-
-
-def _fixed(model: nn.Module, setting: str) -> models.FixedFeatures:
-    if not isinstance(model, models.FixedFeatures):
-        raise ValueError(f"the model has no fixed features; leave {setting} out")
-    return model
-
-
-_INSTANCE_NORMS = {
-    nn.BatchNorm1d: nn.InstanceNorm1d,
-    nn.BatchNorm2d: nn.InstanceNorm2d,
-    nn.BatchNorm3d: nn.InstanceNorm3d,
-}
-
-
 def replace_batch_norm(
     model: nn.Module, name: str, public: Tensor | Sequence[Tensor] | None = None, private: Tensor | None = None
 ) -> None:
@@ -334,20 +300,10 @@ def replace_batch_norm(
     convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
 
 
-LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-
-
 def _bound(
     model: nn.Module, recipe: Recipe, shape: Sequence[int], data: DataSet
 ) -> tuple[LossOfScores, GradientBound, float | None]:
-    """The loss, the bound, and the noise multiplier of a whole step if the recipe gives one.
-
-    Args:
-        model: what is trained.
-        recipe: the settings.
-        shape: that of one input of the model.
-        data: the records, of which only classes and target are used.
-    """
+    """The loss, the bound, and the noise multiplier of a whole step if it is given, for inputs of this shape."""
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
         if any(is_constrained(part) for part in model.modules()):

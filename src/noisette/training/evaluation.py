@@ -17,6 +17,7 @@ from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import FixedFeatures
 from noisette.run.private import PrivateRun
 from noisette.training.recipe import Recipe
+from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _AT_ONCE = 100
 
@@ -59,53 +60,6 @@ def features_of(
     for place, part in pairs:
         place.copy_(of(part))
     return features
-
-
-@dataclass(frozen=True)
-class ClassFigures:
-    """Predicted classes of the test examples.
-
-    accuracy: the share that is right.
-    base_rate: the share of the most frequent class, which is the accuracy of always predicting it.
-    macro_accuracy: the mean over the classes of the share that is right in each.
-    auc: the area under the curve of true against false positive rates; of more than two classes the mean over each
-        against the others. ``None`` if the test examples are all of one class.
-    confusion: for each class, how many of its examples were predicted as each class.
-    """
-
-    accuracy: float
-    base_rate: float
-    macro_accuracy: float
-    auc: float | None
-    confusion: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class NumberFigures:
-    """Predicted numbers of the test examples, in the unit of the target.
-
-    rmse, mae: the root of the mean squared error, and the mean absolute error.
-    base_rmse, base_mae: those of the best constant, which are the mean and the median of the test examples.
-    """
-
-    rmse: float
-    mae: float
-    base_rmse: float
-    base_mae: float
-    unit: str
-
-
-@dataclass(frozen=True)
-class Point:
-    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any.
-
-    ``step`` counts the steps that epsilon covers, whether they moved the weights or were lost when a process crashed.
-    """
-
-    step: int
-    epsilon: float
-    test_accuracy: float | None
-    test_rmse: float | None = None  # of a predicted number instead, in its unit
 
 
 @dataclass
@@ -161,7 +115,8 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     auc = None
     if len(present) > 1 and np.isfinite(scores).all():
         chosen = present if classes > 2 else [1]
-        shares = _softmax(scores)
+        powers = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
+        shares = powers / powers.sum(1, keepdims=True)
         auc = float(np.mean([roc_auc_score(targets == k, shares[:, k]) for k in chosen]))
     return ClassFigures(
         accuracy=float(right.sum() / sizes.sum()),
@@ -192,11 +147,6 @@ def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target)
 
 def _root_mean_square(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
-
-
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
-    return powers / powers.sum(1, keepdims=True)
 
 
 _PLACES = 41

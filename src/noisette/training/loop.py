@@ -1,4 +1,4 @@
-"""The learning rate of a recipe that gives none."""
+"""Training by a recipe: the length and the cost of its run, the loop, and a small run that stands for a large one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import Ledger
+from noisette import errors as checks
+from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
+from noisette.accounting.calibrate import SEE_PLAN, schedule
+from noisette.accounting.filters import RenyiOdometer, accountant_beside
+from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
@@ -21,25 +25,72 @@ from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.agreement import ledger_on_ranks
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.cost import costs, start_run
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import (
-    ClassFigures,
-    NumberFigures,
-    Outcome,
-    Point,
-    Watch,
-    certified_curve,
-    class_figures,
-    number_figures,
-    outputs,
-)
+from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 from noisette.training.threads import choose_threads
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
+_ROOM = 1.001  # of the budget of a small run above its price, which the run computes again
+
+
+def start_run(
+    recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks, declaration: str
+) -> PrivateRun:
+    """The private run of a recipe on data of this declared size, before its first step.
+
+    It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
+    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds of
+    the same declaration was fixed together with the run.
+    """
+    privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
+    accountant = ACCOUNTANTS[privacy.accountant]
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    if noise is not None and recipe.data.users is None and training.batches == "poisson":
+        affordable = steps_for(
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sampling_rate=sampling_rate,
+            noise_multiplier=noise,
+            accountant=accountant_beside(
+                ledger.declarations,
+                accountant,
+                declaration=declaration,
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
+            ),
+            prior_events=ledger.events,
+        )
+        if affordable == 0:
+            raise ValueError(
+                f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not allow one step of rate "
+                f"{sampling_rate:.4g} with noise_multiplier={noise:.4g}"
+                + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
+                + f"; raise epsilon or noise_multiplier: {SEE_PLAN}"
+            )
+        steps = min(steps, affordable)
+    return privatize(
+        setup.bound,
+        setup.optimizer,
+        setup.examples,
+        expected_batch_size=training.batch_size,
+        public_size=size,
+        steps=steps,
+        epsilon=privacy.epsilon,
+        noise_multiplier=noise,
+        delta=privacy.delta,
+        accountant=accountant,
+        allow_large_delta=privacy.allow_large_delta,
+        ledger=ledger,
+        sampling=setup.sampling,
+        users=setup.users,
+        ranks=ranks,
+        declaration=declaration,
+    )
 
 
 def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
@@ -64,6 +115,19 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     return replace(recipe, training=replace(training, lr=rate))
 
 
+def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
+    """Epsilon spent after each of these steps; never more than the budget, which holds for the whole run."""
+    accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
+    epsilons = epsilon_curve(
+        run.event,
+        checkpoints=steps,
+        delta=recipe.privacy.delta,
+        accountant=RenyiOdometer() if run.is_beside_others else accountant,
+        prior_events=run.terms.beside(run.ledger),
+    )
+    return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
+
+
 def train(
     recipe: Recipe,
     data: DataSet,
@@ -83,7 +147,7 @@ def train(
 
     Args:
         recipe: the settings.
-        data: what :func:`noisette.data.load` gave for the recipe's data section.
+        data: the records that it names.
         public: the data set that the recipe's public examples come from, if it has any.
         ledger_path: file the ledger is written to; in memory if ``None``.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
@@ -127,15 +191,9 @@ def resume(
     checkpoint: Path,
     ranks: AnyRanks | None = None,
 ) -> Outcome:
-    """Continue a run that :func:`train` saved, for the steps that are left, and save it in the same place.
+    """Continue a run that :func:`train` saved in the folder ``checkpoint``, for the steps that are left.
 
-    Args:
-        recipe: that of the run.
-        data: that of the run.
-        public: that of the run.
-        on_step: as for :func:`train`.
-        checkpoint: the folder where the run was saved.
-        ranks: as for :func:`noisette.privatize`.
+    Recipe, data and public examples are those of the run; the other arguments are as for :func:`train`.
 
     Guarantee: that of :func:`train`, for everything that all processes of the run released together.
 
@@ -180,16 +238,7 @@ def resume(
 
 
 class _Training:
-    """The remaining steps of a run.
-
-    Args:
-        setup: the model, its bound and optimizer, and the examples.
-        outcome: the run and its points so far.
-        checkpoint: folder where the run is saved; ``None`` if it is not.
-        start: when the run began, on the clock of ``time.perf_counter``.
-        places: how many points the whole run has.
-        ranks: the processes of the run.
-    """
+    """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     def __init__(
         self,
@@ -200,9 +249,8 @@ class _Training:
         places: int,
         ranks: AnyRanks,
     ) -> None:
-        self._setup, self._outcome, self._checkpoint, self._start = setup, outcome, checkpoint, start
-        self._places = places
-        self._ranks = ranks
+        self._setup, self._outcome, self._checkpoint = setup, outcome, checkpoint
+        self._start, self._places, self._ranks = start, places, ranks
         self._taken_before = outcome.run.steps_taken
         self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
 
@@ -318,3 +366,67 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int 
     with in_evaluation(model):
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     return right / len(targets)
+
+
+def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
+    """The recipe of a run with 1 / ``factor`` of the computation that trains about as the given one does.
+
+    Batch, passes and noise multiplier are divided by the factor, so that the number of steps, and the noise on the mean
+    gradient of a batch, stay the same; only the sampling error of a batch grows. Use it to choose settings such as
+    learning rate, clipping norm or model; then train by the recipe itself.
+
+    Args:
+        recipe: that of the large run.
+        factor: by how much the run becomes smaller, at least 2; a divisor of the batch size.
+        size: the declared number of training records.
+
+    Returns:
+        A recipe whose budget ``epsilon`` is what the small run itself costs, which is **larger** than that of the large
+        one, often by far: each record has less noise to hide in. A run by it charges and reports that epsilon.
+
+    Guarantee: none is inherited. What is chosen by looking at small runs on private records costs the epsilon of each;
+    choose on public records of the same kind where that is too much.
+    Source: Sander, Stock & Sablayrolles 2023, "TAN without a burn: scaling laws of DP-SGD", section 4.
+
+    Raises:
+        ValueError: the factor does not divide the batch size, or the recipe has other batches than Poisson batches of
+            records, a projection, clipping by layer, or is that of a small run already.
+    """
+    checks.count(factor=factor, size=size)
+    training, privacy, problems = recipe.training, recipe.privacy, []
+    if factor < 2 or training.batch_size % factor:
+        problems.append(f"the factor must be 2 or more and divide batch_size={training.batch_size}, got {factor}")
+    if training.simulates > 1:
+        problems.append(f"the recipe simulates another one already, {training.simulates} times as large")
+    if training.batches != "poisson" or recipe.data.users is not None:
+        problems.append("only Poisson batches of records are simulated")
+    if recipe.projection.components:
+        problems.append("private principal components are not made smaller; leave the projection out")
+    rule = CLIPPING_RULES[privacy.clipping].resolve()(1.0)
+    if not recipe.lipschitz.used and len(list(rule.groups(["a.weight", "b.weight"]))) > 1:
+        problems.append(f"clipping = {privacy.clipping!r} has several norms; use one")
+    if problems:
+        raise ValueError("this recipe cannot be simulated at a smaller scale:\n  " + "\n  ".join(problems))
+    accountant = ACCOUNTANTS[privacy.accountant]
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    noise = privacy.noise_multiplier or noise_multiplier_for(
+        epsilon=privacy.epsilon, delta=privacy.delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
+    )
+    price = epsilon_for(
+        delta=privacy.delta,
+        sampling_rate=sampling_rate / factor,
+        noise_multiplier=noise / factor,
+        steps=steps,
+        accountant=accountant,
+    )
+    return replace(
+        recipe,
+        privacy=replace(privacy, epsilon=price * _ROOM, noise_multiplier=noise / factor),
+        training=replace(
+            training,
+            batch_size=training.batch_size // factor,
+            epochs=training.epochs / factor,
+            lr_epochs=training.lr_epochs / factor,
+            simulates=factor,
+        ),
+    )

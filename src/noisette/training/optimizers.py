@@ -55,8 +55,7 @@ class AdamBC(Optimizer):
     ) -> None:
         first, second = betas
         checks.all_of(
-            lambda: checks.positive(lr=lr, floor=floor),
-            lambda: checks.below_one(first_beta=first, second_beta=second),
+            lambda: checks.positive(lr=lr, floor=floor), lambda: checks.below_one(first_beta=first, second_beta=second)
         )
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
         self._deviations: dict[int, float] = {}

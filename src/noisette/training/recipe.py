@@ -83,23 +83,11 @@ def accountant_names() -> list[str]:
 # Domains of the fields
 
 
-def _each(check: Callable[[Any], object]) -> pydantic.AfterValidator:
-    """A check of every value but ``None``."""
-
-    def checked(value: Any) -> Any:
-        if value is not None:
-            check(value)
-        return value
-
-    return pydantic.AfterValidator(checked)
-
-
 def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
-    """A check of noisette.errors, which gets the name of the field with its value."""
+    """A check of an argument, which gets the name of the field with its value."""
 
     def checked(value: Any, about: pydantic.ValidationInfo) -> Any:
-        if value is not None:
-            check(**{str(about.field_name): value})
+        check(**{str(about.field_name): value})
         return value
 
     return pydantic.AfterValidator(checked)
@@ -116,13 +104,6 @@ def _one_of(names: Callable[[], Collection[str]]) -> pydantic.AfterValidator:
     return _named(check)
 
 
-def _tuples(value: Any) -> Any:
-    """Lists of TOML and JSON, and lists in tables, as tuples."""
-    if isinstance(value, dict):
-        return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _check_rate(**given: float) -> None:
     checks.positive(**given)
     [(name, rate)] = given.items()
@@ -135,20 +116,23 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
 
 
-def _check_size(size: tuple[int, int]) -> None:
-    checks.count(width=size[0])
-    checks.count(height=size[1])
-
-
-def _check_deviations(deviations: tuple[float, ...]) -> None:
-    for value in deviations:
-        checks.positive(deviation=value)
+def _check_columns(columns: Mapping[str, Mapping[str, Any]]) -> None:
+    Columns.of(columns)
 
 
 _LARGEST_RATE = 1_000_000
-_LISTS = pydantic.BeforeValidator(_tuples)
-_COUNT, _POSITIVE, _RATE = _named(checks.count), _named(checks.positive), _named(_check_rate)
-_OPEN_FRACTION, _BELOW_ONE = _named(checks.open_fraction), _named(checks.below_one)
+_Count = Annotated[int, _named(checks.count)]
+_Whole = Annotated[int, _named(checks.whole)]
+_Positive = Annotated[float, _named(checks.positive)]
+_Rate = Annotated[float, _named(_check_rate)]
+_Fraction = Annotated[float, _named(checks.open_fraction)]
+_BelowOne = Annotated[float, _named(checks.below_one)]
+_LIST = pydantic.Strict(False)  # a list of TOML or JSON becomes a tuple
+_Texts = Annotated[tuple[str, ...], _LIST]
+_Numbers = Annotated[tuple[float, ...], _LIST]
+_Deviations = Annotated[tuple[Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)], ...], _LIST]
+_Bounds = Annotated[tuple[float, float], _LIST]
+_Size = Annotated[tuple[pydantic.PositiveInt, pydantic.PositiveInt], _LIST]
 
 # The tables of a recipe
 
@@ -158,40 +142,28 @@ class DataSection:
     """The records; all fields but the name declare what is public about files of the user's own."""
 
     name: str = "digits"
-    classes: Annotated[int | tuple[str, ...] | None, _LISTS] = None
+    classes: int | _Texts | None = None
     size: int | None = None
     label: str = "label"
     test: str | None = None
-    ranges: Annotated[Mapping[str, tuple[float, float]], _LISTS] = field(default_factory=dict)
-    categories: Annotated[Mapping[str, tuple[str, ...]], _LISTS] = field(default_factory=dict)
+    ranges: Mapping[str, _Bounds] = field(default_factory=dict)
+    categories: Mapping[str, _Texts] = field(default_factory=dict)
     users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
-    records_per_user: Annotated[int | None, _COUNT] = None  # the most records of one user that are used
-    public_users: Annotated[int | None, _COUNT] = None  # the number of users, where it is public
-    columns: Annotated[Mapping[str, Mapping[str, Any]], _each(Columns.of)] = field(default_factory=dict)
-    target: Annotated[tuple[float, float] | None, _LISTS] = (
-        None  # the bounds of the number in the label column, for regression
-    )
+    records_per_user: _Count | None = None  # the most records of one user that are used
+    public_users: _Count | None = None  # the number of users, where it is public
+    columns: Annotated[Mapping[str, Mapping[str, Any]], _named(_check_columns)] = field(default_factory=dict)
+    target: _Bounds | None = None  # the bounds of the number in the label column, for regression
     unit: str = ""  # that of the target
     text: str | None = None  # the CSV column of a text, which is the only input
-    tokens: Annotated[int, _COUNT] = 64  # how many words of a text are used
-    words: Annotated[int, _COUNT] = (
-        4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
-    )
+    tokens: _Count = 64  # how many words of a text are used
+    words: _Count = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
     decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
     skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
-    image_size: Annotated[tuple[int, int] | None, _LISTS, _each(_check_size)] = (
-        None  # width and height that images of a folder are scaled and cut to
-    )
+    image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour
-    mean: Annotated[
-        tuple[float, ...], _LISTS
-    ] = ()  # known means of the channels, subtracted in front of the model; one is for all
-    deviation: Annotated[
-        tuple[float, ...], _LISTS, _each(_check_deviations)
-    ] = ()  # known deviations, by which they are divided; never computed from the records
-    holdout: Annotated[float | None, _OPEN_FRACTION] = (
-        None  # the share of the records that is drawn at random to test with
-    )
+    mean: _Numbers = ()  # known means of the channels, subtracted in front of the model; one is for all
+    deviation: _Deviations = ()  # known deviations, by which they are divided; never computed from the records
+    holdout: _Fraction | None = None  # the share of the records that is drawn at random to test with
 
 
 @declared
@@ -200,15 +172,13 @@ class ModelSection:
 
     name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
     weights: str | None = None  # a safetensors file of weights that were trained on public records
-    frozen: Annotated[tuple[str, ...], _LISTS] = ("features",)  # modules that keep these weights
-    batch_norm: Annotated[str | None, _one_of(lambda: BATCH_NORMS)] = (
-        None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
-    )
+    frozen: _Texts = ("features",)  # modules that keep these weights
+    # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
+    batch_norm: Annotated[str, _one_of(lambda: BATCH_NORMS)] | None = None
     weight_standardised: bool = False  # whether the trained convolutions have standardised weights
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
-    whitened: Annotated[int, _named(checks.whole)] = (
-        0  # how many principal components of public examples take the place of fixed features; 0 for none
-    )
+    # how many principal components of public examples take the place of fixed features; 0 for none
+    whitened: _Whole = 0
 
 
 @declared
@@ -216,25 +186,21 @@ class PublicSection:
     """The public examples that give norms or features their statistics. They have no privacy guarantee."""
 
     data: str | None = None  # a built-in set, a folder of images or an .npz: other examples than those trained on
-    examples: Annotated[int, _COUNT] = 128  # how many of its training examples are taken
-    seed: Annotated[int, _named(checks.whole)] = 0  # which ones
-    classes: Annotated[int | tuple[str, ...] | None, _LISTS] = (
-        None  # those of files of your own, which are read with their labels
-    )
+    examples: _Count = 128  # how many of its training examples are taken
+    seed: _Whole = 0  # which ones
+    classes: int | _Texts | None = None  # those of files of your own, which are read with their labels
 
 
 @declared
 class PrivacySection:
     """The privacy budget of all that is learned from the records, and how the gradient of one example is clipped."""
 
-    epsilon: Annotated[float, _POSITIVE] = 3.0
-    delta: Annotated[float, _OPEN_FRACTION] = 1e-5
-    noise_multiplier: Annotated[float | None, _POSITIVE] = (
-        None  # calibrated to the budget if left out; given, the budget limits the steps
-    )
-    max_grad_norm: Annotated[float, _POSITIVE] = (
-        1.0  # the clipping norm: of each layer with per-layer clipping, the first with adaptive
-    )
+    epsilon: _Positive = 3.0
+    delta: _Fraction = 1e-5
+    # calibrated to the budget if left out; given, the budget limits the steps
+    noise_multiplier: _Positive | None = None
+    # the clipping norm: of each layer with per-layer clipping, the first with adaptive
+    max_grad_norm: _Positive = 1.0
     clipping: Annotated[str, _one_of(lambda: CLIPPING_RULES)] = "flat"
     engine: Annotated[str, _one_of(lambda: ENGINES)] = "book-keeping"
     accountant: Annotated[str, _one_of(accountant_names)] = "pld"
@@ -245,12 +211,9 @@ class PrivacySection:
 class LipschitzSection:
     """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
 
-    tau: Annotated[float | None, _POSITIVE] = (
-        None  # the loss is that of the scores times tau, divided by tau; must be given
-    )
-    logit_clip: Annotated[float, _named(checks.not_negative)] = (
-        0.0  # bound on an example's gradient at the scores; 0 leaves that of the loss
-    )
+    tau: _Positive | None = None  # the loss is that of the scores times tau, divided by tau; must be given
+    # bound on an example's gradient at the scores; 0 leaves that of the loss
+    logit_clip: Annotated[float, _named(checks.not_negative)] = 0.0
     allocation: Annotated[str, _one_of(lambda: ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
 
     @property
@@ -282,11 +245,9 @@ class AugmentationSection:
     each step, see :class:`noisette.nn.MirrorAndShift`.
     """
 
-    views: Annotated[int, _COUNT] = 1  # how many
+    views: _Count = 1  # how many
     flip: bool = False  # whether some are mirrored, left to right
-    shift: Annotated[int, _named(checks.whole)] = (
-        0  # the most pixels by which they are shifted along each axis; of fixed views just that many
-    )
+    shift: _Whole = 0  # the most pixels by which they are shifted along each axis; of fixed views just that many
     test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
 
     @property
@@ -299,34 +260,28 @@ class AugmentationSection:
 class TrainingSection:
     """How the noised gradients are used. All of it is post-processing, except the number and size of the batches."""
 
-    epochs: Annotated[float, _POSITIVE] = 40.0
-    batch_size: Annotated[int, _COUNT] = 1024  # expected
-    lr: Annotated[float | None, _RATE] = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
+    epochs: _Positive = 40.0
+    batch_size: _Count = 1024  # expected
+    lr: _Rate | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
     optimizer: Annotated[str, _one_of(lambda: OPTIMIZERS)] = "sgd"
-    momentum: Annotated[float, _BELOW_ONE] = 0.0  # of SGD
+    momentum: _BelowOne = 0.0  # of SGD
     # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
-    floor: Annotated[float | None, _POSITIVE] = None
+    floor: _Positive | None = None
     cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
     # instead of the cosine: the learning rate changes linearly to this one and stays there
-    lr_end: Annotated[float | None, _RATE] = None
-    lr_epochs: Annotated[float, _POSITIVE] = 10.0  # the number of epochs that this takes
-    warmup: Annotated[float, _BELOW_ONE] = 0.0  # the share of the steps over which the learning rate rises from zero
-    averaging: Annotated[float, _BELOW_ONE] = (
-        0.0  # decay of the exponential average of the weights; 0 keeps the last weights
-    )
-    # instead: the share of the steps, the last ones, whose weights are averaged evenly
-    average_last: Annotated[float, _BELOW_ONE] = 0.0
-    seed: Annotated[int, _each(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
-    microbatch_size: Annotated[int, _COUNT] = 1024  # examples in memory at once, of which each view of a record is one
+    lr_end: _Rate | None = None
+    lr_epochs: _Positive = 10.0  # the number of epochs that this takes
+    warmup: _BelowOne = 0.0  # the share of the steps over which the learning rate rises from zero
+    averaging: _BelowOne = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
+    average_last: _BelowOne = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
+    seed: Annotated[int, _named(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
+    microbatch_size: _Count = 1024  # examples in memory at once, of which each view of a record is one
     # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
     compile: Annotated[str, _one_of(lambda: COMPILE)] = "auto"
     batches: Annotated[str, _one_of(lambda: BATCHES)] = "poisson"  # how they are drawn
-    # set by --simulate: how many times as large the run is that this one stands for
-    simulates: Annotated[int, _COUNT] = 1
-    largest_batch: Annotated[int | None, _COUNT] = None  # of truncated batches: the most examples of a batch
-    bands: Annotated[int | None, _COUNT] = (
-        None  # of cyclic batches: the groups, and the steps over which noise is correlated
-    )
+    simulates: _Count = 1  # set by --simulate: how many times as large the run is that this one stands for
+    largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
+    bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The data sets that a recipe names, with what it declares about them."""
+"""The model of a finished run, with what it was told about its inputs: it prepares new ones and predicts them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,79 +11,23 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from noisette import data as data_sets
-from noisette.data import DataError, DataSet, Declaration, Split, tables
+from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
-from noisette.data.columns import Columns
-from noisette.data.dataset import Target, hold_out
 from noisette.data.declaration import ImageForm
 from noisette.data.own_files import unlabelled
-from noisette.data.words import Numbering, VectorNumbering
-from noisette.nn import MirrorAverage, models
+from noisette.data.words import VectorNumbering
+from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
-from noisette.training.build import model_of, replace_batch_norm
+from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
 from noisette.training.recipe import NEED_PUBLIC, Recipe
-
-
-def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
-    """The records of a recipe, as it declares them.
-
-    Args:
-        recipe: names the data set and the part to hold out.
-        data_dir: where built-in sets are looked for.
-        holdout_key: secret and random; it decides which records are held out. Without it none are.
-
-    Raises:
-        DataError: the records are not as declared.
-    """
-    section = recipe.data
-    data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
-    return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)
-
-
-def declaration_of(recipe: Recipe) -> Declaration:
-    """What a recipe declares about its records.
-
-    Raises:
-        DataError: it contradicts itself.
-    """
-    section, model = recipe.data, recipe.model.name
-    return Declaration(
-        classes=section.classes,
-        size=section.size,
-        label=section.label,
-        test=Path(section.test) if section.test else None,
-        ranges=section.ranges,
-        categories=section.categories,
-        users=section.users,
-        columns=Columns.of(section.columns) if section.columns else None,
-        target=None if section.target is None else Target(*section.target, section.unit),
-        text=section.text,
-        numbering=Numbering(section.tokens, section.words, Path(model) if is_folder_of_model(model) else None),
-        decimal=section.decimal,
-        skip_unlabelled=section.skip_unlabelled,
-        images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
-    )
-
-
-def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
-    """The data set of the recipe's public examples, if it has any.
-
-    Raises:
-        DataError: they cannot be read.
-    """
-    section = recipe.public
-    if section.data is None:
-        return None
-    own = section.data not in data_sets.names()
-    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
-    return data_sets.load(section.data, data_dir=data_dir, declaration=declaration)
-
+from noisette.training.records import declaration_of, load_public
 
 _AT_ONCE = 2000
+# Norms whose statistics are constants are loaded as batch norms; the others of these need the public examples again.
+_LOADED_AS_BATCH_NORM = ("public", "frozen")
 
 
 @dataclass(frozen=True)
@@ -105,13 +49,17 @@ class SavedModel:
     vectors: np.ndarray | None = None
 
     @classmethod
-    def of_run(cls, folder: Path, pretrained: Path | None = None, text: str | None = None) -> SavedModel:
+    def of_run(
+        cls, folder: Path, pretrained: Path | None = None, text: str | None = None, public: Path | None = None
+    ) -> SavedModel:
         """The model in a run folder.
 
         Args:
             folder: as ``noisette train`` writes it.
             pretrained: the folder of Hugging Face that the run began with, whose tokenizer is needed.
             text: the column of the text in new rows, if it is not the one of the run.
+            public: the file of the public examples, where its norm joins them to each input and they are no built-in
+                set.
 
         Raises:
             ValueError: it is no run folder, its files do not fit each other, or its model cannot be built from it.
@@ -126,12 +74,18 @@ class SavedModel:
             recipe = replace(recipe, model=replace(recipe.model, name=str(pretrained)))
         if text is not None:
             recipe = replace(recipe, data=replace(recipe.data, text=text))
-        _check_can_be_built(recipe)
+        if public is not None:
+            recipe = replace(recipe, public=replace(recipe.public, data=str(public)))
+        name = recipe.model.name
+        if name not in models.names() and ":" not in name and not is_folder_of_model(name):
+            raise ValueError(
+                f"the run began with the model in a folder {Path(name).name!r}; give this folder with --model"
+            )
         declared = declaration_of(recipe)
-        inputs = np.zeros((1, *shape), np.int64 if vectors or words else np.float32)
+        inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
             run["data"],
-            Split(inputs, np.zeros(1, np.float32 if declared.target else np.int64)),
+            Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64)),
             None,
             classes=run["classes"],
             declared_size=run["declared_size"],
@@ -139,15 +93,9 @@ class SavedModel:
             words=words,
             target=declared.target,
         )
-        model = model_of(replace(recipe, model=replace(recipe.model, weights=None)), data)
-        if recipe.model.batch_norm is not None:
-            replace_batch_norm(
-                model.head if isinstance(model, models.FixedFeatures) else model, recipe.model.batch_norm
-            )
-        if recipe.augmentation.test_flip:
-            model = MirrorAverage(model)
         try:
-            model.load_state_dict(load_file(folder / "model.safetensors"))
+            weights = load_file(folder / "model.safetensors")
+            model = _built(recipe, data, weights)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
         table_of_words = model.get_submodule("features").get_parameter("weight").numpy() if vectors else None
@@ -219,19 +167,29 @@ def _numbering(vectors: np.ndarray, tokens: int) -> VectorNumbering:
     return numbering
 
 
-def _check_can_be_built(recipe: Recipe) -> None:
-    """Check that run.json and the weights are all that the model needs.
-
-    Raises:
-        ValueError: they are not.
-    """
-    model = recipe.model
-    from_public = model.batch_norm in NEED_PUBLIC or model.standardised or model.whitened
-    if from_public or recipe.projection.components or recipe.lipschitz.used:
-        raise ValueError(
-            "this model has parts that were made from other data than its weights; load it as report.html shows"
-        )
-    if model.name not in models.names() and ":" not in model.name and not is_folder_of_model(model.name):
-        raise ValueError(
-            f"the run began with the model in a folder {Path(model.name).name!r}; give this folder with --model"
-        )
+def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The model of a recipe with these weights; ``data`` are two made-up records."""
+    section, norm = recipe.model, recipe.model.batch_norm
+    model = model_of(replace(recipe, model=replace(section, weights=None)), data)
+    if section.standardised or section.whitened:
+        assert isinstance(model, models.FixedFeatures), "the run has trained it"
+        features = model.features(torch.as_tensor(data.train.inputs))
+        # The constants are among the weights.
+        if section.standardised:
+            model = models.standardised(model, features)
+        else:
+            numbers = features[0].numel()
+            whitening = Whitening(torch.zeros(numbers), torch.zeros(section.whitened, numbers))
+            model = models.whitened(model, whitening)
+    trained = model.head if isinstance(model, models.FixedFeatures) else model
+    if norm is not None and norm not in NEED_PUBLIC:
+        replace_batch_norm(trained, norm)
+    whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
+    whole.load_state_dict(weights)
+    if norm in NEED_PUBLIC and norm not in _LOADED_AS_BATCH_NORM:
+        chosen = public_examples_of(recipe, data, load_public(recipe, None))
+        assert chosen is not None, "a recipe with such a norm names its public examples"
+        with torch.no_grad():
+            given = model.features(chosen) if isinstance(model, models.FixedFeatures) else chosen
+            replace_batch_norm(trained, norm, given)
+    return whole

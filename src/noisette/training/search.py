@@ -1,11 +1,11 @@
-"""How the runs of a search are compared: on public test examples exactly, or on records held out with noise."""
+"""A search over settings: draw them, run, score, and select the best run by repeat-and-select."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,14 @@ from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, Repeat
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
-from noisette.accounting.repeated_runs import SHAPES, SearchComparison, SearchPlan, compare_search, least_noise_search
+from noisette.accounting.events import facts_of as event_facts
+from noisette.accounting.repeated_runs import (
+    SHAPES,
+    NumberOfRuns,
+    SearchPlan,
+    compare_search,
+    least_noise_search,
+)
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
@@ -28,16 +35,24 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import ClassFigures, Outcome, Point
+from noisette.training.evaluation import Outcome
 from noisette.training.loop import train
 from noisette.training.recipe import Recipe
-from noisette.training.search_space import SearchSpace
+from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFacts, facts_of, power_of_ten, upward
+from noisette.training.report.statement import advice
+from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
 PART = "right answers"
 """Name of the release of a noisy score in the ledger."""
 
 _KEY_BYTES = 32
 _SHARE_OF_EPSILON = 0.1  # what the score of one run costs by itself, unless its noise is given
+_RECORDS = 64  # made up for the rehearsal
+_REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
+_MOST_WITHOUT_A_RUN = 1e-3
+
+OnStep = Callable[[int, PrivateRun], None]
+"""Called after each step with the number of the run, from 1 on, and the run."""
 
 
 class Score(Protocol):
@@ -66,11 +81,7 @@ class PublicScore:
         return {}
 
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
-        """The data set as it is.
-
-        Raises:
-            ValueError: it has no test examples.
-        """
+        """The data set as it is; a ``ValueError`` where it has no test examples."""
         if data.test is None:
             raise ValueError(
                 f"{data.name} has no test examples, on which --score-on public-set compares the runs; name a public "
@@ -126,11 +137,7 @@ class HeldOutScore:
         return {Gaussian(self.noise_multiplier, parts=((PART, 1.0),)): 1}
 
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
-        """The data set without the records held out, and these, drawn by a key that is then forgotten.
-
-        Raises:
-            DataError: one of the two parts is empty.
-        """
+        """The data set without the records held out, and these, drawn by a key that is then forgotten."""
         parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
         return replace(parts, test=data.test), parts.test
 
@@ -173,26 +180,17 @@ def _noised(total: float, noise_multiplier: float) -> float:
     return float(noised.grad)
 
 
-_RECORDS = 64
-
-
 @dataclass(frozen=True)
 class Rehearsed:
-    """What every run of a search releases.
-
-    Args:
-        step: the release of a step.
-        others: what a run releases beside its steps.
-        model_bytes: the size of the largest model.
-    """
+    """What every run of a search releases: in a step, and beside its steps; and the size of the largest model."""
 
     step: Event
     others: dict[Event, int]
     model_bytes: int
 
-    def releases(self, steps: int) -> dict[Event, int]:
-        """The releases of a run of so many steps."""
-        return {self.step: steps, **self.others}
+    def __str__(self) -> str:
+        names = [name for name, _ in getattr(self.step, "parts", ())] or ["a gradient"]
+        return " and ".join([f"{' and '.join(names)} in each step", *map(repr, self.others)])
 
 
 def rehearse(
@@ -215,7 +213,13 @@ def rehearse(
     made_up, held = score.split(_made_up(data))
     found: list[Rehearsed] = []
     for recipe in recipes:
-        ledger, one_step = Ledger(dataset=data.name), _OneStep()
+        ledger, stopped = Ledger(dataset=data.name), False
+
+        def one_step(run: PrivateRun, point: Point) -> None:
+            nonlocal stopped
+            stopped = True
+            raise KeyboardInterrupt
+
         outcome = train(
             recipe,
             made_up,
@@ -226,41 +230,21 @@ def rehearse(
             ledger=ledger,
             noise_multiplier=noise_multiplier,
         )
-        if not one_step.is_taken:
+        if not stopped:
             raise KeyboardInterrupt  # it was pressed before
         score.of(outcome, held, ledger)
-        found.append(_released(outcome, ledger))
-    first, *others = found
-    for other in others:
+        step = outcome.run.event
+        others = {event: times for event, times in ledger.events.items() if event != step}
+        size = sum(value.nbytes for value in outcome.model.state_dict().values())
+        found.append(Rehearsed(step, others, size))
+    first = found[0]
+    for other in found:
         if (other.step, other.others) != (first.step, first.others):
             raise ValueError(
-                f"the settings of --over change what a run releases, from {_in_words(first)} to {_in_words(other)}, "
-                "and a search has one price for all its runs; leave out what changes that, such as privacy.clipping"
+                f"the settings of --over change what a run releases, from {first} to {other}, and a search has one "
+                "price for all its runs; leave out what changes that, such as privacy.clipping"
             )
     return replace(first, model_bytes=max(each.model_bytes for each in found))
-
-
-def _released(outcome: Outcome, ledger: Ledger) -> Rehearsed:
-    step = outcome.run.event
-    others = {event: times for event, times in ledger.events.items() if event != step}
-    size = sum(value.nbytes for value in outcome.model.state_dict().values())
-    return Rehearsed(step, others, size)
-
-
-def _in_words(released: Rehearsed) -> str:
-    parts = getattr(released.step, "parts", ())
-    step = f"{' and '.join(name for name, _ in parts)} in each step" if parts else "a gradient in each step"
-    return " and ".join([step, *map(repr, released.others)])
-
-
-class _OneStep:
-    """Ends training after its first step."""
-
-    is_taken = False
-
-    def __call__(self, run: PrivateRun, point: Point) -> None:
-        self.is_taken = True
-        raise KeyboardInterrupt
 
 
 def _made_up(data: DataSet) -> DataSet:
@@ -276,23 +260,9 @@ def _made_up(data: DataSet) -> DataSet:
     return replace(data, train=records, test=records)
 
 
-OnStep = Callable[[int, PrivateRun], None]
-"""Called after each step with the number of the run, from 1 on, and the run."""
-
-_REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
-_MOST_WITHOUT_A_RUN = 1e-3
-_ACCOUNTANT = "rdp"  # searches have a bound on their Rényi divergences alone
-
-
 @dataclass(frozen=True)
 class Found:
-    """The best run of a search.
-
-    Args:
-        recipe: its settings.
-        outcome: its model.
-        score: by which it was the best; with its noise, if there is any.
-    """
+    """The best run of a search: its settings, its model, and its score, with the noise if there is any."""
 
     recipe: Recipe
     outcome: Outcome
@@ -350,7 +320,7 @@ class Search:
         self.recipe = replace(
             recipe,
             data=replace(recipe.data, holdout=None),  # what is held out is the matter of the score
-            privacy=replace(recipe.privacy, accountant=_ACCOUNTANT),
+            privacy=replace(recipe.privacy, accountant=ACCOUNTANT),
             training=replace(recipe.training, compile=compiled),
         )
         self.space, self.score, self.data_name = space, score, data.name
@@ -360,9 +330,8 @@ class Search:
         self._data, self._held = score.split(data)
         self.declared_size = self._data.declared_size
         plan = _plan(self.recipe, self._data, rehearsed, mean, shape)
-        self.event, self.epsilon = plan.event, plan.epsilon
-        self.noise_multiplier = plan.noise_multiplier
-        self.comparison = _compared(plan)
+        self.event, self.epsilon, self.noise_multiplier = plan.event, plan.epsilon, plan.noise_multiplier
+        self.comparison = compare_search(dict(plan.event.run), runs=max(1, round(mean)), delta=plan.delta)
         self.model_bytes = rehearsed.model_bytes
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
@@ -394,11 +363,7 @@ class Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the rehearsal has shown them; repeated, they would count the runs
             return repeat_and_select(
-                ledger,
-                self.event,
-                train_once,
-                score=lambda found: found.score if found else math.nan,
-                fallback=None,
+                ledger, self.event, train_once, score=lambda found: found.score if found else math.nan, fallback=None
             )
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
@@ -417,54 +382,61 @@ class Search:
             raise KeyboardInterrupt  # ends the search, and not the run alone
         return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
 
+    def facts(self, found: Found | None = None) -> SearchFacts:
+        """The search in public numbers, before or after it was made."""
+        number, score = NumberOfRuns.of(self.event), self.score
+        held_out = deviation = None
+        if isinstance(score, HeldOutScore):
+            held_out, deviation = score.share, score.noise_multiplier / score.expected_records(self.declared_size)
+        return SearchFacts(
+            over={name: str(dimension) for name, dimension in self.space.dimensions.items()},
+            settings=self.space.settings_of(found.recipe) if found else {},
+            mean=self.event.mean,
+            shape=f"{self.event.shape:g}",
+            median=number.quantile(0.5),
+            at_most=number.quantile(0.9),
+            none=number.probability(0),
+            compared=self.comparison.runs,
+            epsilon_of_all=self.comparison.release_all,
+            score=found.score if found and held_out else None,
+            held_out=held_out,
+            score_deviation=deviation,
+        )
 
-def check_recipe(recipe: Recipe, *, public: bool) -> None:
-    """Check that a recipe can be searched.
+    @property
+    def announcement(self) -> list[str]:
+        """What the search is about to do and to cost, in lines for the operator."""
+        facts = self.facts()
+        (_, steps), *_ = self.event.run
+        lines = [
+            f"A search over {self.space}",
+            f"It costs epsilon {upward(self.epsilon)} at delta {power_of_ten(self.recipe.privacy.delta)}, also if it "
+            "is stopped.",
+            f"Its runs have {steps:,} steps with noise multiplier {self.noise_multiplier:.4g}.",
+            f"Their number is {facts.runs}.",
+            advice(facts, self.epsilon),
+        ]
+        return [line for line in lines if line]
 
-    Args:
-        recipe: the settings.
-        public: whether runs are compared on the test examples of the recipe.
 
-    Raises:
-        ValueError: it cannot; all problems are listed.
+def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
+    """What may be published about the best run of a search, which was charged to this ledger.
+
+    The course of the run is left out: what was known of it at an earlier step costs the whole search as well. So is its
+    time: a first run takes longer than later ones.
     """
-    checks.all_of(
-        lambda: _check_noise(recipe),
-        lambda: _check_batches(recipe),
-        lambda: _check_held_out(recipe, public=public),
+    return replace(
+        facts_of(found.outcome),
+        epsilon=search.epsilon,
+        released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
+        declarations=len(ledger.declarations),
+        ledger_head=ledger.head,
+        points=(),
+        seconds=None,
+        seconds_per_step=None,
+        test_accuracy=getattr(found.outcome.test, "accuracy", None),
+        search=search.facts(found),
     )
-
-
-def _check_noise(recipe: Recipe) -> None:
-    privacy = recipe.privacy
-    if privacy.noise_multiplier is not None:
-        raise ValueError(
-            f"privacy.noise_multiplier = {privacy.noise_multiplier:g} fixes the noise, which a search computes from "
-            "its budget and --runs; leave it out of the recipe"
-        )
-    if privacy.accountant not in (_ACCOUNTANT, "pld"):
-        raise ValueError(
-            f'accountant = "{privacy.accountant}" has no bound for searches, which are priced by {_ACCOUNTANT}; leave '
-            "it out of the recipe"
-        )
-
-
-def _check_batches(recipe: Recipe) -> None:
-    if recipe.data.users is not None:
-        raise ValueError(
-            "a search has a guarantee for records, not for users; leave users out of the recipe, or train once with "
-            "noisette train"
-        )
-    if recipe.training.batches != "poisson":
-        raise ValueError(f'the batches of a search are Poisson; leave batches = "{recipe.training.batches}" out')
-
-
-def _check_held_out(recipe: Recipe, *, public: bool) -> None:
-    if recipe.data.holdout is not None and public:
-        raise ValueError(
-            f"holdout = {recipe.data.holdout:g} makes the test examples private records, whose exact figures must not "
-            "choose among runs; give --score-on held-out, which adds noise"
-        )
 
 
 def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shape: float | None) -> SearchPlan:
@@ -502,19 +474,11 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     step = rehearsed.step
     assert isinstance(step, PoissonGaussian), "batches are Poisson"
     assert step.sampling_rate == rate, "a run has the rate of its recipe"
-    exact = replace(step, noise_multiplier=plan.noise_multiplier)
-    event = replace(plan.event, run=_in_order({exact: steps, **rehearsed.others}))
-    return replace(plan, event=event)
+    of_a_run = {replace(step, noise_multiplier=plan.noise_multiplier): steps, **rehearsed.others}
+    sampled = tuple((event, times) for event, times in of_a_run.items() if isinstance(event, Sampled))
+    return replace(plan, event=replace(plan.event, run=sampled))
 
 
 def _shapes(mean: float) -> list[float]:
     """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
     return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < _MOST_WITHOUT_A_RUN]
-
-
-def _in_order(releases: Mapping[Event, int]) -> tuple[tuple[Sampled, int], ...]:
-    return tuple((event, times) for event, times in releases.items() if isinstance(event, Sampled))
-
-
-def _compared(plan: SearchPlan) -> SearchComparison:
-    return compare_search(dict(plan.event.run), runs=max(1, round(plan.event.mean)), delta=plan.delta)

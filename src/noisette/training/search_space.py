@@ -1,4 +1,4 @@
-"""The space of a search: which settings are drawn, and from where."""
+"""What can be searched, and the settings that a search draws for each of its runs. It imports no torch."""
 
 from __future__ import annotations
 
@@ -12,195 +12,16 @@ from functools import cache
 from itertools import product
 from random import Random
 from types import UnionType
-from typing import Any, Protocol, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from noisette.training.recipe import Recipe
+from noisette.training.report.facts import shown
 
 Value: TypeAlias = float | int | bool | str | None
 
-
-class Dimension(Protocol):
-    """From what one setting is drawn."""
-
-    @property
-    def ends(self) -> Sequence[Value]:
-        """The values that a run can have at most: both ends of an interval, or all of a list."""
-        ...
-
-    def draw(self, random: Random) -> Value:
-        """A value at random."""
-        ...
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A number between two others, each equally likely. It has four digits, so that it can be read and repeated.
-
-    >>> Uniform(0.5, 0.75).draw(Random(1))
-    0.5336
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not -math.inf < self.low < self.high < math.inf:
-            raise ValueError(f"expected two numbers, the smaller first, got {self.low:g} and {self.high:g}")
-
-    @property
-    def ends(self) -> Sequence[Value]:
-        return self.low, self.high
-
-    def draw(self, random: Random) -> Value:
-        return _short(random.uniform(self.low, self.high), self.low, self.high)
-
-    def __str__(self) -> str:
-        return f"uniform({self.low:g}, {self.high:g})"
-
-
-@dataclass(frozen=True)
-class LogUniform:
-    """A number between two others, whose logarithm is uniform: as likely from 0.1 to 1 as from 1 to 10.
-
-    >>> LogUniform(0.1, 10.0).draw(Random(1))
-    0.1857
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < math.inf:
-            raise ValueError(f"expected two numbers above 0, the smaller first, got {self.low:g} and {self.high:g}")
-
-    @property
-    def ends(self) -> Sequence[Value]:
-        return self.low, self.high
-
-    def draw(self, random: Random) -> Value:
-        return _short(math.exp(random.uniform(math.log(self.low), math.log(self.high))), self.low, self.high)
-
-    def __str__(self) -> str:
-        return f"log({self.low:g}, {self.high:g})"
-
-
-@dataclass(frozen=True)
-class WholeNumbers:
-    """A whole number from one to another, both included.
-
-    >>> WholeNumbers(1, 6).draw(Random(1))
-    2
-    """
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"expected two whole numbers, the smaller first, got {self.low} and {self.high}")
-
-    @property
-    def ends(self) -> Sequence[Value]:
-        return self.low, self.high
-
-    def draw(self, random: Random) -> Value:
-        return random.randint(self.low, self.high)
-
-    def __str__(self) -> str:
-        return f"int({self.low}, {self.high})"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several values, each equally likely; ``None`` leaves the setting out.
-
-    >>> Choice((0.9, 0.95)).draw(Random(1))
-    0.9
-    """
-
-    values: tuple[Value, ...]
-
-    def __post_init__(self) -> None:
-        if len(set(self.values)) < 2 or len(set(self.values)) < len(self.values):
-            raise ValueError("expected at least two values, no two alike")
-
-    @property
-    def ends(self) -> Sequence[Value]:
-        return self.values
-
-    def draw(self, random: Random) -> Value:
-        return random.choice(self.values)
-
-    def __str__(self) -> str:
-        return f"choice({', '.join(map(in_words, self.values))})"
-
-
-def in_words(value: Value) -> str:
-    """A value as it is written on the command line.
-
-    >>> in_words(True), in_words(0.5), in_words(None), in_words("adam")
-    ('true', '0.5', 'none', 'adam')
-    """
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def read_dimension(kind: str, arguments: Sequence[str], accepted: Sequence[type]) -> Dimension:
-    """The dimension that ``kind(arguments)`` stands for, for a setting that accepts values of these types.
-
-    Raises:
-        ValueError: there is no such kind, it does not fit the setting, or an argument is not what it takes.
-    """
-    if kind == "choice":
-        return Choice(tuple(_read(text, accepted) for text in arguments))
-    if kind not in _INTERVALS:
-        raise ValueError(f"there is no {kind}(): known are log, uniform, int and choice")
-    number = _INTERVALS[kind]
-    fits = [name for name, needed in _INTERVALS.items() if needed in accepted]
-    if number not in accepted:
-        raise ValueError(f"it is not drawn by {kind}(); give {' or '.join([f'{name}(a, b)' for name in fits] + _LIST)}")
-    if len(arguments) != 2:
-        raise ValueError(f"{kind}() takes two numbers, got {len(arguments)}")
-    try:
-        low, high = (number(text) for text in arguments)
-    except ValueError:
-        raise ValueError(
-            f"{kind}() takes two {'whole ' * (number is int)}numbers, got {', '.join(arguments)}"
-        ) from None
-    return _MADE[kind](low, high)
-
-
+ACCOUNTANT = "rdp"  # searches have a bound on their Rényi divergences alone
 _INTERVALS: Mapping[str, type] = {"log": float, "uniform": float, "int": int}
-_MADE = {"log": LogUniform, "uniform": Uniform, "int": WholeNumbers}
-_LIST = ["choice(a, b, ...)"]
-
-
-def _read(text: str, accepted: Sequence[type]) -> Value:
-    """The value of this text: the narrowest of the accepted types that it can be."""
-    if type(None) in accepted and text == "none":
-        return None
-    if bool in accepted and text in ("true", "false"):
-        return text == "true"
-    for number in (int, float):
-        if number in accepted:
-            try:
-                return number(text)
-            except ValueError:
-                continue
-    if str in accepted:
-        return text
-    wanted = " or ".join(_NAMES[kind] for kind in accepted if kind in _NAMES)
-    raise ValueError(f"{text!r} is not {wanted}")
-
-
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a name", type(None): "none"}
-
-
-def _short(value: float, low: float, high: float) -> float:
-    return min(max(float(f"{value:.4g}"), low), high)
-
-
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}
 _PRICE = "changes what a run costs, and a search has one price for all its runs; set it in the recipe"
 _NO_EFFECT = "changes the time and not the model; set it in the recipe"
 _LOADED = "says which data are loaded, which is done once; set it in the recipe"
@@ -208,33 +29,80 @@ _LOADED = "says which data are loaded, which is done once; set it in the recipe"
 # Settings that no search may draw, with the reason; the name of a table stands for all its fields. A setting that
 # changes the releases of a run in some other way is found by the rehearsal, before anything is charged.
 _REFUSED: Mapping[str, str] = {
-    "data": _LOADED,
-    "public.data": _LOADED,
-    "public.classes": _LOADED,
-    "projection": _PRICE,
-    "privacy.epsilon": _PRICE,
-    "privacy.delta": _PRICE,
-    "privacy.noise_multiplier": _PRICE,
-    "privacy.accountant": _PRICE,
-    "privacy.allow_large_delta": _PRICE,
-    "privacy.engine": _NO_EFFECT,
-    "training.epochs": _PRICE,
-    "training.batch_size": _PRICE,
-    "training.batches": _PRICE,
-    "training.largest_batch": _PRICE,
-    "training.microbatch_size": _NO_EFFECT,
-    "training.compile": _NO_EFFECT,
+    **dict.fromkeys(("data", "public.data", "public.classes"), _LOADED),
+    **dict.fromkeys(("privacy.engine", "training.microbatch_size", "training.compile"), _NO_EFFECT),
+    **dict.fromkeys(
+        (
+            *("projection", "privacy.epsilon", "privacy.delta", "privacy.noise_multiplier", "privacy.accountant"),
+            *("privacy.allow_large_delta", "training.epochs", "training.batch_size", "training.batches"),
+            "training.largest_batch",
+        ),
+        _PRICE,
+    ),
 }
-
 # Settings that are no part of the graph of a step, or inputs of it: the others would leave a graph of their own in the
 # folder of compiled graphs.
 _OUTSIDE_THE_GRAPH = {
     *("training.lr", "training.lr_end", "training.lr_epochs", "training.momentum", "training.cosine"),
     *("training.optimizer", "training.averaging", "training.seed", "privacy.max_grad_norm"),
 }
-
 _ONE = re.compile(r"([\w.-]+)\s*=\s*([\w-]+)\s*\(([^()]*)\)")
 _MOST_COMBINATIONS = 4096
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """From what one setting is drawn.
+
+    Args:
+        kind: ``uniform`` between two numbers; ``log``, whose logarithm is uniform: as likely from 0.1 to 1 as from 1 to
+            10; ``int``, a whole number from one to another, both included; or ``choice``, one of several values, each
+            equally likely, where ``None`` leaves the setting out.
+        ends: the values that a run can have at most: both ends of an interval, or all of a choice.
+
+    Raises:
+        ValueError: these are no such ends.
+
+    >>> [Dimension(kind, ends).draw(Random(1)) for kind, ends in (("uniform", (0.5, 0.75)), ("log", (0.1, 10.0)))]
+    [0.5336, 0.1857]
+    >>> [Dimension(kind, ends).draw(Random(1)) for kind, ends in (("int", (1, 6)), ("choice", (0.9, 0.95)))]
+    [2, 0.9]
+    """
+
+    kind: str
+    ends: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind == "choice":
+            if len(set(self.ends)) < max(2, len(self.ends)):
+                raise ValueError("expected at least two values, no two alike")
+            return
+        low, high = self.bounds
+        if not (0 if self.kind == "log" else -math.inf) < low < high < math.inf:
+            what = {"log": "numbers above 0", "uniform": "numbers", "int": "whole numbers"}[self.kind]
+            raise ValueError(f"expected two {what}, the smaller first, got {low:g} and {high:g}")
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The ends of an interval."""
+        low, high = self.ends
+        return low, high
+
+    def draw(self, random: Random) -> Value:
+        """A value at random; a number with a fraction has four digits, so that it can be read and repeated."""
+        if self.kind == "choice":
+            return random.choice(self.ends)
+        low, high = self.bounds
+        if self.kind == "int":
+            return random.randint(low, high)
+        if self.kind == "log":
+            value = math.exp(random.uniform(math.log(low), math.log(high)))
+        else:
+            value = random.uniform(low, high)
+        return min(max(float(f"{value:.4g}"), low), high)
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(map(shown, self.ends))})"
 
 
 @dataclass(frozen=True)
@@ -265,16 +133,22 @@ class SearchSpace:
         """
         problems: list[str] = []
         dimensions: dict[str, Dimension] = {}
-        for name, kind, arguments in _parts(texts, problems):
-            try:
-                full = _full_name(name)
-                if full in dimensions:
-                    raise ValueError("it is given twice")
-                _check_can_be_searched(full)
-                dimensions[full] = read_dimension(kind, arguments, _types(full))
-            except ValueError as problem:
-                problems.append(f"{name}: {problem}")
-        if not any(texts := [text.strip() for text in texts]):
+        for text in texts:
+            left = [rest.strip() for rest in _ONE.sub("\n", text).split("\n")]
+            problems += [f"{rest!r} is not name=log(a, b) or uniform, int or choice of values" for rest in left if rest]
+            for name, kind, inside in _ONE.findall(text):
+                try:
+                    full = _full_name(name)
+                    if full in dimensions:
+                        raise ValueError("it is given twice")
+                    for refused in (full, full.partition(".")[0]):
+                        if refused in _REFUSED:
+                            raise ValueError(f"{full} {_REFUSED[refused]}")
+                    arguments = [argument.strip() for argument in inside.split(",")]
+                    dimensions[full] = _read_dimension(kind, arguments, _types(full))
+                except ValueError as problem:
+                    problems.append(f"{name}: {problem}")
+        if not any(text.strip() for text in texts):
             problems.append("it is empty; give settings, such as lr=log(0.1, 10)")
         space = cls(dimensions)
         problems += space._refusals(recipe)
@@ -290,14 +164,14 @@ class SearchSpace:
         return _with(recipe, {name: dimension.draw(random) for name, dimension in self.dimensions.items()})
 
     def extremes(self, recipe: Recipe) -> Iterator[Recipe]:
-        """A few recipes in which each end of each interval and each value of each list occurs."""
-        most = max(len(dimension.ends) for dimension in self.dimensions.values())
-        for number in range(most):
+        """A few recipes in which each end of each interval and each value of each choice occurs."""
+        for number in range(max(len(dimension.ends) for dimension in self.dimensions.values())):
             yield _with(recipe, {name: d.ends[number % len(d.ends)] for name, d in self.dimensions.items()})
 
     def settings_of(self, recipe: Recipe) -> dict[str, Value]:
         """The values of the searched settings in a recipe."""
-        return {name: getattr(getattr(recipe, name.partition(".")[0]), _field(name)) for name in self.dimensions}
+        parts = {name: name.partition(".") for name in self.dimensions}
+        return {name: getattr(getattr(recipe, table), field) for name, (table, _, field) in parts.items()}
 
     @property
     def changes_the_graph(self) -> bool:
@@ -307,31 +181,95 @@ class SearchSpace:
     def _refusals(self, recipe: Recipe) -> list[str]:
         """What the recipe says against combinations of the ends of the space, each problem once."""
         ends = [dimension.ends for dimension in self.dimensions.values()]
-        combinations = 1
-        for values in ends:
-            combinations *= len(values)
+        combinations = math.prod(map(len, ends))
         if combinations > _MOST_COMBINATIONS:
             return [
                 f"it has {combinations:,} combinations of ends, at most {_MOST_COMBINATIONS:,} are checked; search less"
             ]
         found: dict[str, str] = {}
         for values in product(*ends):
-            settings = dict(zip(self.dimensions, values, strict=True))
+            given = dict(zip(self.dimensions, values, strict=True))
             try:
-                _with(recipe, settings)
+                _with(recipe, given)
             except (ValueError, TypeError) as refusal:
-                drawn = ", ".join(f"{name}={in_words(value)}" for name, value in settings.items())
+                drawn = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
                 found.setdefault(str(refusal), drawn)
         return [f"{drawn} cannot be trained: {refusal}" for refusal, drawn in found.items()]
 
 
-def _parts(texts: Sequence[str], problems: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, kind and arguments of each part; what is none is added to the problems."""
-    for text in texts:
-        left = [rest.strip() for rest in _ONE.sub("\n", text).split("\n")]
-        problems += [f"{rest!r} is not name=log(a, b) or uniform, int or choice of values" for rest in left if rest]
-        for name, kind, inside in _ONE.findall(text):
-            yield name, kind, [argument.strip() for argument in inside.split(",")]
+def check_recipe(recipe: Recipe, *, public: bool) -> None:
+    """Check that a recipe can be searched.
+
+    Args:
+        recipe: the settings.
+        public: whether runs are compared on the test examples of the recipe.
+
+    Raises:
+        ValueError: it cannot; all problems are listed.
+    """
+    privacy, data, problems = recipe.privacy, recipe.data, []
+    if privacy.noise_multiplier is not None:
+        problems.append(
+            f"privacy.noise_multiplier = {privacy.noise_multiplier:g} fixes the noise, which a search computes from "
+            "its budget and --runs; leave it out of the recipe"
+        )
+    if privacy.accountant not in (ACCOUNTANT, "pld"):
+        problems.append(
+            f'accountant = "{privacy.accountant}" has no bound for searches, which are priced by {ACCOUNTANT}; leave '
+            "it out of the recipe"
+        )
+    if data.users is not None:
+        problems.append(
+            "a search has a guarantee for records, not for users; leave users out of the recipe, or train once with "
+            "noisette train"
+        )
+    if recipe.training.batches != "poisson":
+        problems.append(f'the batches of a search are Poisson; leave batches = "{recipe.training.batches}" out')
+    if data.holdout is not None and public:
+        problems.append(
+            f"holdout = {data.holdout:g} makes the test examples private records, whose exact figures must not choose "
+            "among runs; give --score-on held-out, which adds noise"
+        )
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _read_dimension(kind: str, arguments: Sequence[str], accepted: Sequence[type]) -> Dimension:
+    """What ``kind(arguments)`` stands for, for a setting that accepts values of these types."""
+    if kind == "choice":
+        return Dimension(kind, tuple(_read(text, accepted) for text in arguments))
+    if kind not in _INTERVALS:
+        raise ValueError(f"there is no {kind}(): known are log, uniform, int and choice")
+    number = _INTERVALS[kind]
+    if number not in accepted:
+        fits = [f"{name}(a, b)" for name, needed in _INTERVALS.items() if needed in accepted]
+        raise ValueError(f"it is not drawn by {kind}(); give {' or '.join([*fits, 'choice(a, b, ...)'])}")
+    if len(arguments) != 2:
+        raise ValueError(f"{kind}() takes two numbers, got {len(arguments)}")
+    try:
+        return Dimension(kind, tuple([number(text) for text in arguments]))
+    except ValueError as error:
+        if str(error).startswith("expected"):
+            raise
+        whole = "whole " if number is int else ""
+        raise ValueError(f"{kind}() takes two {whole}numbers, got {', '.join(arguments)}") from None
+
+
+def _read(text: str, accepted: Sequence[type]) -> Value:
+    """The value of this text: the narrowest of the accepted types that it can be."""
+    if type(None) in accepted and text == "none":
+        return None
+    if bool in accepted and text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        if number in accepted:
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    if str in accepted:
+        return text
+    raise ValueError(f"{text!r} is not {' or '.join(_NAMES[kind] for kind in accepted if kind in _NAMES)}")
 
 
 @cache
@@ -345,23 +283,16 @@ def _settings() -> Mapping[str, Any]:
     }
 
 
-def _field(name: str) -> str:
-    return name.partition(".")[2]
-
-
 def _full_name(name: str) -> str:
-    """The full name of a setting.
-
-    Raises:
-        ValueError: there is none of this name, or there are several.
-    """
+    """The full name of a setting, of which there must be one."""
     if name in _settings():
         return name
-    match [full for full in _settings() if _field(full) == name]:
+    short = {full: full.partition(".")[2] for full in _settings()}
+    match [full for full in short if short[full] == name]:
         case [full]:
             return full
         case []:
-            known = {_field(full): full for full in _settings()} | {full: full for full in _settings()}
+            known = {short[full]: full for full in short} | {full: full for full in short}
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "noisette train --help and the recipes list them"
             raise ValueError(f"no recipe has this setting; {hint}")
@@ -369,20 +300,10 @@ def _full_name(name: str) -> str:
             raise ValueError(f"several tables have it: say {' or '.join(several)}")
 
 
-def _check_can_be_searched(full: str) -> None:
-    for refused in (full, full.partition(".")[0]):
-        if refused in _REFUSED:
-            raise ValueError(f"{full} {_REFUSED[refused]}")
-
-
 def _types(full: str) -> list[type]:
-    """The plain types that a setting accepts.
-
-    Raises:
-        ValueError: it takes lists or tables.
-    """
+    """The plain types that a setting accepts, which must not be a list or table."""
     hint = _settings()[full]
-    members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     accepted = [kind for kind in members if kind in (bool, int, float, str, type(None))]
     if not set(accepted) - {type(None)}:
         raise ValueError(f"{full} is no single value, so it cannot be drawn; set it in the recipe")
@@ -390,12 +311,9 @@ def _types(full: str) -> list[type]:
 
 
 def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """The recipe with these settings, by their full names.
-
-    Raises:
-        TypeError, ValueError: the recipe refuses them.
-    """
-    by_section: dict[str, dict[str, Any]] = defaultdict(dict)
+    """The recipe with these settings, by their full names."""
+    tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
-        by_section[name.partition(".")[0]][_field(name)] = value
-    return recipe.changed(by_section, "the recipe")
+        table, _, field = name.partition(".")
+        tables[table][field] = value
+    return recipe.changed(tables, "the recipe")

@@ -29,16 +29,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value fo
 def choose_threads(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, examples: int) -> int:
     """Let torch compute with one thread or with all, and return the number.
 
-    A step is measured on made-up examples that are all zeros, so no record plays a part; noise and batches are the same
-    with any number of threads. Nothing is changed where the user has set a number, by an environment variable or by
-    ``torch.set_num_threads``, or where the model is on a GPU.
-
-    Args:
-        model: what is trained. Its weights, buffers and modes stay as they are.
-        loss: of scores and targets.
-        inputs: records, of which only shape and kind are used.
-        targets: likewise.
-        examples: as many as are expected in a microbatch. Fewer are measured where a step takes long.
+    Steps of at most so many examples, all zeros, are measured: no record plays a part, and noise and batches are the
+    same with any number of threads. Nothing changes where the user has set a number, by an environment variable or by
+    ``torch.set_num_threads``, or where the model is on a GPU; weights, buffers and modes stay as they are.
     """
     everything = torch.get_num_threads()
     if set_by_user(os.environ, everything, _AT_IMPORT) or inputs.device.type != "cpu":
@@ -79,11 +72,9 @@ def set_by_user(environment: Mapping[str, str], now: int, at_import: int) -> boo
 
 
 def quickest(candidates: tuple[int, int], seconds: Callable[[int], float]) -> int:
-    """The second number of threads if its median time is clearly below that of the first; otherwise the first.
+    """The second number of threads if the median time of a step is clearly below that with the first, else the first.
 
-    Args:
-        candidates: one thread, and all.
-        seconds: the time of one step with this many threads; it is called for both in turn.
+    ``seconds`` measures one step with so many threads, and is called for both in turn.
     """
     few, many = candidates
     started = seconds(many)  # the first step with all threads starts them

@@ -99,7 +99,7 @@ def test_the_statement_says_how_words_are_numbered(facts: Facts, text: str | Non
 def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
     html = page(regression(facts))
     assert "Test error (RMSE) of 5.25 h" in html
-    assert 'aria-label="Test error against epsilon"' in html
+    assert "<title>Test error against ε</title>" in html
     assert "test accuracy" not in words(html).lower()
     assert "a number to predict" in html
 

@@ -94,14 +94,18 @@ def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
     assert "Privacy statement" in outline.text
 
 
-def test_a_model_of_words_is_loaded_behind_vectors_of_their_shape(facts: Facts) -> None:
-    text = Outline(
-        page(with_recipe(replace(facts, input_shape=(20,), word_vectors=(2447, 50), classes=4), model={"name": "mlp"}))
-    ).text
+def test_a_model_of_words_is_described(facts: Facts) -> None:
+    text = Outline(page(replace(facts, input_shape=(20,), word_vectors=(2447, 50), classes=4))).text
     assert "example 20 words, 4 classes" in text
-    assert "model = models.FixedFeatures(nn.Embedding(2447, 50), models.build('mlp', (20, 50), 4))" in text
     assert "a single word of it has no guarantee of its own" in text
-    assert "FixedFeatures" not in page(facts)
+
+
+def test_how_to_load_the_model_names_what_the_folder_does_not_hold(facts: Facts) -> None:
+    assert 'model = SavedModel.of_run(Path(".")).model' in Outline(page(facts)).text
+    began = with_recipe(replace(facts, public_weights="a1b2"), model={"name": "/home/me/bert"})
+    assert 'SavedModel.of_run(Path("."), pretrained=Path("' in Outline(page(began)).text
+    normed = with_recipe(facts, model={"batch_norm": "per-example"}, public={"data": "public.npz"})
+    assert 'SavedModel.of_run(Path("."), public=Path("public.npz"))' in Outline(page(normed)).text
 
 
 def test_a_norm_is_among_the_settings(facts: Facts) -> None:

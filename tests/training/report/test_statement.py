@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from finished_runs import with_recipe
+from noisette.accounting import BallsInBinsGaussian, Event, PoissonGaussian, UserLevel
+from noisette.accounting.events import facts_of
 from noisette.training.report import Facts
 from noisette.training.report.facts import LayerBounds
 from noisette.training.report.statement import as_text, statement
@@ -90,8 +92,7 @@ def test_public_examples_are_named_as_those_that_have_no_guarantee(facts: Facts)
 
 
 LAYERS = LayerBounds(
-    sensitivities={"2.weight": 0.10001, "4.weight": 0.2},
-    deviations={"2.weight": 0.5, "4.weight": 1.25},
+    sensitivities={"2.weight": 0.10001, "4.weight": 0.2}, deviations={"2.weight": 0.5, "4.weight": 1.25}
 )
 
 
@@ -125,3 +126,17 @@ def test_standardised_features_name_their_public_examples(facts: Facts) -> None:
     )
     assert "These examples have no guarantee" in text
     assert "batch norm" not in text
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (UserLevel(PoissonGaussian(0.15, 3.2), 1), "Each user enters the batch of a step independently"),
+        (UserLevel(PoissonGaussian(0.15, 3.2), 3), "Each record enters the batch of a step independently"),
+        (BallsInBinsGaussian(10, 3.2), "In each pass of 10 steps, each record chooses the batch of one step"),
+    ],
+)
+def test_how_batches_are_drawn_is_said(event: Event, said: str, facts: Facts) -> None:
+    text = words(replace(facts, event=facts_of(event), released=((facts_of(event), 1),)))
+    assert said in text
+    assert ("Unit: one user" in text) == isinstance(event, UserLevel)

@@ -1,4 +1,4 @@
-"""What may be published about a search beside its best run: the space and the price, never the other runs."""
+"""The facts of a run that may be published, and how their numbers are formatted. It imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,126 @@ import noisette
 from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
-from noisette.nn.models.factory import is_folder_of_model
-from noisette.training.report.numbers import percent, upward
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
-    from noisette.training.evaluation import ClassFigures, NumberFigures, Outcome, Point
+    from noisette.training.evaluation import Outcome
     from noisette.training.recipe import Recipe
+
+# Numbers for readers
+
+
+def upward(epsilon: float) -> str:
+    """An epsilon in two decimals, or below 0.01 in two digits, rounded up: it is never stated too small.
+
+    >>> upward(2.991), upward(3.0), upward(0.000401)
+    ('3.00', '3.00', '0.00041')
+    """
+    if not math.isfinite(epsilon):
+        return "infinite"
+    whole = Decimal(repr(float(epsilon)))
+    last = Decimal(1).scaleb(whole.adjusted() - 1) if 0 < epsilon < 0.01 else Decimal("0.01")
+    return str(whole.quantize(last, ROUND_CEILING)).lower()
+
+
+def upward_percent(share: float) -> str:
+    """A share as a percentage, rounded up: to one decimal, below one percent to two.
+
+    >>> upward_percent(0.0711), upward_percent(0.00401), upward_percent(1.0)
+    ('7.2 %', '0.41 %', '100 %')
+    """
+    digits = Decimal("0.01") if share < 0.01 else Decimal("0.1")
+    value = (100 * Decimal(repr(float(share)))).quantize(digits, ROUND_CEILING)
+    return "100 %" if value >= 100 else f"{value} %"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage in one decimal.
+
+    >>> percent(0.936)
+    '93.6 %'
+    """
+    return f"{share:.1%}".replace("%", " %")
+
+
+def power_of_ten(delta: float) -> str:
+    """A small number in scientific notation, without the zeros.
+
+    >>> power_of_ten(1e-4), power_of_ten(2.5e-11)
+    ('1e-4', '2.5e-11')
+    """
+    mantissa, exponent = f"{delta:.1e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in suitable units.
+
+    >>> duration(3.21), duration(75), duration(7322)
+    ('3.2 s', '1 min 15 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def shown(value: object) -> str:
+    """A setting as the command line takes it.
+
+    >>> shown(0.5), shown(True), shown(None), shown("adam")
+    ('0.5', 'true', 'none', 'adam')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# What is known of a run
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """Predicted classes of the test examples.
+
+    ``accuracy`` is the share that is right, ``base_rate`` that of the most frequent class, ``macro_accuracy`` the mean
+    over the classes of the share that is right in each. ``auc`` is the area under the curve of true against false
+    positive rates, of more than two classes the mean over each against the others; ``None`` if all are of one class.
+    ``confusion`` has for each class how many of its examples were predicted as each class.
+    """
+
+    accuracy: float
+    base_rate: float
+    macro_accuracy: float
+    auc: float | None
+    confusion: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class NumberFigures:
+    """Predicted numbers of the test examples: root mean squared and mean absolute error, in the unit of the target.
+
+    ``base_rmse`` and ``base_mae`` are those of the best constants, the mean and the median of the test examples.
+    """
+
+    rmse: float
+    mae: float
+    base_rmse: float
+    base_mae: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any.
+
+    ``step`` counts the steps that epsilon covers, whether they moved the weights or were lost when a process crashed.
+    """
+
+    step: int
+    epsilon: float
+    test_accuracy: float | None
+    test_rmse: float | None = None  # of a predicted number instead, in its unit
 
 
 @dataclass(frozen=True)
@@ -60,86 +174,6 @@ class SearchFacts:
         )
 
 
-def shown(value: float | int | bool | str | None) -> str:
-    """A setting as the command line takes it.
-
-    >>> shown(0.5), shown(True), shown(None)
-    ('0.5', 'true', 'none')
-    """
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def rows_of_search(search: SearchFacts) -> list[tuple[str, str]]:
-    """Name and value of each fact, for tables: first the settings that were found."""
-    return [
-        *((name, f"{shown(value)}, from {search.over[name]}") for name, value in search.settings.items()),
-        ("runs", search.runs),
-        ("score", score_of(search)),
-        ("to release all", f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}"),
-    ]
-
-
-def score_of(search: SearchFacts) -> str:
-    """The score of the chosen run, and on what it was computed."""
-    if search.held_out is None:
-        return "on public test examples"
-    assert search.score is not None, "a run was chosen"
-    assert search.score_deviation is not None, "the score has noise"
-    over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
-    return (
-        f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
-        f"records, which were not trained on; the noise has the standard deviation {percent(search.score_deviation)}"
-    )
-
-
-def advice(search: SearchFacts, epsilon: float) -> str:
-    """That releasing all runs would be cheaper, "" where it would not be."""
-    if search.epsilon_of_all > epsilon:
-        return ""
-    return (
-        f"Releasing all of {search.compared} runs with the same noise would cost epsilon "
-        f"{upward(search.epsilon_of_all)}, no more than this search of {search.mean:g} runs on average, "
-        f"{upward(epsilon)}: rather train that many times with noisette train, and choose afterwards as you like."
-    )
-
-
-def paragraph(search: SearchFacts, unit: str) -> str:
-    """What the guarantee covers of a search."""
-    return (
-        "Search: this run is the best of a search, and epsilon is the price of the whole search. The other runs were "
-        f"discarded: their weights, settings and scores left no file. The number of runs is {search.runs}. It was "
-        "drawn from a key that was never written down. The guarantee does not hold against somebody who learns how "
-        "long the search took, or saw it at work: that tells about the number of runs, and so about the "
-        f"{unit} in question."
-    )
-
-
-def how_chosen(search: SearchFacts) -> str:
-    """By what the run was chosen, and what that says about its figures."""
-    drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
-    said = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
-    if search.held_out is None:
-        return (
-            f"{said}its result on the test examples, which are taken to be public and have no guarantee. So the test "
-            "figures of this run are those of the best of several, and better than on new examples."
-        )
-    return (
-        f"{said}the number of its right answers on records that were held out with probability {search.held_out:g} and "
-        "not trained on, each answer from 0 to 1, with Gaussian noise, over a public number. Its release is part of "
-        "each run in the ledger, and these records have the same guarantee as the others."
-    )
-
-
-def _computed_by(accountant: str, own: str) -> str:
-    """The package that computes the privacy cost, with its version: the divergences are those of a library."""
-    return f"dp-accounting {version('dp-accounting')}" if accountant == RdpAccountant.name else f"noisette {own}"
-
-
-_PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data"))
-
-
 @dataclass(frozen=True)
 class LayerBounds:
     """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step.
@@ -161,29 +195,12 @@ class ReleasedPart:
     share: float
 
 
+_PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data"))
+
+
 @dataclass(frozen=True)
 class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
-
-    ``epsilon`` is the cost of the ``steps`` that the ledger has
-    reserved, at the recipe's delta.
-    ``word_vectors`` is the shape of the table of public word vectors, () where inputs are not words;
-    ``public_weights`` is the SHA-256 of the file of the first weights, "" if they were random;
-    ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
-    ``None`` where the layers bound the gradients, as ``lipschitz`` has it; ``parts`` are what a step releases, () for
-    the gradient alone.
-    ``event`` is the release of one step, as the ledger has it; ``released`` is everything that the ledger counts, each
-    release with how often it happened, which is what epsilon is the cost of.
-    ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
-    and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
-    ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
-    ``features`` are the names of the columns that are inputs, which the header of a CSV makes public;
-    ``words`` is how many numbers of words there are in texts without word vectors;
-    ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it;
-    ``search`` is there if the run was chosen by a search: epsilon and ``released`` are then those of the search, and
-    ``seconds`` and ``seconds_per_step`` are ``None``: a first run takes longer than later ones, so they would tell of
-    the number of runs;
-    ``declarations`` is how many groups of releases the ledger holds that were each fixed before its first release.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
     also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
@@ -196,40 +213,40 @@ class Facts:
     note: str
     declared_size: int
     input_shape: tuple[int, ...]
-    word_vectors: tuple[int, ...]
+    word_vectors: tuple[int, ...]  # the shape of the table of public word vectors, () where inputs are not words
     classes: int
     parameters: int
-    public_weights: str
-    epsilon: float
+    public_weights: str  # the SHA-256 of the file of the first weights, "" if they were random
+    epsilon: float  # the cost of ``released``, at the recipe's delta
     neighbouring: str
     accountant_version: str
-    event: Mapping[str, Any]
-    released: tuple[tuple[Mapping[str, Any], int], ...]
+    event: Mapping[str, Any]  # the release of one step, as the ledger has it
+    released: tuple[tuple[Mapping[str, Any], int], ...]  # everything that the ledger counts, each with how often
     sampling: str
     sampling_rate: float
     noise_multiplier: float
-    max_grad_norm: float | None
+    max_grad_norm: float | None  # of all groups together, as of the last release; ``None`` where layers bound gradients
     groups: int
-    parts: tuple[ReleasedPart, ...]
+    parts: tuple[ReleasedPart, ...]  # of a step; () for the gradient alone
     lipschitz: LayerBounds | None
-    steps: int
+    steps: int  # that the ledger has reserved
     steps_planned: int
     steps_taken: int
-    steps_lost: int
-    resumed: int
+    steps_lost: int  # when a process crashed; epsilon covers them
+    resumed: int  # how often the run was continued in another process
     completed: bool
     ledger_head: str
-    test_accuracy: float | None
-    seconds: float | None
+    test_accuracy: float | None  # of the saved model
+    seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
     seconds_per_step: float | None
     device: str
     points: tuple[Point, ...]
-    certified: tuple[tuple[float, float], ...] = ()
+    certified: tuple[tuple[float, float], ...] = ()  # radii, each with the share whose class is right within it
     test: ClassFigures | NumberFigures | None = None
-    features: tuple[str, ...] = ()
-    words: int = 0
-    search: SearchFacts | None = None
-    declarations: int = 1
+    features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
+    words: int = 0  # how many numbers of words there are in texts without word vectors
+    search: SearchFacts | None = None  # that chose the run: epsilon and ``released`` are then those of the search
+    declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
 
     @property
     def unit(self) -> str:
@@ -239,6 +256,8 @@ class Facts:
     @property
     def model_name(self) -> str:
         """The name of the model; of a folder without those above it, which are the user's own."""
+        from noisette.nn.models.factory import is_folder_of_model
+
         name = self.recipe.model.name
         return Path(name).name if is_folder_of_model(name) else name
 
@@ -263,7 +282,9 @@ def facts_of(outcome: Outcome) -> Facts:
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
     last = outcome.points[-1] if outcome.points else None
     by_layers = recipe.lipschitz.used
-    gradients = [part.bound for part in run.bound.pop_sums() if part.name == "gradient"]
+    sums = run.bound.pop_sums()
+    gradients = [part.bound for part in sums if part.name == "gradient"]
+    accountant = recipe.privacy.accountant
     return Facts(
         version=noisette.__version__,
         recipe=recipe,
@@ -277,7 +298,10 @@ def facts_of(outcome: Outcome) -> Facts:
         public_weights=outcome.public_weights,
         epsilon=outcome.epsilon,
         neighbouring=run.event.neighbouring.value,
-        accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
+        # The Rényi divergences are those of a library.
+        accountant_version=f"dp-accounting {version('dp-accounting')}"
+        if accountant == RdpAccountant.name
+        else f"noisette {noisette.__version__}",
         event=event_facts(run.event),
         released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
         sampling=run.event.sampling,
@@ -285,7 +309,10 @@ def facts_of(outcome: Outcome) -> Facts:
         noise_multiplier=run.noise_multiplier,
         max_grad_norm=None if by_layers else math.hypot(*gradients),
         groups=1 if by_layers else len(gradients),
-        parts=_parts(run),
+        parts=tuple(
+            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
+            for name, share in run.event.parts
+        ),
         lipschitz=_layer_bounds(run) if by_layers else None,
         steps=run.terms.spent(run.ledger),
         steps_planned=run.steps,
@@ -307,26 +334,14 @@ def facts_of(outcome: Outcome) -> Facts:
     )
 
 
-def _parts(run: PrivateRun) -> tuple[ReleasedPart, ...]:
-    """The parts of the release that the ledger names, each with its sensitivity."""
-    sums = run.bound.pop_sums()
-    return tuple(
-        ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
-        for name, share in run.event.parts
-    )
-
-
 def _layer_bounds(run: PrivateRun) -> LayerBounds:
     from noisette.lipschitz.bound import LipschitzBound
 
     bound = run.bound
     assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
     sensitivities = bound.sensitivities()
-    return LayerBounds(
-        sensitivities,
-        {
-            name: run.noise_multiplier * part.bound / math.sqrt(part.share)
-            for part in bound.allocation.parts(sensitivities, bound.parameters)
-            for name in part.names
-        },
-    )
+    parts = bound.allocation.parts(sensitivities, bound.parameters)
+    deviations = {
+        name: run.noise_multiplier * part.bound / math.sqrt(part.share) for part in parts for name in part.names
+    }
+    return LayerBounds(sensitivities, deviations)

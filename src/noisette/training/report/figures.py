@@ -1,7 +1,8 @@
-"""Matplotlib figures as SVG, in the colours of the HTML page that contains them or of a file of their own."""
+"""Figures drawn by matplotlib in one style, as parts of an HTML page or as files, and the page of a command."""
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -13,28 +14,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import matplotlib
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from noisette.accounting import (
-    Accountant,
-    Events,
-    MomentsAccountant,
-    PldAccountant,
-    RdpAccountant,
-    atomic_files,
-    epsilon_curve,
-)
+from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant, atomic_files, epsilon_curve
 from noisette.accounting.events import event_of
 from noisette.errors import UnsupportedEventError
-from noisette.training.report.facts import Facts
-from noisette.training.report.numbers import percent, power_of_ten, templates, upward
+from noisette.training.report.facts import Facts, percent, power_of_ten, upward
 
-# Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes.
+# Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes. paper.css has the colours of
+# a dark page.
 INK, FAINT, BLUE, GREEN, ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
-_VARIABLES = {INK: "--ink", FAINT: "--faint", BLUE: "--blue", GREEN: "--green", ORANGE: "--orange"}
+PAPER = "#fcfbf8"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -52,56 +46,64 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
-PAPER = "#fcfbf8"
-_DARK = {INK: "#e4e3df", FAINT: "#373b43", BLUE: "#56b4e9", GREEN: "#3ecf9f", ORANGE: "#f5914a", PAPER: "#16181c"}
-_FONT = "system-ui, sans-serif"
+_DARK = {INK: "#e4e3df", FAINT: "#373b43", BLUE: "#56b4e9", GREEN: "#3ecf9f", ORANGE: "#f5914a"}
+# Matplotlib writes colours into style attributes, which a style sheet has to overrule.
+_RULES = " ".join(
+    f'svg [style*="{name}: {light}"] {{ {name}: {dark} !important; }}'
+    for light, dark in _DARK.items()
+    for name in ("fill", "stroke")
+)
+FIGURE_CSS = (
+    "svg text, svg tspan { font-family: system-ui, sans-serif !important; } "
+    f"@media (prefers-color-scheme: dark) {{ {_RULES} }}"
+)
+"""The font and the dark colours of figures, for the style sheet of a page or of a file."""
 
 
-def svg(figure: Figure, *, salt: str) -> str:
-    """The figure as an SVG element for an HTML page: no prolog, no external addresses.
+def templates(package: str) -> Environment:
+    """The templates of a package, with the style sheet of the report; undefined variables are errors."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("noisette.training.report", "")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["figure_css"] = Markup(FIGURE_CSS)
+    return environment
 
-    Every property is a presentation attribute, which all renderers of SVG understand. Where its value is a colour of
-    the page, a ``style`` with the page's CSS variable overrides it.
+
+def svg(figure: Figure, *, title: str, description: str = "") -> str:
+    """The figure as an SVG element for an HTML page, without prolog and external addresses.
 
     Args:
-        figure: a matplotlib figure.
-        salt: makes the identifiers of this figure differ from those of others on the page.
+        figure: drawn by matplotlib under :data:`STYLE`.
+        title: its name for screen readers. Figures on one page have different ones, and so different identifiers.
+        description: what it shows, for screen readers; the names of its axes unless given.
     """
+    if not description:
+        named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]
+        description = "; ".join(f"{vertical} against {horizontal}" for vertical, horizontal in named if vertical)
     drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
+    with matplotlib.rc_context({"svg.hashsalt": title}):
         left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(drawn, format="svg", transparent=True, metadata=left_out)
     element = drawn.getvalue()
     element = element[element.index("<svg") :]
-    # Matplotlib's style sheet would override presentation attributes, and apply to the rest of the page as well.
-    element = re.sub(r"\s*<style.*?</style>", "", element).replace("<svg", '<svg stroke-linejoin="round"', 1)
+    element = re.sub(r"\s*<style.*?</style>", "", element)  # it would apply to the rest of the page as well
     referred = set(re.findall(r'(?:href="|url\()#([^")]+)', element))
     element = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in referred else "", element)
-    return re.sub(r' style="([^"]*)"', lambda style: _attributes(style[1]), element)
-
-
-def _attributes(style: str) -> str:
-    """The declarations of a ``style`` as presentation attributes, and a ``style`` for the colours of the page alone."""
-    style = re.sub(r"font: ([\d.]+px) [^;]*", rf"font-size: \1; font-family: {_FONT}", style)  # matplotlib before 3.11
-    style = re.sub(r"font-family: [^;]*", f"font-family: {_FONT}", style)
-    values = dict(declaration.split(": ", 1) for declaration in style.split("; "))
-    themed = "; ".join(f"{k}: var({_VARIABLES[value]}, {value})" for k, value in values.items() if value in _VARIABLES)
-    attributes = "".join(f' {name}="{value}"' for name, value in values.items())
-    return f'{attributes} style="{themed}"' if themed else attributes
+    start, rest = element.split(">", 1)
+    start = start.replace("<svg", '<svg role="img" stroke-linejoin="round"', 1)
+    return f"{start}>\n<title>{html.escape(title)}</title>\n<desc>{html.escape(description)}</desc>{rest}"
 
 
 def standalone(element: str) -> str:
-    """The figure as a file with a background, in dark colours for readers who prefer a dark colour scheme.
-
-    It has no CSS variables. Renderers without CSS show it in light colours.
-    """
-    element = re.sub(r' style="[^"]*"', "", element)
-    start = element.index(">") + 1
-    dark = " ".join(
-        f'[{name}="{light}"] {{ {name}: {value} }}' for light, value in _DARK.items() for name in ("fill", "stroke")
-    )
-    style = f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>"
-    return f'{element[:start]}\n{style}\n<rect width="100%" height="100%" fill="{PAPER}"/>{element[start:]}'
+    """The figure as a file with a background, in dark colours for readers who prefer a dark colour scheme."""
+    start, rest = element.split("</desc>", 1)
+    dark = "@media (prefers-color-scheme: dark) { .paper { fill: #16181c } }"
+    paper = f'<rect class="paper" width="100%" height="100%" fill="{PAPER}"/>'
+    return f"{start}</desc>\n<style>{FIGURE_CSS} {dark}</style>\n{paper}{rest}"
 
 
 def log_scale(axis: Any, set_scale: Callable[[str], None], label: Callable[[float], str]) -> None:
@@ -128,130 +130,9 @@ def spread(heights: Sequence[float], *, apart: float) -> list[float]:
     return placed
 
 
-_INCHES = (4.2, 2.9)
-_LIFT = 4  # points between a marker and its label
-_LABELS = {"pld": "PLD", "rdp": "RDP", "moments": "moments"}
+# Panels
 
-
-def epsilon_against_steps(facts: Facts) -> str:
-    """Epsilon spent after each step by three accountants, as an SVG element; "" if the run has no points."""
-    if not facts.points:
-        return ""
-    steps = [point.step for point in facts.points]
-    looks = (
-        (PldAccountant(), BLUE, "-"),
-        (RdpAccountant(), ORANGE, "--"),
-        (MomentsAccountant(), GREEN, ":"),
-    )
-    curves = []
-    for accountant, *look in looks:
-        with suppress(UnsupportedEventError):  # of kinds of batches that an accountant does not know
-            curves.append((_LABELS[accountant.name], _course(facts, accountant), *look))
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _empty("training step", "ε spent")
-        axes.set_xlim(0, steps[-1])
-        axes.set_ylim(0, top := 1.08 * max(values[-1] for _, values, *_ in curves))
-        heights = spread([values[-1] for _, values, *_ in curves], apart=0.075 * top)
-        for (name, values, colour, dashes), height in zip(curves, heights, strict=True):
-            axes.plot(steps, values, dashes, color=colour, marker="o" if len(steps) == 1 else "", clip_on=False)
-            end_label(axes, f"{name} {upward(values[-1])}", (steps[-1], height), colour)
-        return svg(figure, salt="epsilon")
-
-
-def _course(facts: Facts, accountant: Accountant) -> list[float]:
-    """Epsilon at the points of a run: as the run measured it by its own accountant, computed here by another one."""
-    privacy = facts.recipe.privacy
-    if accountant.name == privacy.accountant:
-        return [point.epsilon for point in facts.points]
-    return epsilon_curve(
-        event_of(facts.event),
-        checkpoints=[point.step for point in facts.points],
-        delta=privacy.delta,
-        accountant=accountant,
-        prior_events=_other_releases(facts),
-    )
-
-
-def _other_releases(facts: Facts) -> Events:
-    """Everything that the ledger counts beside the steps of the run."""
-    others = {event_of(event): times for event, times in facts.released}
-    others[event_of(facts.event)] = others.get(event_of(facts.event), 0) - facts.steps
-    return {event: times for event, times in others.items() if times > 0}
-
-
-def accuracy_against_epsilon(facts: Facts) -> str:
-    """Test accuracy against the epsilon spent until then, as an SVG element; "" if it was not measured."""
-    measured = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
-    if not measured:
-        return ""
-    return _against_epsilon(measured, "test accuracy (%)", percent(measured[-1][1] / 100), whole=True)
-
-
-def error_against_epsilon(facts: Facts) -> str:
-    """The test error of a predicted number against the epsilon spent, as an SVG element; "" if it was not measured."""
-    measured = [(p.epsilon, p.test_rmse) for p in facts.points if p.test_rmse is not None]
-    if not measured:
-        return ""
-    unit = facts.recipe.data.unit
-    return _against_epsilon(
-        measured, f"test RMSE ({unit})" if unit else "test RMSE", f"{measured[-1][1]:.4g}", whole=False
-    )
-
-
-def _against_epsilon(measured: Sequence[tuple[float, float]], name: str, last: str, *, whole: bool) -> str:
-    """A line through the measured values, labelled with the last; ``whole`` if ticks are whole numbers."""
-    spent, values = zip(*measured, strict=True)
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _empty("ε spent", name)
-        axes.plot(spent, values, color=BLUE, marker="o", markersize=3.5, clip_on=False)
-        axes.set_xlim(0, float(upward(spent[-1])))
-        axes.margins(y=0.1)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole))
-        end_label(axes, last, (spent[-1], values[-1]), BLUE)
-        return svg(figure, salt="accuracy")
-
-
-def accuracy_against_radius(measured: Sequence[tuple[float, float]]) -> str:
-    """Certified test accuracy against the radius, as an SVG element; "" if it was not measured.
-
-    Args:
-        measured: radii in ascending order, from 0 on, each with the share that :func:`noisette.certified_accuracy`
-            gives for it.
-    """
-    if not measured:
-        return ""
-    radii, shares = zip(*measured, strict=True)
-    with matplotlib.rc_context(STYLE):
-        horizontal = "Euclidean distance that an example may be moved"
-        figure, axes = _empty(horizontal, "certified accuracy (%)", (0.14, 0.16, 0.82, 0.74))
-        axes.fill_between(radii, 0, [100 * share for share in shares], color=BLUE, alpha=0.12, linewidth=0)
-        axes.plot(radii, [100 * share for share in shares], color=BLUE, clip_on=False)
-        axes.set(xlim=(0, radii[-1] or 1), ylim=(0, 100))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-        axes.plot(radii[0], 100 * shares[0], color=BLUE, marker="o", markersize=4, clip_on=False)
-        axes.annotate(
-            f"{percent(shares[0])} unattacked",
-            (radii[0], 100 * shares[0]),
-            xytext=(_LIFT, _LIFT),
-            textcoords="offset points",
-            color=BLUE,
-            annotation_clip=False,
-        )
-        return svg(figure, salt="radius")
-
-
-def _empty(
-    horizontal: str, vertical: str, place: tuple[float, float, float, float] = (0.14, 0.16, 0.62, 0.78)
-) -> tuple[Figure, Axes]:
-    """A figure with axes at this place; the default has space on the right for labels at the ends of lines."""
-    figure = Figure(figsize=_INCHES)
-    axes = figure.add_axes(place)
-    axes.set(xlabel=horizontal, ylabel=vertical)
-    axes.tick_params(length=0)
-    return figure, axes
-
-
-_PLAN_INCHES = (4.3, 2.8)  # of one panel
+_INCHES = (4.3, 2.8)  # of one panel
 _PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with room on the right for names
 _LONG = 1500  # ratio of the ends of an axis above which three tick labels for each power of ten do not fit
 _APART = 0.08  # distance of two names, as a share of the height
@@ -263,9 +144,9 @@ class Line:
 
     Args:
         name: written at its end.
-        x: positions on the horizontal axis, above 0 and in ascending order.
-        y: values there. Values that a log scale cannot show, 0 and infinity, are left out.
-        colour: a colour of :mod:`noisette.training.report.figures`, which has a light and a dark variant.
+        x: positions on the horizontal axis, in ascending order.
+        y: values there. Values that a log scale cannot show, 0 and infinity, are left out of a panel that has one.
+        colour: one of this module, which has a light and a dark variant.
         strength: opacity, 1 for full colour.
         dashes: matplotlib's line style.
     """
@@ -276,11 +157,6 @@ class Line:
     colour: str = BLUE
     strength: float = 1.0
     dashes: str = "-"
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """The points that a log scale can show."""
-        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if 0 < y < math.inf]
 
 
 @dataclass(frozen=True)
@@ -293,6 +169,8 @@ class Panel:
         vertical: name of the vertical axis.
         lines: at least one.
         budget: an upper limit of the values, drawn as a dashed line.
+        linear: whether the scales are linear, from 0 on the horizontal axis, instead of logarithmic.
+        lowest: where a linear vertical axis begins; unless given a little below the values.
     """
 
     title: str
@@ -300,17 +178,33 @@ class Panel:
     vertical: str
     lines: Sequence[Line]
     budget: float | None = None
+    linear: bool = False
+    lowest: float | None = None
+
+    @property
+    def shown(self) -> list[tuple[Line, list[tuple[float, float]]]]:
+        """The lines, each with the points that the scale can show; those without are left out."""
+        found = [
+            (line, [(x, y) for x, y in zip(line.x, line.y, strict=True) if self.linear or 0 < y < math.inf])
+            for line in self.lines
+        ]
+        return [(line, points) for line, points in found if points]
+
+    @property
+    def description(self) -> str:
+        """What it shows in words: the axes, and the ends of each line."""
+        ends = [
+            f"{line.name}: from {points[0][1]:.3g} at {points[0][0]:.3g} to {points[-1][1]:.3g} at {points[-1][0]:.3g}"
+            for line, points in self.shown
+        ]
+        return "; ".join([f"{self.vertical} against {self.horizontal}", *ends])
 
 
 def as_svg(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG element in the colours of the HTML page that contains it."""
+    """The panels side by side, as an SVG element for an HTML page."""
+    described = ". ".join(panel.description for panel in panels)
     with matplotlib.rc_context(STYLE):
-        return svg(_figure(panels), salt=panels[0].title)
-
-
-def as_svg_file(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG file with its own background and colours."""
-    return standalone(as_svg(panels))
+        return svg(_figure(panels), title="; ".join(panel.title for panel in panels), description=described)
 
 
 def as_png_file(panels: Sequence[Panel]) -> bytes:
@@ -322,7 +216,7 @@ def as_png_file(panels: Sequence[Panel]) -> bytes:
 
 
 def _figure(panels: Sequence[Panel]) -> Figure:
-    width, height = _PLAN_INCHES
+    width, height = _INCHES
     figure = Figure(figsize=(width * len(panels), height))
     left, bottom, across, up = _PLACE
     for k, panel in enumerate(panels):
@@ -334,24 +228,35 @@ def _draw(panel: Panel, axes: Axes) -> None:
     budget = "" if panel.budget is None else f"; – –  budget {panel.budget:g}"
     axes.set_title(f"{panel.title}{budget}", fontsize=9, loc="left", pad=10)
     axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
-    log_scale(axes.xaxis, axes.set_xscale, _short)
-    log_scale(axes.yaxis, axes.set_yscale, _short)
+    if not panel.linear:
+        log_scale(axes.xaxis, axes.set_xscale, _short)
+        log_scale(axes.yaxis, axes.set_yscale, _short)
     axes.tick_params(length=0)
     axes.margins(x=0)
-    shown = [(line, line.points) for line in panel.lines if line.points]
+    shown = panel.shown
     for line, points in shown:
         x, y = zip(*points, strict=True)
         marker = "o" if len(points) == 1 else ""
         axes.plot(x, y, line.dashes, color=line.colour, alpha=line.strength, marker=marker, clip_on=False)
     if panel.budget is not None:
         axes.axhline(panel.budget, color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
-    low, high = (math.log(end) for end in axes.get_ylim())
+    if panel.linear:
+        axes.margins(y=0.1)
+        axes.set_xlim(0, 1.001 * max(x for _, points in shown for x, _ in points) or 1)  # the last tick is shown
+        axes.set_ylim(bottom=panel.lowest)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6))
+    else:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            if high > _LONG * low:
+                axis.set_major_locator(LogLocator(subs=(1,)))
+    scale, back = (float, float) if panel.linear else (math.log, math.exp)
+    low, high = (scale(end) for end in axes.get_ylim())
     apart = _APART * (high - low)
-    heights = _below(high, spread([math.log(points[-1][1]) for _, points in shown], apart=apart), apart=apart)
-    _thin_ticks(axes.xaxis)
-    _thin_ticks(axes.yaxis)
+    heights = _below(high, spread([scale(points[-1][1]) for _, points in shown], apart=apart), apart=apart)
     for (line, points), height in zip(shown, heights, strict=True):
-        end_label(axes, line.name, (points[-1][0], math.exp(height)), line.colour)
+        end_label(axes, line.name, (points[-1][0], back(height)), line.colour)
 
 
 def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[float]:
@@ -363,13 +268,6 @@ def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[fl
     return placed
 
 
-def _thin_ticks(axis: Any) -> None:
-    """Label only powers of ten where the axis is too long for more."""
-    low, high = axis.get_view_interval()
-    if high > _LONG * low:
-        axis.set_major_locator(LogLocator(subs=(1,)))
-
-
 def _short(value: float) -> str:
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if unit <= value < 1e9:
@@ -377,10 +275,76 @@ def _short(value: float) -> str:
     return f"{value:g}" if value > 2e-3 else power_of_ten(value)
 
 
+# The panels of a run
+
+
+def run_panels(facts: Facts) -> tuple[list[tuple[Panel, str]], Panel | None]:
+    """The course of a run as panels with captions, and its certified robustness; none of what was not measured."""
+    privacy, data, panels = facts.recipe.privacy, facts.recipe.data, []
+    tested = "public test examples" if data.holdout is None else "records held out"
+    accuracy = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
+    errors = [(p.epsilon, p.test_rmse) for p in facts.points if p.test_rmse is not None]
+    if accuracy:
+        spent, values = zip(*accuracy, strict=True)
+        line = Line(percent(values[-1] / 100), spent, values)
+        panel = Panel("Test accuracy against ε", "ε spent", "test accuracy (%)", [line], linear=True)
+        panels.append((panel, f"Accuracy on the {tested} against the ε spent until then."))
+    elif errors:
+        spent, values = zip(*errors, strict=True)
+        vertical = f"test RMSE ({data.unit})" if data.unit else "test RMSE"
+        line = Line(f"{values[-1]:.4g}", spent, values)
+        panel = Panel("Test error against ε", "ε spent", vertical, [line], linear=True)
+        panels.append((panel, f"Error on the {tested} against the ε spent until then."))
+    if facts.points:
+        caption = (
+            f"The privacy cost of the same steps by three accountants, at δ = {power_of_ten(privacy.delta)}. All "
+            f"three are upper bounds; this run states that of {privacy.accountant}."
+        )
+        lines = _epsilons(facts)
+        panels.append((Panel("ε against steps", "training step", "ε spent", lines, linear=True, lowest=0), caption))
+    if not facts.certified:
+        return panels, None
+    radii, shares = zip(*facts.certified, strict=True)
+    line = Line("", radii, [100 * share for share in shares])
+    unattacked = f"Certified accuracy by distance, {percent(shares[0])} unattacked"
+    distance, vertical = "Euclidean distance that an example may be moved", "certified accuracy (%)"
+    return panels, Panel(unattacked, distance, vertical, [line], linear=True, lowest=0)
+
+
+def _epsilons(facts: Facts) -> list[Line]:
+    """Epsilon spent after each step by three accountants."""
+    steps, lines = [point.step for point in facts.points], []
+    looks: tuple[tuple[Accountant, str, str, str], ...] = (
+        (PldAccountant(), "PLD", BLUE, "-"),
+        (RdpAccountant(), "RDP", ORANGE, "--"),
+        (MomentsAccountant(), "moments", GREEN, ":"),
+    )
+    # Everything that the ledger counts beside the steps of the run.
+    others = {event_of(event): times for event, times in facts.released}
+    event = event_of(facts.event)
+    others[event] = others.get(event, 0) - facts.steps
+    for accountant, name, colour, dashes in looks:
+        if accountant.name == facts.recipe.privacy.accountant:  # as the run measured it
+            values = [point.epsilon for point in facts.points]
+        else:
+            values = []
+            with suppress(UnsupportedEventError):  # of kinds of batches that an accountant does not know
+                values = epsilon_curve(
+                    event,
+                    checkpoints=steps,
+                    delta=facts.recipe.privacy.delta,
+                    accountant=accountant,
+                    prior_events={event: times for event, times in others.items() if times > 0},
+                )
+        if values:
+            lines.append(Line(f"{name} {upward(values[-1])}", steps, values, colour, dashes=dashes))
+    return lines
+
+
+# The answer of a command
+
 Cells: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """A table: its caption, its headings (none for a table of names and values), and its rows."""
-
-_PAGES = templates("noisette.training.report")
 
 
 @dataclass(frozen=True)
@@ -407,9 +371,13 @@ class Plot:
         Raises:
             OSError: the file cannot be written.
         """
-        formats = {".png": as_png_file, ".svg": lambda panels: as_svg_file(panels).encode(), ".html": self._html}
-        atomic_files.write(path, formats[path.suffix.lower()](self.panels))
-
-    def _html(self, panels: Sequence[Panel]) -> bytes:
-        figures = [(panel.title, Markup(as_svg([panel]))) for panel in panels]
-        return _PAGES.get_template("plot.html").render(plot=self, figures=figures).encode()
+        match path.suffix.lower():
+            case ".png":
+                content = as_png_file(self.panels)
+            case ".svg":
+                content = standalone(as_svg(self.panels)).encode()
+            case _:
+                figures = [Markup(as_svg([panel])) for panel in self.panels]
+                page = templates("noisette.training.report").get_template("plot.html")
+                content = page.render(plot=self, figures=figures).encode()
+        atomic_files.write(path, content)

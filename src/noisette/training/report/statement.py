@@ -1,12 +1,13 @@
-"""What the privacy statement says about data of the user's own: how it becomes numbers, and what is held out."""
+"""What a run declares and guarantees, in words: the table of settings of the report, and the privacy statement."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
@@ -18,95 +19,80 @@ from noisette.accounting.events import (
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
-from noisette.training.report.facts import Facts, how_chosen, paragraph
-from noisette.training.report.numbers import power_of_ten, upward
+from noisette.training.report.facts import (
+    ClassFigures,
+    Facts,
+    SearchFacts,
+    duration,
+    percent,
+    power_of_ten,
+    shown,
+    upward,
+)
 
-
-def held_out(facts: Facts) -> str:
-    """What is guaranteed, and what is not, where records are held out to test with."""
-    return (
-        f"Records held out: before the first step each {facts.unit} was held out with probability "
-        f"{facts.recipe.data.holdout:g}, drawn by a secret key that is independent of what records say and was "
-        "forgotten when the run ended. What was held out was not trained on. The guarantee above is for the training; "
-        "the figures on the records held out are exact and have none: they may reveal the number of these records, and "
-        "something about each of them. If they must not, publish the weights without report.html and run.json."
-    )
-
-
-def of_test_examples(facts: Facts) -> str:
-    """What the figures on test examples are computed from."""
-    if facts.recipe.data.holdout is None:
-        measured = "Test accuracy" if facts.recipe.data.target is None else "The test error"
-        return f"{measured} is exact: the test examples are taken to be public and have no guarantee."
-    return "Test figures are exact: they are of the records held out, and have no guarantee."
-
-
-def except_held_out(facts: Facts) -> str:
-    """The end of the sentence on what was computed from the actual number of records."""
-    return ", which stays private" if facts.recipe.data.holdout is None else ", except the figures on records held out"
-
-
-def inputs(facts: Facts) -> Iterator[str]:
-    """How the values of declared columns, texts and targets become numbers, each record by itself."""
-    data = facts.recipe.data
-    if data.columns:
-        columns = Columns.of(data.columns)
-        yield (
-            f"Inputs: {columns.width}, made from {len(columns.names)} columns by a declaration (names, bounds, "
-            "categories and what a missing or another value counts as), which is in run.json. Numbers are clipped to "
-            "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
-            "written by looking at them, that has no guarantee."
-        )
-    if data.image_size is not None:
-        width, height = data.image_size
-        yield (
-            f"Images: each was scaled and cut to {width} x {height} pixels in {'grey' if data.grey else 'colour'} by "
-            "itself."
-        )
-    if data.skip_unlabelled:
-        yield (
-            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
-            "itself, and nothing was computed from them."
-        )
-    if facts.words:
-        tokenized = facts.public_weights and facts.recipe.model.weights is None
-        hashed = f"by a fixed hash of the word to one of {facts.words:,} numbers"
-        yield (
-            f"Words: the first {data.tokens} words of a text are numbered "
-            f"{'by the tokenizer of a public model' if tokenized else hashed}; no vocabulary was learned from the "
-            "records. One record is one whole text: a single word of it has no guarantee of its own, and neither have "
-            "all texts of one author together."
-        )
-    if data.target is not None:
-        low, high = data.target
-        bounds = f"{low:g} to {high:g} {data.unit}".rstrip()
-        yield (
-            f"Target: the number in the column {data.label!r}, clipped to its declared bounds, {bounds}. The loss is "
-            "the squared error on a scale on which the bounds are -1 and 1."
-        )
-
+if TYPE_CHECKING:
+    from noisette.training.recipe import DataSection
 
 _WIDTH = 88
 CONTRACT = (
     "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global random "
     "generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
 )
+_WORDS = {
+    "lr": "learning rate",
+    "cosine": "cosine schedule",
+    "averaging": "decay of averaged weights",
+    "microbatch_size": "examples in memory at once",
+    "compile": "step compiled",
+    "lr_end": "last learning rate",
+    "lr_epochs": "epochs until the last learning rate",
+    "warmup": "share of steps with a rising learning rate",
+    "floor": "least second moment, in variances of the noise",
+    "average_last": "last share of steps with averaged weights",
+    "largest_batch": "examples in a batch, at most",
+    "bands": "steps over which noise is correlated",
+}
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One fact of a run: its row in the report's table of settings, and its paragraph in the privacy statement."""
+
+    name: str = ""  # of the row; "" for none
+    value: str = ""
+    paragraph: str = ""  # "" for none
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its paragraphs."""
+    """A heading of the statement and its paragraphs."""
 
     heading: str
     paragraphs: tuple[str, ...]
 
 
+def settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
+    """The table of settings in groups: the name of each and its value with its unit."""
+    return {
+        group: [(each.name, each.value) for each in stated if each.name] for group, stated in _stated(facts).items()
+    }
+
+
 def statement(facts: Facts) -> tuple[Section, ...]:
     """The privacy statement of a run, section by section."""
-    return _guarantee(facts), _mechanism(facts), _cost(facts), _randomness(facts), _not_covered(facts)
+    return (
+        Section("What is guaranteed", tuple(_guarantee(facts))),
+        Section(
+            "How the guarantee is kept",
+            tuple(each.paragraph for group in _stated(facts).values() for each in group if each.paragraph),
+        ),
+        Section("How epsilon was computed", tuple(_cost(facts))),
+        Section("Randomness and arithmetic", tuple(_randomness(facts))),
+        Section("Not covered", tuple(_not_covered(facts))),
+    )
 
 
-def as_text(sections: tuple[Section, ...], *, title: str) -> str:
+def as_text(sections: Iterable[Section], *, title: str) -> str:
     """The statement as plain text, for ``privacy.txt``."""
     blocks = [f"{title}\n{'=' * len(title)}"]
     for section in sections:
@@ -115,97 +101,233 @@ def as_text(sections: tuple[Section, ...], *, title: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _guarantee(facts: Facts) -> Section:
-    privacy = facts.recipe.privacy
-    epsilon, delta = upward(facts.epsilon), power_of_ten(privacy.delta)
-    unit = facts.unit
-    paragraphs = [
-        *_simulation(facts),
-        f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
-        f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
-        f"delta = {delta}.",
-        f"Relation: {facts.neighbouring}. Unit: {_unit(facts)}. For any set of "
-        f"outcomes of the training, its probability with the {unit} is at most e^{epsilon} times its probability "
-        f"without the {unit}, plus {delta}; the same holds with the two exchanged.",
-        "The guarantee holds against an attacker who sees every step and knows or has forged all other records. It "
-        "does not depend on publishing the last weights only.",
-        CONTRACT,
+def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
+    """The name and the value of each figure on the test examples; none if there are no such examples."""
+    found = facts.test
+    if found is None:
+        return [] if facts.test_accuracy is None else [("test accuracy", percent(facts.test_accuracy))]
+    if isinstance(found, ClassFigures):
+        return [
+            ("test accuracy", percent(found.accuracy)),
+            ("base rate", f"{percent(found.base_rate)} (always the most frequent class)"),
+            ("macro accuracy", f"{percent(found.macro_accuracy)} (mean over the classes)"),
+            *([] if found.auc is None else [("AUC", f"{found.auc:.3f}")]),
+        ]
+    unit = f" {found.unit}" if found.unit else ""
+    return [
+        ("test RMSE", f"{found.rmse:.4g}{unit} (best constant: {found.base_rmse:.4g}{unit})"),
+        ("test MAE", f"{found.mae:.4g}{unit} (best constant: {found.base_mae:.4g}{unit})"),
+        *([("test targets", f"clipped to {_bounds(facts.recipe.data, '..')}")] if facts.recipe.data.target else []),
     ]
-    if facts.recipe.data.holdout is not None:
-        paragraphs.append(held_out(facts))
-    if facts.search is not None:
-        paragraphs.append(paragraph(facts.search, facts.unit))
-    switches = "none."
-    if privacy.allow_large_delta:
-        switches = (
-            "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
-            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
-            "would count as private."
+
+
+def set_of_tests(facts: Facts) -> str:
+    """Of which examples the figures are."""
+    data, clipped = facts.recipe.data, ""
+    if data.target is not None:
+        clipped = (
+            f" Errors are of targets clipped to {_bounds(data, '..')}: how far a number lies outside does not count."
         )
-    paragraphs.append(f"Unsafe switches: {switches}")
-    if not facts.completed:
-        paragraphs.append(
-            f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
-            "covers the steps taken, and assumes that their outcome did not decide when the run was stopped. Whatever "
-            f"the reason, the budget of the whole run holds: epsilon = {privacy.epsilon:g}."
-        )
-    return Section("What is guaranteed", tuple(paragraphs))
-
-
-def _simulation(facts: Facts) -> Iterator[str]:
-    """That this run is a small one, which stands for a large one."""
-    factor, training = facts.recipe.training.simulates, facts.recipe.training
-    if factor > 1:
-        yield (
-            f"SIMULATION: this run stands for one that is {factor} times as large, with batches of "
-            f"{factor * training.batch_size} and the noise multiplier {factor * facts.noise_multiplier:.6g}. It is not "
-            f"that run and does not have its epsilon: this run costs epsilon = {upward(facts.epsilon)}, which its "
-            "ledger has charged. Settings that are chosen by its outcome cost that much."
-        )
-
-
-def _mechanism(facts: Facts) -> Section:
-    return Section(
-        "How the guarantee is kept",
-        (
-            *([how_chosen(facts.search)] if facts.search else []),
-            *_before_training(facts),
-            f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
-            "other.",
-            *_views(facts),
-            *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
-            f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
-            "however many records the batch held.",
-            f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
-            f"{facts.steps_taken} carried out.{_resumed(facts)}{_in_search(facts)} The ledger is the file "
-            f"ledger.jsonl; the seal of its last line is {facts.ledger_head}.",
-        ),
+    if data.holdout is None:
+        return f"Computed on the public test examples, exactly.{clipped}"
+    return (
+        f"Computed exactly, without noise, on the records held out: about {percent(data.holdout)} of all, drawn at "
+        f"random and not trained on. These figures are not covered by the guarantee.{clipped}"
     )
 
 
-def _unit(facts: Facts) -> str:
-    """Whom the guarantee is for."""
-    if facts.unit == "user":
-        return (
-            "one user, with all its records of the training set, whatever their number. The column "
-            f"{facts.recipe.data.users!r} names the user of each record, and of each at most "
-            f"{facts.recipe.data.records_per_user} are used, drawn by the secret key"
+def _bounds(data: DataSection, between: str) -> str:
+    """The bounds of the target with its unit."""
+    assert data.target is not None, "a number is predicted"
+    low, high = data.target
+    return f"{low:g}{between}{high:g} {data.unit}".rstrip()
+
+
+def rows_of_search(search: SearchFacts) -> list[tuple[str, str]]:
+    """Name and value of each fact, for tables: first the settings that were found."""
+    return [(each.name, each.value) for each in _search(search) if each.name]
+
+
+def advice(search: SearchFacts, epsilon: float) -> str:
+    """That releasing all runs would be cheaper, "" where it would not be."""
+    if search.epsilon_of_all > epsilon:
+        return ""
+    return (
+        f"Releasing all of {search.compared} runs with the same noise would cost epsilon "
+        f"{upward(search.epsilon_of_all)}, no more than this search of {search.mean:g} runs on average, "
+        f"{upward(epsilon)}: rather train that many times with noisette train, and choose afterwards as you like."
+    )
+
+
+# Settings and how the guarantee is kept
+
+
+def _stated(facts: Facts) -> dict[str, list[Stated]]:
+    groups = {
+        "Data and model": [*_records(facts), *_model(facts)],
+        "Privacy": list(_privacy(facts)),
+        "Training": list(_training(facts)),
+    }
+    return groups | ({"Search": list(_search(facts.search))} if facts.search else {})
+
+
+def _records(facts: Facts) -> Iterator[Stated]:
+    """The data set, and how each record becomes numbers by itself."""
+    data = facts.recipe.data
+    example = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
+    yield Stated("data", facts.data)
+    yield Stated("declared size", f"{facts.declared_size:,} examples")
+    yield Stated("example", f"{example}, {'a number to predict' if data.target else f'{facts.classes} classes'}")
+    alone = (
+        "One record is one whole text: a single word of it has no guarantee of its own, and neither have all texts of "
+        "one author together."
+    )
+    if facts.word_vectors:
+        words, length = facts.word_vectors
+        yield Stated(
+            paragraph=f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken "
+            f"to be public and are not trained. {alone}"
         )
-    return "one record, which is one entry of the training set"
+    if data.mean:
+        mean, deviation = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.deviation))
+        yield Stated(
+            "inputs",
+            f"less {mean}, divided by {deviation}",
+            "Inputs: standardised by declared constants, which are taken to be known and not computed from the "
+            "records.",
+        )
+    if data.columns:
+        columns = Columns.of(data.columns)
+        yield Stated(
+            "columns",
+            f"{len(columns.names)} declared, {columns.width} inputs",
+            f"Inputs: {columns.width}, made from {len(columns.names)} columns by a declaration (names, bounds, "
+            "categories and what a missing or another value counts as), which is in run.json. Numbers are clipped to "
+            "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
+            "written by looking at them, that has no guarantee.",
+        )
+    if data.image_size is not None:
+        size = f"{data.image_size[0]} x {data.image_size[1]}"
+        colour = "grey" if data.grey else "colour"
+        yield Stated(
+            "images", f"{size}, {colour}", f"Images: each was scaled and cut to {size} pixels in {colour} by itself."
+        )
+    if data.skip_unlabelled:
+        yield Stated(
+            "rows without a label",
+            "left out",
+            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
+            "itself, and nothing was computed from them.",
+        )
+    if data.text is not None:
+        yield Stated("text", f"the first {data.tokens} words of {data.text}")
+    if facts.words:
+        by = f"a fixed hash of the word to one of {facts.words:,} numbers"
+        if facts.public_weights and facts.recipe.model.weights is None:
+            by = "the tokenizer of a public model"
+        yield Stated(
+            paragraph=f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned "
+            f"from the records. {alone}"
+        )
+    if data.target is not None:
+        bounds = _bounds(data, " to ")
+        yield Stated(
+            "target",
+            f"{data.label}, {bounds}",
+            f"Target: the number in the column {data.label!r}, clipped to its declared bounds, {bounds}. The loss is "
+            "the squared error on a scale on which the bounds are -1 and 1.",
+        )
+    if data.holdout is not None:
+        yield Stated("held out to test with", percent(data.holdout))
+
+
+def _model(facts: Facts) -> Iterator[Stated]:
+    """The model, and what of it comes from public examples."""
+    model, public = facts.recipe.model, facts.recipe.public
+    yield Stated("model", facts.model_name)
+    yield Stated("trained parameters", f"{facts.parameters:,}")
+    if facts.public_weights:
+        held = "the files of a model in a folder" if model.weights is None else "a file"
+        yield Stated(
+            "first weights",
+            f"public file {facts.public_weights[:8]}",
+            f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "
+            "trained on have no guarantee here: they are taken to be public.",
+        )
+    if model.weight_standardised:
+        yield Stated("weights of convolutions", "standardised")
+    source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
+    for used, name, value, user in (
+        (
+            model.batch_norm,
+            "batch norm",
+            model.batch_norm,
+            f'The norm in the place of batch norm ("{model.batch_norm}")',
+        ),
+        (model.standardised, "fixed features", "standardised", "The standardisation of the fixed features"),
+        (
+            model.whitened,
+            "fixed features",
+            f"whitened, {model.whitened:,} components",
+            "The whitening of the fixed features",
+        ),
+    ):
+        if used:
+            taken = (
+                f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
+                f"seed {public.seed}. These examples have no guarantee: they are taken to be public."
+                if public.data
+                else ""
+            )
+            yield Stated(name, f"{value}{source}", taken)
+
+
+def _privacy(facts: Facts) -> Iterator[Stated]:
+    """The budget, the projection, the sampling, the sensitivity and the noise."""
+    privacy, projection = facts.recipe.privacy, facts.recipe.projection
+    yield Stated("epsilon", f"{upward(facts.epsilon)} (budget {privacy.epsilon:g})")
+    yield Stated("delta", power_of_ten(privacy.delta))
+    yield Stated("neighbours", facts.neighbouring)
+    yield Stated("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}")
+    if projection.components:
+        yield Stated(
+            "principal components",
+            f"{projection.components}, noise {projection.noise_multiplier:g}",
+            f"Before training the records were projected on {projection.components} principal components, which were "
+            "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
+            f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
+            "release.",
+        )
+    yield Stated(
+        "sampling",
+        f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+        f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
+        "other.",
+    )
+    yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
+    event = event_of(facts.event)
+    if isinstance(event, BandedGaussian) and event.bands > 1:
+        yield Stated(
+            paragraph="Correlation: the noise named above is multiplied by the inverse of a matrix C with "
+            f"{event.bands:,} diagonals whose columns have norm 1 at most, so that the noise of a step partly takes "
+            f"back that of the {event.bands - 1:,} steps before. All steps together release as much as C times the "
+            "sums with the noise named above, and what a record adds to that is orthogonal for any two of its steps. "
+            "The noise of earlier steps is kept in memory, and was never written down; a resumed run starts with "
+            "independent noise."
+        )
 
 
 def _batches(facts: Facts) -> str:
     """How the batch of a step is drawn."""
     event = event_of(facts.event)
-    rate = f"{facts.sampling_rate:.6g}"
+    enters = f"enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
     match event:
         case UserLevel(records=1):
-            return f"Each user enters the batch of a step independently with probability {rate}, with one record."
+            return f"Each user {enters}, with one record."
         case TruncatedPoissonGaussian():
             return (
-                f"Each record enters the batch of a step independently with probability {rate}. A batch of more than "
-                f"{event.largest_batch:,} records is replaced by as many of them, drawn by the secret key; the data "
-                f"set has at most {event.most_records:,} records."
+                f"Each record {enters}. A batch of more than {event.largest_batch:,} records is replaced by as many of "
+                f"them, drawn by the secret key; the data set has at most {event.most_records:,} records."
             )
         case BallsInBinsGaussian():
             return (
@@ -221,183 +343,249 @@ def _batches(facts: Facts) -> str:
                 "run draws new groups and begins a new round."
             )
         case _:
-            return f"Each record enters the batch of a step independently with probability {rate}."
+            return f"Each record {enters}."
 
 
-def _views(facts: Facts) -> Iterator[str]:
-    """The views of a record, which are one gradient."""
-    section = facts.recipe.augmentation
-    if section.moves:
-        yield (
-            f"Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their "
-            "mean gradient is the gradient of that record, which is bounded once."
-        )
-
-
-def _resumed(facts: Facts) -> str:
-    if not facts.resumed:
-        return ""
-    times = "once" if facts.resumed == 1 else f"{facts.resumed} times"
-    return (
-        f" The run was continued in another process {times}, each time with a new secret key; {facts.steps_lost} steps "
-        "were lost when a process ended early. Epsilon covers them, whether or not they were carried out, and they had "
-        "no part in the saved weights."
-    )
-
-
-def _in_search(facts: Facts) -> str:
-    return "" if facts.search is None else " The ledger holds them, with those of the other runs, as one search."
-
-
-def _by_clipping(facts: Facts) -> list[str]:
+def _by_clipping(facts: Facts) -> Iterator[Stated]:
     """Sensitivity and noise where the gradient of each example is clipped, in the words of the clipping rule."""
     assert facts.max_grad_norm is not None, "something is clipped"
-    privacy = facts.recipe.privacy
+    privacy, noise = facts.recipe.privacy, facts.noise_multiplier
     rule, engine = CLIPPING_RULES[privacy.clipping], ENGINES[privacy.engine]
+    each = facts.max_grad_norm / math.sqrt(facts.groups)
     numbers = {
         "parameters": f"{facts.parameters:,}",
         "groups": facts.groups,
         "norm": f"{facts.max_grad_norm:g}",
-        "each": f"{facts.max_grad_norm / math.sqrt(facts.groups):g}",
+        "each": f"{each:g}",
         "first": f"{privacy.max_grad_norm:g}",
     }
     sensitivity = rule.sensitivity.format(**numbers)
-    return [
+    of_layers = f", {facts.groups} layers to {each:.4g} each" if facts.groups > 1 else ""
+    yield Stated("noise multiplier", f"{noise:.4g} × clipping norm")
+    yield Stated("clipping norm", f"{facts.max_grad_norm:.4g}{of_layers}")
+    yield Stated(
+        "clipping",
+        f"{privacy.clipping}: {rule.description}",
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
         f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
-        "8,192. "
-        f"The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the "
-        "same sum.",
-        *_noise(facts, sensitivity),
-    ]
-
-
-def _noise(facts: Facts, sensitivity: str) -> list[str]:
-    """The noise on the gradient, and on everything that a step releases beside it, and how it is correlated."""
-    return [*_noise_of_a_step(facts, sensitivity), *_correlation(facts)]
-
-
-def _correlation(facts: Facts) -> Iterator[str]:
-    """How the noise of a step depends on that of earlier ones."""
-    event = event_of(facts.event)
-    if isinstance(event, BandedGaussian) and event.bands > 1:
-        yield (
-            f"Correlation: the noise named above is multiplied by the inverse of a matrix C with {event.bands:,} "
-            "diagonals whose columns have norm 1 at most, so that the noise of a step partly takes back that of the "
-            f"{event.bands - 1:,} steps before. All steps together release as much as C times the sums with the noise "
-            "named above, and what a record adds to that is orthogonal for any two of its steps. The noise of earlier "
-            "steps is kept in memory, and was never written down; a resumed run starts with independent noise."
-        )
-
-
-def _noise_of_a_step(facts: Facts, sensitivity: str) -> list[str]:
-    """The noise on the gradient, and on everything that a step releases beside it."""
+        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine "
+        "computes the same sum.",
+    )
+    yield Stated("engine", f"{privacy.engine}: {engine.description}")
     if not facts.parts:
-        return [
-            f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {sensitivity} (noise "
-            "multiplier times sensitivity), on every element of every step's sum."
-        ]
-    moved = {part.name: sensitivity if part.name == "gradient" else f"{part.sensitivity:g}" for part in facts.parts}
-    parts = [
-        f"the {part.name}, which one record moves by at most {moved[part.name]}, with noise of standard deviation "
-        f"{facts.noise_multiplier / math.sqrt(part.share):.6g} times {moved[part.name]}"
-        for part in facts.parts
-    ]
-    return [
-        f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(parts)}. The clipping count adds "
-        "one half for each example of the batch whose norm is within C, and subtracts one half for each other one.",
-        "Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all sums "
-        f"together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}, so the sums of a step cost "
-        "as much as one sum with this noise multiplier.",
-    ]
+        yield Stated(
+            paragraph=f"Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier "
+            "times sensitivity), on every element of every step's sum."
+        )
+        return
+    released = []
+    for part in facts.parts:
+        yield Stated(part.name, f"{part.share:.2%} of the noise budget".replace("%", " %"))
+        moved = sensitivity if part.name == "gradient" else f"{part.sensitivity:g}"
+        released.append(
+            f"the {part.name}, which one record moves by at most {moved}, with noise of standard deviation "
+            f"{noise / math.sqrt(part.share):.6g} times {moved}"
+        )
+    yield Stated(
+        paragraph=f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(released)}. The "
+        "clipping count adds one half for each example of the batch whose norm is within C, and subtracts one half for "
+        "each other one."
+    )
+    yield Stated(
+        paragraph="Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all "
+        f"sums together by at most one over the noise multiplier, {noise:.6g}, so the sums of a step cost as much as "
+        "one sum with this noise multiplier."
+    )
 
 
-def _by_layers(facts: Facts) -> list[str]:
+def _by_layers(facts: Facts) -> Iterator[Stated]:
     """Sensitivity and noise where layers bound the gradient of each example."""
-    lipschitz, settings = facts.lipschitz, facts.recipe.lipschitz
+    lipschitz, section, noise = facts.lipschitz, facts.recipe.lipschitz, facts.noise_multiplier
     assert lipschitz is not None, "the layers bound the gradient"
-    scores = (
-        f"A record's gradient at the scores is scaled to a norm of at most {settings.logit_clip:g}; below the scores "
-        "nothing is clipped."
-        if settings.logit_clip
-        else "Nothing is clipped."
+    clip, scores = "", "Nothing is clipped."
+    if section.logit_clip:
+        clip = f", gradient at the scores at most {section.logit_clip:g}"
+        scores = (
+            f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the "
+            "scores nothing is clipped."
+        )
+    moved, noised = (
+        ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        for values in (lipschitz.sensitivities, lipschitz.deviations)
     )
-    moved = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.sensitivities.items())
-    noised = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
-    return [
-        f"Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
-        f"constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
-        f"{settings.tau:g}, divided by {settings.tau:g}. {scores} One record moves the sum of a batch, for each "
-        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
-        "slack for rounding. The weights are projected after each step; the projection uses released values alone.",
+    loss = f"cross-entropy of the scores times {section.tau:g}, divided by {section.tau:g}"
+    yield Stated("noise multiplier", f"{noise:.4g}")
+    yield Stated(
+        "sensitivity",
+        f"bounded by the layers, nothing clipped{clip}",
+        "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
+        f"constant, certified after each step, and so has the loss, which is the {loss}. {scores} One record moves the "
+        f"sum of a batch, for each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in "
+        "ten thousand of each is slack for rounding. The weights are projected after each step; the projection uses "
+        "released values alone.",
+    )
+    yield Stated("loss", loss)
+    yield Stated(
+        "deviations of the noise",
+        f"{noised} ({section.allocation})",
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
-        f'{noised} (at the last step; allocation "{settings.allocation}"). In units of the noise one record moves all '
-        f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}.",
-        *_correlation(facts),
-    ]
-
-
-def _before_training(facts: Facts) -> Iterator[str]:
-    """What was determined before the first step: public weights, words, public statistics, and the projection."""
-    model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
-    if facts.public_weights:
-        yield (
-            f"First weights: from {_source(facts)} with the SHA-256 {facts.public_weights}. The records that these "
-            "weights were trained on have no guarantee here: they are taken to be public."
-        )
-    if facts.word_vectors:
-        words, length = facts.word_vectors
-        yield (
-            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
-            "public and are not trained. One record is one whole text: a single word of it has no guarantee of its "
-            "own, and neither have all texts of one author together."
-        )
-    yield from inputs(facts)
-    if facts.recipe.data.mean:
-        yield (
-            "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."
-        )
-    for user, used in (
-        (f'The norm in the place of batch norm ("{model.batch_norm}")', model.batch_norm),
-        ("The standardisation of the fixed features", model.standardised),
-        ("The whitening of the fixed features", model.whitened),
-    ):
-        if public.data and used:
-            yield (
-                f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
-                f"seed {public.seed}. These examples have no guarantee: they are taken to be public."
-            )
-    if projection.components:
-        yield (
-            f"Before training the records were projected on {projection.components} principal components, which were "
-            "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
-            f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
-            "release."
-        )
-
-
-def _source(facts: Facts) -> str:
-    """What held the first weights."""
-    return "a file" if facts.recipe.model.weights is not None else "the files of a model in a folder"
-
-
-def _cost(facts: Facts) -> Section:
-    return Section(
-        "How epsilon was computed",
-        (
-            f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
-            "rounded upwards. Epsilon is the larger of the values for adding and for removing a record.",
-            *_declarations(facts),
-            f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
-            "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
-            f"number of records{except_held_out(facts)}.",
-            of_test_examples(facts),
-        ),
+        f'{noised} (at the last step; allocation "{section.allocation}"). In units of the noise one record moves all '
+        f"parameters together by at most one over the noise multiplier, {noise:.6g}.",
     )
 
 
-def _declarations(facts: Facts) -> Iterator[str]:
-    """Which epsilon it is where releases may have been chosen by the results of earlier ones."""
+def _training(facts: Facts) -> Iterator[Stated]:
+    section, values = facts.recipe.augmentation, asdict(facts.recipe.training)
+    batch, epochs, seed, simulates = (values.pop(name) for name in ("batch_size", "epochs", "seed", "simulates"))
+    if section.moves:
+        moves = [*(["mirrored"] if section.flip else []), *([f"shifted by {section.shift}"] if section.shift else [])]
+        yield Stated(
+            "views of a record",
+            f"{section.views}, {' and '.join(moves)}",
+            f"Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their "
+            "mean gradient is the gradient of that record, which is bounded once.",
+        )
+    if section.test_flip:
+        yield Stated("scores", "averaged over the image and its mirror image")
+    yield Stated(
+        "expected batch",
+        f"{batch:,} examples",
+        f"Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch held.",
+    )
+    resumed = in_search = ""
+    if facts.resumed:
+        times = "once" if facts.resumed == 1 else f"{facts.resumed} times"
+        resumed = (
+            f" The run was continued in another process {times}, each time with a new secret key; {facts.steps_lost} "
+            "steps were lost when a process ended early. Epsilon covers them, whether or not they were carried out, "
+            "and they had no part in the saved weights."
+        )
+    if facts.search:
+        in_search = " The ledger holds them, with those of the other runs, as one search."
+    yield Stated(
+        "steps",
+        facts.progress,
+        f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
+        f"{facts.steps_taken} carried out.{resumed}{in_search} The ledger is the file ledger.jsonl; the seal of its "
+        f"last line is {facts.ledger_head}.",
+    )
+    yield Stated("epochs", f"{epochs:g} × declared size")
+    yield Stated("seed of the first weights", str(seed))
+    if simulates > 1:
+        yield Stated("stands for a run", f"{simulates} times as large, at another epsilon")
+    for name, value in values.items():
+        if value is not None:
+            yield Stated(_WORDS.get(name, name), shown(value))
+    if facts.seconds is None or facts.seconds_per_step is None:
+        yield Stated("time", f"on {facts.device}; how long is not published, since it tells about the number of runs")
+    else:
+        a_step = f"{1000 * facts.seconds_per_step:.3g} ms a step"
+        yield Stated("time", f"{duration(facts.seconds)} on {facts.device}, {a_step}")
+
+
+def _search(search: SearchFacts) -> Iterator[Stated]:
+    for name, value in search.settings.items():
+        yield Stated(name, f"{shown(value)}, from {search.over[name]}")
+    yield Stated("runs", search.runs)
+    drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
+    chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
+    if search.held_out is None:
+        yield Stated(
+            "score",
+            "on public test examples",
+            f"{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the test "
+            "figures of this run are those of the best of several, and better than on new examples.",
+        )
+    else:
+        assert search.score is not None, "a run was chosen"
+        assert search.score_deviation is not None, "the score has noise"
+        over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
+        yield Stated(
+            "score",
+            f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
+            "records, which were not trained on; the noise has the standard deviation "
+            f"{percent(search.score_deviation)}",
+            f"{chosen}the number of its right answers on records that were held out with probability "
+            f"{search.held_out:g} and not trained on, each answer from 0 to 1, with Gaussian noise, over a public "
+            "number. Its release is part of each run in the ledger, and these records have the same guarantee as the "
+            "others.",
+        )
+    yield Stated("to release all", f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}")
+
+
+# The other sections of the statement
+
+
+def _guarantee(facts: Facts) -> Iterator[str]:
+    privacy, training, data = facts.recipe.privacy, facts.recipe.training, facts.recipe.data
+    epsilon, delta, unit, factor = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit, training.simulates
+    if factor > 1:
+        yield (
+            f"SIMULATION: this run stands for one that is {factor} times as large, with batches of "
+            f"{factor * training.batch_size} and the noise multiplier {factor * facts.noise_multiplier:.6g}. It is not "
+            f"that run and does not have its epsilon: this run costs epsilon = {epsilon}, which its ledger has "
+            "charged. Settings that are chosen by its outcome cost that much."
+        )
+    whom = "one record, which is one entry of the training set"
+    if unit == "user":
+        whom = (
+            "one user, with all its records of the training set, whatever their number. The column "
+            f"{data.users!r} names the user of each record, and of each at most {data.records_per_user} are used, "
+            "drawn by the secret key"
+        )
+    yield (
+        f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
+        f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
+        f"delta = {delta}."
+    )
+    yield (
+        f"Relation: {facts.neighbouring}. Unit: {whom}. For any set of outcomes of the training, its probability with "
+        f"the {unit} is at most e^{epsilon} times its probability without the {unit}, plus {delta}; the same holds "
+        "with the two exchanged."
+    )
+    yield (
+        "The guarantee holds against an attacker who sees every step and knows or has forged all other records. It "
+        "does not depend on publishing the last weights only."
+    )
+    yield CONTRACT
+    if data.holdout is not None:
+        yield (
+            f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
+            "drawn by a secret key that is independent of what records say and was forgotten when the run ended. What "
+            "was held out was not trained on. The guarantee above is for the training; the figures on the records held "
+            "out are exact and have none: they may reveal the number of these records, and something about each of "
+            "them. If they must not, publish the weights without report.html and run.json."
+        )
+    if facts.search is not None:
+        yield (
+            "Search: this run is the best of a search, and epsilon is the price of the whole search. The other runs "
+            "were discarded: their weights, settings and scores left no file. The number of runs is "
+            f"{facts.search.runs}. It was drawn from a key that was never written down. The guarantee does not hold "
+            "against somebody who learns how long the search took, or saw it at work: that tells about the number of "
+            f"runs, and so about the {unit} in question."
+        )
+    switches = "none."
+    if privacy.allow_large_delta:
+        switches = (
+            "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
+            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
+            "would count as private."
+        )
+    yield f"Unsafe switches: {switches}"
+    if not facts.completed:
+        yield (
+            f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
+            "covers the steps taken, and assumes that their outcome did not decide when the run was stopped. Whatever "
+            f"the reason, the budget of the whole run holds: epsilon = {privacy.epsilon:g}."
+        )
+
+
+def _cost(facts: Facts) -> Iterator[str]:
+    data = facts.recipe.data
+    yield (
+        f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
+        "rounded upwards. Epsilon is the larger of the values for adding and for removing a record."
+    )
     if facts.declarations > 1 and facts.search is None:
         yield (
             f"The ledger holds {facts.declarations} declarations, each of which may have been chosen by the results of "
@@ -405,43 +593,53 @@ def _declarations(facts: Facts) -> Iterator[str]:
             "before the first release, but that of a Rényi odometer, or the budget, if that is less and a Rényi filter "
             "at orders that depend on the budget alone has kept it."
         )
+    actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
+    yield (
+        f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the sampling "
+        "rate and the number of steps follow. Nothing that is published was computed from the actual number of "
+        f"records{actual}."
+    )
+    if data.holdout is not None:
+        yield "Test figures are exact: they are of the records held out, and have no guarantee."
+    else:
+        measured = "Test accuracy" if data.target is None else "The test error"
+        yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: Facts) -> Section:
-    return Section(
-        "Randomness and arithmetic",
-        (
-            "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
-            f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
-            f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values "
-            "are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 "
-            "are zero, so that the end of the tail adds less than 1e-30 to delta.",
-            "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
-            "8,192. The noise is a rounded number, not an exact sample from a grid.",
-        ),
+def _randomness(facts: Facts) -> Iterator[str]:
+    yield (
+        "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
+        f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
+        f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values are "
+        "computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 are zero, "
+        "so that the end of the tail adds less than 1e-30 to delta."
+    )
+    yield (
+        "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
+        "8,192. The noise is a rounded number, not an exact sample from a grid."
     )
 
 
-def _not_covered(facts: Facts) -> Section:
-    others = (
+def _not_covered(facts: Facts) -> Iterator[str]:
+    yield (
         "Other runs on the same records, and choosing the best of several. Their privacy costs add up. This statement "
         "is about one run."
         if facts.search is None
         else "Other runs and searches on the same records, and choosing among them. Their privacy costs add up."
     )
-    return Section(
-        "Not covered",
-        (
-            others,
-            "People with several records: the guarantee is per record, not per person.",
-            "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
-            "hyper-parameters tuned on them.",
-            "Values computed on the training records without noise, such as a training loss. This run published none.",
-            f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
-            "traffic, and whether the run came to an end.",
-            "Attacks on the low bits of floating-point noise.",
-            "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, "
-            "or reads records otherwise than through its arguments.",
-            "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
-        ),
+    yield "People with several records: the guarantee is per record, not per person."
+    yield (
+        "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
+        "hyper-parameters tuned on them."
     )
+    yield "Values computed on the training records without noise, such as a training loss. This run published none."
+    yield (
+        f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
+        "traffic, and whether the run came to an end."
+    )
+    yield "Attacks on the low bits of floating-point noise."
+    yield (
+        "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or "
+        "reads records otherwise than through its arguments."
+    )
+    yield "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law."

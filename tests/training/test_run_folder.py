@@ -11,8 +11,7 @@ import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint as checkpoint_file
-from noisette.training.report import RunFolder
-from noisette.training.unfinished import in_words, unfinished_runs
+from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 EVENT = PoissonGaussian(sampling_rate=0.1, noise_multiplier=1.0)
 FILES = {"run.json": b"{}", "report.html": b"<p>", "privacy.txt": b"p", "model.safetensors": b"w"}
@@ -91,56 +90,36 @@ def test_a_folder_that_is_not_a_run_is_refused_and_untouched(content: dict[str, 
     out.mkdir()
     for name, text in content.items():
         (out / name).write_bytes(text)
-    with pytest.raises(ValueError, match="--out"):
-        RunFolder(out)
+    for place, reason in ((out, "--out"), (out / "notes.txt" / "run", "is not a folder.*choose another --out")):
+        if place == out or "notes.txt" in content:
+            with pytest.raises(ValueError, match=reason):
+                RunFolder(place)
+    with pytest.raises(ValueError, match="is not a run; choose another --out"):
+        RunFolder(Path("/dev/full"))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == content
 
 
-def test_a_file_in_the_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(ValueError, match="is not a run"):
-        RunFolder(tmp_path / "out")
-
-
-def test_a_failure_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "a" / "b" / "run"):
-        raise ZeroDivisionError
-    assert names(tmp_path) == []
-
-
-def test_steps_given_back_leave_nothing(tmp_path: Path) -> None:
+def test_a_failure_without_spending_leaves_nothing(tmp_path: Path) -> None:
     def give_back(folder: RunFolder) -> None:
         ledger = Ledger(folder.ledger, dataset="d")
         ledger.reserve(EVENT, 16)
         ledger.release()
 
-    fail_after(give_back, tmp_path)
+    for number, action in enumerate((lambda folder: None, give_back, save)):
+        fail_after(action, tmp_path / str(number) / "b")
     assert names(tmp_path) == []
 
 
-def test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path: Path) -> None:
-    failure = fail_after(spend, tmp_path)
-    assert names(tmp_path) == ["run.unfinished-1", "run.unfinished-1/ledger.jsonl"]
-    assert Ledger.read(tmp_path / "run.unfinished-1" / "ledger.jsonl").events == {EVENT: 3}
-    assert "run.unfinished-1/ledger.jsonl" in failure.__notes__[0]
-
-
-def test_a_ledger_that_was_cut_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [0, 20])
+def test_a_failure_after_a_step_leaves_the_ledger_alone(cut: int, tmp_path: Path) -> None:
     def spend_and_cut(folder: RunFolder) -> None:
         spend(folder)
-        folder.ledger.write_bytes(folder.ledger.read_bytes()[:-20])
+        content = folder.ledger.read_bytes()
+        folder.ledger.write_bytes(content[: len(content) - cut])
 
-    fail_after(spend_and_cut, tmp_path)
+    failure = fail_after(spend_and_cut, tmp_path)
     assert names(tmp_path) == ["run.unfinished-1", "run.unfinished-1/ledger.jsonl"]
-
-
-def test_an_unfinished_run_is_no_obstacle_and_stays(tmp_path: Path) -> None:
-    test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path)
-    with RunFolder(tmp_path / "run") as folder:
-        spend(folder)
-        folder.complete(FILES)
-    assert (tmp_path / "run.unfinished-1" / "ledger.jsonl").exists()
-    assert (tmp_path / "run" / "run.json").exists()
+    assert "run.unfinished-1/ledger.jsonl" in failure.__notes__[0]
 
 
 def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None:
@@ -152,26 +131,6 @@ def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None
     assert failure.value.errno == errno.EFBIG
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert names(out.parent / "first.unfinished-1") == ["ledger.jsonl"]
-
-
-@pytest.mark.parametrize("refused", [1, 2])
-def test_a_failed_exchange_puts_the_older_run_back(
-    refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete(tmp_path, b"older")
-    rename, renames = os.replace, []
-
-    def fail_once(source: Path, target: Path) -> None:
-        renames.append(source)
-        if len(renames) == refused:
-            raise OSError(errno.EIO, "broken")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "replace", fail_once)
-    with pytest.raises(OSError, match="broken"), RunFolder(tmp_path / "run") as folder:
-        folder.complete(FILES | {"run.json": b"third"})
-    assert (tmp_path / "run" / "run.json").read_bytes() == b"older"
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
 # Runs that are picked up again
@@ -205,38 +164,16 @@ def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint(tmp_path: Path) -> 
     assert (tmp_path / "run.unfinished-1" / "checkpoint").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
-    def work(folder: RunFolder) -> None:
-        save(folder)
-        spend(folder)
-
-    notes = fail_after(work, tmp_path).__notes__
-    assert notes[0].endswith("run.unfinished-1/ledger.jsonl")
-    assert notes[1].endswith(f"noisette train --resume {tmp_path}/run.unfinished-1")
-
-
-def test_a_place_within_what_is_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"/dev/full is not a folder.*choose another --out"):
-        RunFolder(Path("/dev/full/run"))
-    with pytest.raises(ValueError, match="is not a run; choose another --out"):
-        RunFolder(Path("/dev/full"))
-    assert names(tmp_path) == []
-
-
-def test_a_folder_is_quoted_in_the_command_that_continues_it(tmp_path: Path) -> None:
+def test_a_failure_names_the_ledger_and_the_quoted_command_that_continues_the_run(tmp_path: Path) -> None:
     def work(folder: RunFolder) -> None:
         save(folder)
         spend(folder)
 
     (tmp_path / "my runs").mkdir()
     notes = fail_after(work, tmp_path / "my runs").__notes__
+    assert notes[0].endswith("run.unfinished-1/ledger.jsonl")
     assert notes[1].endswith(f"noisette train --resume '{tmp_path}/my runs/run.unfinished-1'")
     assert in_words(*unfinished_runs(tmp_path / "my runs" / "run")).endswith("/my runs/run.unfinished-1'")
-
-
-def test_a_saved_run_that_spent_nothing_leaves_nothing(tmp_path: Path) -> None:
-    fail_after(save, tmp_path)
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["run", "run.unfinished-1"])
@@ -310,7 +247,7 @@ def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
 
 
 def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -> None:
-    test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path)
+    fail_after(spend, tmp_path)
     (tmp_path / "run2.unfinished-1" / "checkpoint").mkdir(parents=True)
     (tmp_path / "run2.unfinished-1" / "checkpoint" / checkpoint_file.FILE).write_text("{}")
     (tmp_path / "run.unfinished-2" / "checkpoint").mkdir(parents=True)

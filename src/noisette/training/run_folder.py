@@ -1,30 +1,60 @@
-"""The run folder: written under a temporary name, renamed when it is complete, and reopened to continue a run."""
+"""The run folder: written under a temporary name, renamed when it is complete, and reopened to continue a run.
+
+It imports no torch.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.ledger import LEDGER_FILE
-from noisette.training.report.facts import Facts
-from noisette.training.report.page import page
-from noisette.training.report.statement import as_text, statement
-from noisette.training.unfinished import CHECKPOINT, NAME, can_continue, in_words, unfinished_runs
 
-if TYPE_CHECKING:
-    from torch import nn
-
+CHECKPOINT = "checkpoint"
+NAME = re.compile(r"(.+)\.unfinished-\d+")
+_SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
 _SETTINGS = "settings.json"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
+
+
+def can_continue(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint."""
+    return (folder / CHECKPOINT / _SAVED).is_file()
+
+
+def unfinished_runs(out: Path) -> list[Path]:
+    """The folders of runs for this ``out`` that have not ended, and that hold a checkpoint or a ledger."""
+    out = out.resolve()
+    found = out.parent.iterdir() if out.parent.is_dir() else []
+    named = {folder: NAME.fullmatch(folder.name) for folder in found}
+    return sorted(
+        folder
+        for folder, name in named.items()
+        if name and name[1] == out.name and (can_continue(folder) or (folder / LEDGER_FILE).is_file())
+    )
+
+
+def in_words(folder: Path) -> str:
+    """What an unfinished run has left in its folder, and how to continue it."""
+    if can_continue(folder):
+        return (
+            f"{folder} is a run that has not ended: it is still trained, or was cut off. To continue it: noisette "
+            f"train --resume {shlex.quote(str(folder))}"
+        )
+    return (
+        f"{folder} is a run that was cut off before its first checkpoint, so it cannot be continued. What it spent is "
+        f"shown by: noisette ledger show {shlex.quote(str(folder))}"
+    )
 
 
 class RunFolder:
@@ -177,24 +207,6 @@ class RunFolder:
         with suppress(OSError):  # not empty: the ledger stays
             for folder in (self.place, *self._parents):
                 folder.rmdir()
-
-
-def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
-    """The files of a run folder other than the ledger: their names and contents."""
-    title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
-    return {
-        "model.safetensors": _weights(model),
-        "privacy.txt": as_text(statement(facts), title=title).encode(),
-        "report.html": page(facts).encode(),
-        "run.json": facts.as_json().encode(),
-    }
-
-
-def _weights(model: nn.Module) -> bytes:
-    from safetensors.torch import save
-
-    # Tied weights are written once for each of their names, since the format cannot share them.
-    return save({name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()})
 
 
 def _check_is_run(folder: Path, name: str) -> None:

@@ -1,0 +1,88 @@
+"""The records that a recipe names, as it declares them. It imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from noisette import data as data_sets
+from noisette.data import DataSet, Declaration
+from noisette.data.columns import Columns
+from noisette.data.dataset import Target, hold_out
+from noisette.data.declaration import ImageForm
+from noisette.data.words import Numbering
+from noisette.nn.models import names as model_names
+from noisette.training.recipe import Recipe
+
+
+def check_names(recipe: Recipe) -> None:
+    """Check what a recipe names and declares, as far as it takes neither torch nor reading a record.
+
+    Raises:
+        ValueError: there is no such model.
+        DataError: there is no such data set, or the declaration contradicts itself.
+    """
+    for name in (recipe.data.name, recipe.public.data):
+        if name is not None and name not in data_sets.names() and not Path(name).exists():
+            data_sets.load(name)  # says which there are
+    model = recipe.model.name
+    if ":" not in model and model not in model_names() and not Path(model).is_dir():
+        raise ValueError(
+            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
+        )
+    declaration_of(recipe)
+
+
+def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
+    """The records of a recipe, as it declares them.
+
+    Args:
+        recipe: names the data set and the part to hold out.
+        data_dir: where built-in sets are looked for.
+        holdout_key: secret and random; it decides which records are held out. Without it none are.
+
+    Raises:
+        DataError: the records are not as declared.
+    """
+    section = recipe.data
+    data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
+    return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)
+
+
+def declaration_of(recipe: Recipe) -> Declaration:
+    """What a recipe declares about its records.
+
+    Raises:
+        DataError: it contradicts itself.
+    """
+    section, model = recipe.data, Path(recipe.model.name)
+    return Declaration(
+        classes=section.classes,
+        size=section.size,
+        label=section.label,
+        test=Path(section.test) if section.test else None,
+        ranges=section.ranges,
+        categories=section.categories,
+        users=section.users,
+        columns=Columns.of(section.columns) if section.columns else None,
+        target=None if section.target is None else Target(*section.target, section.unit),
+        text=section.text,
+        numbering=Numbering(section.tokens, section.words, model if (model / "config.json").is_file() else None),
+        decimal=section.decimal,
+        skip_unlabelled=section.skip_unlabelled,
+        images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
+    )
+
+
+def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
+    """The data set of the recipe's public examples, if it has any.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    section = recipe.public
+    if section.data is None:
+        return None
+    own = section.data not in data_sets.names()
+    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
+    return data_sets.load(section.data, data_dir=data_dir, declaration=declaration)
