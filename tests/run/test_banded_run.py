@@ -23,6 +23,7 @@ from noisette import (
     Users,
     privatize,
 )
+from noisette.accounting.filters import RenyiOdometer
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING, shares_of
 from noisette.noise.banded import banded_coefficients

@@ -44,8 +44,8 @@ def start_run(
     """The private run of a recipe on data of this declared size, before its first step.
 
     It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
-    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds of
-    the same declaration was fixed together with the run.
+    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds
+    of the same declaration was fixed together with the run.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
