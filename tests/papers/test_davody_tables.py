@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from noisette.nn import models
+from noisette.training.report.figures import ORANGE
 from papers.davody_2020 import figure_1, figure_norms, networks, norms, table_2, table_3, table_5
 from papers.davody_2020.runs import Run, Setting, mean_of, read
 from papers.paper import Asked
@@ -129,7 +130,7 @@ def test_every_norm_is_drawn_with_its_guarantee_and_the_mixture_hollow_and_dashe
         assert f"{norm.label}: {'no guarantee' if 'mixture' in norm.name else '(ε, 1e-5)'}" in labels
     dashed = [line for line in section.figure.splitlines() if "stroke-dasharray" in line]
     assert dashed
-    assert all("--orange" in line for line in dashed)
+    assert all(f"stroke: {ORANGE}" in line for line in dashed)
     assert [row[1] for row in section.rows].count("no guarantee") == 2
 
 

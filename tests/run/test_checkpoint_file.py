@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pickle
@@ -44,10 +45,10 @@ def reseal(folder: Path, **changes: Any) -> None:
     """What someone would write who knows how the seal is made."""
     path = folder / checkpoint_file.FILE
     with safe_open(path, "pt") as file:
-        facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    facts |= changes
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = json.loads(file.metadata()["noisette"]) | changes
     facts["sha256"] = checkpoint_file._seal(facts["format"], facts["content"], tensors)
-    save_file(tensors, path, metadata=facts)
+    save_file(tensors, path, metadata={"noisette": json.dumps(facts)})
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_files.atomic_write(folder / FILE, mode=0o600) as beside:
-            save_file(tensors, beside, metadata=facts)
+            # One entry: the format writes several in an order that changes with each file.
+            save_file(tensors, beside, metadata={"noisette": json.dumps(facts)})
     except SafetensorError as error:
         raise OSError(f"{folder / FILE} cannot be written: {error}") from error
 
@@ -75,7 +76,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, "pt") as file:
-            facts = file.metadata() or {}
+            facts = json.loads((file.metadata() or {})["noisette"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
         if facts["sha256"] != _seal(facts["format"], facts["content"], tensors):
             raise ValueError("another digest")
