@@ -81,9 +81,9 @@ def privatize(
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
         declaration: a name that the run shares with other releases in the ledger, such as private principal components,
-            whose parameters were all fixed before the first of them. They are composed by ``accountant``. With other
-            runs and charges in the ledger, by whose results this one may have been chosen, a Rényi filter keeps the
-            budget, which needs more noise.
+            whose parameters were all fixed before the first of them, with nothing else released before the last. They
+            are composed by ``accountant``. With other runs and charges in the ledger, by whose results this one may
+            have been chosen, a Rényi filter keeps the budget, which needs more noise.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
     one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says, and
