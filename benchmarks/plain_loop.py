@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from noisette import data
 from noisette.nn import models
-from noisette.training.recipe import Recipe
+from noisette.training.recipe import default_recipe
 
 F = torch.nn.functional
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--epochs", type=float, default=10)
     options = parser.parse_args()
-    settings = Recipe.default_for(options.data)
+    settings = default_recipe({"name": options.data})
     dataset = data.load(options.data)
     assert dataset.test is not None
     model = models.build(options.model, dataset.train.inputs.shape[1:], dataset.classes)

@@ -241,7 +241,7 @@ def _make(jobs: Sequence[Job], data: Mapping[str, DataSet], runs: Path) -> None:
 def _advance(
     progress: Progress, task: TaskID, seconds: float, before: float, share: float, accuracy: float | None
 ) -> None:
-    from noisette.training.report import percent
+    from noisette.training.report.facts import percent
 
     progress.update(task, completed=before + seconds * share, status="" if accuracy is None else percent(accuracy))
 
@@ -254,7 +254,7 @@ def _show(section: Section) -> None:
 
 
 def _list_run_times(paper: Paper[Any]) -> None:
-    from noisette.training.report import duration
+    from noisette.training.report.facts import duration
     from papers.paper import Asked
 
     typer.echo("These parts take time, and some share runs. Time on one processor core, from scratch:")

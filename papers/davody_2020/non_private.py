@@ -21,7 +21,7 @@ from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm, models
 from noisette.training.build import public_examples
-from noisette.training.loop import evaluate
+from noisette.training.evaluation import outputs
 from papers import networks as networks  # which settings name
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
@@ -62,8 +62,8 @@ def train(setting: Private, seed: int, data: DataSet, public: DataSet, tell: Tel
         optimizer.zero_grad()
         tell((step + 1) / steps, None)
     assert data.test is not None, "the data sets of the paper have test examples"
-    test = [torch.as_tensor(part, device=device) for part in (data.test.inputs, data.test.targets)]
-    accuracy = evaluate(model, *test, at_once=max(1, _TESTED_AT_ONCE // (1 + setting.public_examples)))
+    inputs, at_once = torch.as_tensor(data.test.inputs, device=device), _TESTED_AT_ONCE // (1 + setting.public_examples)
+    accuracy = float((outputs(model, inputs, at_once=max(1, at_once)).argmax(1) == data.test.targets).mean())
     return {
         "test_accuracy": accuracy,
         "steps": steps,

@@ -8,7 +8,7 @@ import pytest
 
 from noisette.accounting import Event, PldAccountant, PoissonGaussian
 from noisette.accounting.interface import TradeOff
-from noisette.training.report import Facts
+from noisette.training.report.facts import Facts
 from planted import Mutant
 
 _TESTS = "accounting/test_trade_off.py"

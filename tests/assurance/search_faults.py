@@ -24,7 +24,7 @@ from noisette.nn.batch_norm import in_evaluation
 from noisette.run.private import PrivateRun
 from noisette.training import search
 from noisette.training import search_space as space
-from noisette.training.evaluation import Point
+from noisette.training.evaluation import Outcome, Point
 from noisette.training.recipe import Recipe
 from noisette.training.search import Found, HeldOutScore, Search
 from planted import Mutant
@@ -58,6 +58,16 @@ def scored_together(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(search, "right_answers", right_answers)
     patch.setattr("test_search_scores.right_answers", right_answers)
+
+
+def uncharged(patch: pytest.MonkeyPatch) -> None:
+    """The score is charged to a ledger that nobody keeps."""
+    whole = HeldOutScore.of
+
+    def of(self: HeldOutScore, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        return whole(self, outcome, held, Ledger())
+
+    patch.setattr(HeldOutScore, "of", of)
 
 
 def cut_short(patch: pytest.MonkeyPatch) -> None:
@@ -154,7 +164,7 @@ MUTANTS = [
     Mutant(
         "the score on records is not charged",
         "each run costs more than the search has paid for",
-        lambda patch: patch.setattr(HeldOutScore, "releases", property(lambda self: {})),
+        uncharged,
         (
             f"{_SCORES}::test_noise_has_the_charged_standard_deviation_and_is_fresh",
             f"{_OF_RECIPES}::test_each_run_releases_its_steps_and_its_score_and_no_more",

@@ -1,8 +1,6 @@
 import importlib
 import json
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree as Xml
 
@@ -10,7 +8,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from noisette.accounting import BandedGaussian, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
+from command_line import noisette
+from noisette.accounting import (
+    BandedGaussian,
+    FixedSizeGaussian,
+    GroupPrivacy,
+    MomentsAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+)
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.account import account, rounded_down, rounded_up
@@ -42,12 +48,7 @@ def facts(options, *flags):
 
 @pytest.mark.parametrize(
     ("name", "epsilon", "tolerance"),
-    [
-        ("pld", 0.9469, 1e-3),
-        ("rdp", 1.0355, 5e-4),
-        ("moments", 1.2586, 5e-4),
-        ("strong-paper", 9.339, 1e-4),
-    ],
+    [("pld", 0.9469, 1e-3), ("rdp", 1.0355, 5e-4), ("moments", 1.2586, 5e-4), ("strong-paper", 9.339, 1e-4)],
 )
 def test_epsilon_of_a_run(name, epsilon, tolerance):
     found = facts(PLAN, "--accountant", name)
@@ -202,25 +203,6 @@ def test_a_defect_keeps_its_traceback():
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["account", *(word for option in FULL.items() for word in option)],
-        ["calibrate", "--epsilon", "1"],
-        ["plan", "--size", "10", "--epsilon", "1", "--delta", "2"],
-        ["ledger", "show", "no such file"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_commands_of_accounting_need_no_torch(words):
-    script = (
-        "import sys\nfrom noisette.cli import app\n"
-        "try: app(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script, *words], check=False).returncode == 0
-
-
 @pytest.fixture
 def dummy(monkeypatch):
     """An accountant that is registered while a test runs: epsilon is the number of releases."""
@@ -268,3 +250,82 @@ def test_bands():
     assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
     assert "8: a round that was begun counts as a whole" in run(PLAN | {"--bands": "8"}).stdout
     assert facts(PLAN | {"--bands": "1"})["epsilon"] == facts(PLAN)["epsilon"]
+
+
+# noisette calibrate
+
+# A run within 0.2 % of its budget, by the moments accountant.
+WHOLE = {
+    "--epsilon": "1.26",
+    "--delta": "1e-5",
+    "--sampling-rate": "0.01",
+    "--noise-multiplier": "4",
+    "--steps": "10000",
+}
+BUDGET = {"--epsilon": "1.5", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "500"}
+
+
+def without(option):
+    return {name: value for name, value in WHOLE.items() if name != option}
+
+
+def calibrated(options, *flags):
+    return noisette("calibrate", *(word for option in options.items() for word in option), *flags)
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected", "tolerance"),
+    [
+        ("noise_multiplier", 4.0, 0.005),
+        ("steps", 10_000, 0.005),
+        ("sampling_rate", 0.01, 0.005),
+        ("epsilon", 1.2586, 5e-4),
+        ("delta", 9.733e-6, 1e-3),
+    ],
+)
+def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
+    options = without("--" + missing.replace("_", "-"))
+    result = calibrated(options, "--accountant", "moments", "--json")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["found"] == missing
+    assert facts[missing] == pytest.approx(expected, rel=tolerance)
+    assert facts["epsilon"] <= 1.26
+    release = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"])
+    curve = MomentsAccountant().compose({release: facts["steps"]})
+    assert curve.epsilon(delta=facts["delta"] * (1 + 1e-12)) <= facts["epsilon"]
+    shown = calibrated(options, "--accountant", "moments").stdout
+    assert shown.startswith(missing.replace("_", " "))
+    if missing not in ("epsilon", "delta"):  # the printed number keeps the budget too
+        numbers = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000}
+        numbers[missing] = float(shown.splitlines()[0].split()[-1].replace(",", ""))
+        release = PoissonGaussian(numbers["sampling_rate"], numbers["noise_multiplier"])
+        assert MomentsAccountant().compose({release: int(numbers["steps"])}).epsilon(delta=1e-5) <= 1.26
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (WHOLE, ["noise_multiplier, steps, sampling_rate, epsilon, delta", "leave out"]),
+        ({}, ["noise_multiplier, steps, sampling_rate, epsilon, delta are missing"]),
+        ({"--epsilon": "1", "--steps": "0"}, ["noise_multiplier, sampling_rate, delta are missing", "steps >= 1"]),
+        (BUDGET | {"--epsilon": "0"}, ["epsilon"]),
+        (BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
+        (BUDGET | {"--sampling-rate": "2", "--plot": "a.pdf"}, ["sampling_rate", "--plot a.pdf"]),
+        (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
+        (BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
+        (BUDGET | {"--accountant": "strong-paper"}, ["strong-paper", "keeps no budget"]),
+        (without("--steps") | {"--epsilon": "0.0001"}, ["one step costs more", "more noise"]),
+    ],
+)
+def test_bad_input_of_calibrate_gets_one_line_that_names_it_all(options, named):
+    result = calibrated(options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert all(words in result.stderr for words in named)
+
+
+def test_a_plot_shows_the_budget(tmp_path):
+    result = calibrated(without("--steps"), "--accountant", "moments", "--plot", str(tmp_path / "curve.svg"))
+    assert result.exit_code == 0
+    assert "budget 1.26" in (tmp_path / "curve.svg").read_text()

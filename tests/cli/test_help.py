@@ -97,23 +97,32 @@ def test_version() -> None:
     assert (shown.exit_code, shown.output.strip()) == (0, noisette.__version__)
 
 
+PROGRAM = """
+import sys
+from noisette.cli import main
+try:
+    main()
+finally:
+    print(*({"torch", "matplotlib"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "imported"),
     [
-        "--help",
-        "train --help",
-        "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5",
-        "calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5",
-        "plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1",
+        ("train --help", ""),
+        ("account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5", ""),
+        ("account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5 --plot a.html", "matplotlib"),
+        ("calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5", ""),
+        ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1", ""),
+        ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1 --plot a.svg", "matplotlib"),
+        ("ledger charge ledger.jsonl --zcdp 0.1 --dataset census", ""),
     ],
 )
-def test_commands_without_a_model_do_not_import_torch(arguments: str) -> None:
-    program = (
-        "import sys\nfrom noisette.cli import main\nsys.argv[0] = 'noisette'\n"
-        "try:\n    main()\nfinally:\n    assert not {'torch', 'matplotlib'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True)
+def test_commands_without_a_model_do_not_import_torch(arguments: str, imported: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].strip() == imported
 
 
 @pytest.mark.parametrize(
@@ -138,3 +147,30 @@ def test_wrong_options_are_refused_before_torch_is_imported(arguments: str, said
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (2, "False"), done.stderr
     assert said in done.stderr
+
+
+# What the package and ``--help`` leave unimported: each of these takes a twentieth of a second or more.
+LATE = ("torch", "matplotlib", "scipy.special", "scipy.optimize", "scipy.stats", "sklearn", "dp_accounting")
+LATE_TOO = ("pooch", "PIL.Image", "cryptography", "safetensors", "jinja2", "transformers", "pandas")
+FOR_COMMANDS = ("numpy", "scipy", "typer", "rich")
+
+HELP = """
+import sys
+from noisette.cli import main
+sys.argv = ["noisette", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "late"),
+    [("import noisette", (*LATE, *LATE_TOO, *FOR_COMMANDS)), (HELP, (*LATE, *LATE_TOO))],
+    ids=["package", "help"],
+)
+def test_libraries_are_imported_on_first_use(program: str, late: tuple[str, ...]) -> None:
+    seen = f"{program}\nimport sys; print(*(set({late!r}) & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")

@@ -17,18 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_line import FILES, facts, noisette
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.repeated_runs import NumberOfRuns
-from noisette.cli import app
 from noisette.training.recipe import Recipe
-from noisette.training.report import SearchFacts, rows_of_search
+from noisette.training.report.facts import SearchFacts
+from noisette.training.report.statement import rows_of_search
 from noisette.training.search import Search
 from noisette.training.search_space import SearchSpace
 
 ROOT = Path(__file__).parents[2]
-FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 OVER = "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)"
 RECIPE = """
 [data]
@@ -48,13 +47,12 @@ ON_PUBLIC, ON_HELD_OUT = ("--score-on", "public-set"), ("--score-on", "held-out"
 
 
 def search(*options):
-    return CliRunner().invoke(app, ["search", *map(str, options)])
+    return noisette("search", *options)
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def own(_here):
     """A recipe and its data in the current folder."""
-    monkeypatch.chdir(tmp_path)
     write_own()
 
 
@@ -123,10 +121,6 @@ def on_held_out(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("held"), *ON_HELD_OUT, "--runs", 4, "--score-noise", 15)
 
 
-def facts(out):
-    return json.loads((Path(out) / "run.json").read_text())
-
-
 def unfinished(out):
     return sorted(Path(out).parent.glob(f"{Path(out).name}.unfinished-*"))
 
@@ -163,7 +157,7 @@ def test_epsilon_of_the_folder_follows_from_the_ledger_without_noisette(on_held_
     epsilon_of = runpy.run_path(str(ROOT / "docs" / "reprice.py"))["epsilon_of"]
     assert epsilon_of(str(ledger), 1e-4) == pytest.approx(run["epsilon"], rel=0.01)
     assert 2.9 < run["epsilon"] <= 3
-    priced = CliRunner().invoke(app, ["ledger", "price", str(on_held_out.out), "--delta", "1e-4"])
+    priced = noisette("ledger", "price", str(on_held_out.out), "--delta", "1e-4")
     found = re.search(r"rdp\s+([\d.]+)", priced.output)
     assert found
     assert float(found[1]) == pytest.approx(run["epsilon"], rel=0.002)  # it sets less of delta aside
@@ -324,5 +318,5 @@ def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, c
     assert not re.search(r"run \d", said[1]), "progress is for terminals alone"
     if number != signal.SIGKILL:
         assert "ledger.jsonl" in said[1]
-    shown = CliRunner().invoke(app, ["train", "--resume", "out"])
+    shown = noisette("train", "--resume", "out")
     assert (shown.exit_code, "no checkpoint" in shown.output) == (2, True)

@@ -3,14 +3,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import dp_accounting
@@ -18,10 +14,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
-from typer.testing import CliRunner
 
-from noisette.cli import app
-from noisette.cli.watch import Watch
+from command_line import FILES, after_step, facts, full_disk, train, tree, wait_for
 from noisette.nn import models
 
 KEYS = {
@@ -30,7 +24,6 @@ KEYS = {
     *("test_accuracy", "seconds", "seconds_per_step", "completed"),
 }
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
-FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 MODELS = """
 import torch
 from torch import nn
@@ -46,27 +39,10 @@ def normed(shape, classes):
 """
 
 
-def train(*options: object) -> Result:
-    return CliRunner().invoke(app, ["train", *map(str, options)])
-
-
-def tree(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("runs") / "digits"
     return out, train("--epochs", 2, "--epsilon", 1, "--delta", 2e-4, "--seed", 3, "--out", out)
-
-
-def facts(out: Path) -> dict:
-    return json.loads((out / "run.json").read_text())
 
 
 def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> None:
@@ -199,17 +175,6 @@ def test_a_place_that_is_not_a_run_is_refused_before_anything_happens(tmp_path: 
     assert tree(tmp_path) == {"thesis", "thesis/chapter.tex"}
 
 
-@contextmanager
-def full_disk(after: int) -> Iterator[None]:
-    """No file may grow beyond this many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
     short_run: tuple[Path, Result], tmp_path: Path
 ) -> None:
@@ -244,24 +209,13 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert tree(tmp_path / "run") == tree(tmp_path / "run.replaced-1") == FILES
     assert (tmp_path / "run.replaced-1" / "run.json").read_text() == older
     run = facts(tmp_path / "run")
-    assert (run["steps_taken"], run["steps_lost"], run["resumed"], run["recipe"]["model"]["name"]) == (
-        3,
-        0,
-        1,
-        "linear",
-    )
+    assert (run["steps_taken"], run["steps_lost"], run["resumed"]) == (3, 0, 1)
+    assert run["recipe"]["model"]["name"] == "linear"
     assert run["test_accuracy"] is not None
 
 
 def press_ctrl_c_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Watch.on_step
-
-    def on_step(watch, run, point) -> None:
-        shown(watch, run, point)
-        if point.step == step:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Watch, "on_step", on_step)
+    after_step(step, lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
 
 
 def test_a_run_that_is_stopped_keeps_the_older_one_and_its_ledger(
@@ -314,13 +268,6 @@ def signalled(number: signal.Signals, folder: Path) -> tuple[int, str]:
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_line import facts, noisette, words
+from command_line import train as run
 from noisette.accounting import (
     BandedGaussian,
     Event,
@@ -18,7 +18,6 @@ from noisette.accounting import (
     TruncatedPoissonGaussian,
     UserLevel,
 )
-from noisette.cli import app
 from noisette.training.report.facts import upward_percent
 
 BASE = ("--model", "mlp", "--classes", "2", "--size", "400", "--batch-size", "40", "--epochs", "2", "--delta", "1e-4")
@@ -30,10 +29,6 @@ def table(path: Path, *, users: int = 40) -> Path:
     rows = [f"{a:.3f},{b:.3f},person-{k % users},{int(a > b)}" for k, (a, b) in enumerate(random.random((400, 2)))]
     path.write_text("\n".join(["a,b,name,label", *rows]) + "\n")
     return path
-
-
-def run(*args: object):
-    return CliRunner().invoke(app, ["train", *map(str, args)])
 
 
 KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
@@ -58,24 +53,24 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     given.write_text("[privacy]\nnoise_multiplier = 6.0\n")
     done = run(given, "--data", data, *BASE, *options, "--epsilon", "6", "--out", out)
     assert done.exit_code == 0, done.stderr
-    facts = json.loads((out / "run.json").read_bytes())
+    found = facts(out)
     [(recorded, times)] = Ledger.read(out / "ledger.jsonl").events.items()
     assert isinstance(recorded, event)
-    assert facts["event"]["mechanism"] == recorded.mechanism
-    assert facts["epsilon"] <= 6
+    assert found["event"]["mechanism"] == recorded.mechanism
+    assert found["epsilon"] <= 6
     # What the report says of attacks is computed from the same releases as epsilon.
     attack = TradeOff(PldAccountant().compose({recorded: times}))
-    found = f"any attack finds at most {upward_percent(attack.true_positive_rate(0.01))} of those"
-    assert found in " ".join((out / "report.html").read_text().split())
-    statement = " ".join((out / "privacy.txt").read_text().split())
+    caught = f"any attack finds at most {upward_percent(attack.true_positive_rate(0.01))} of those"
+    assert caught in words(out / "report.html")
+    statement = words(out / "privacy.txt")
     assert said in statement
     relation = "add or remove all records of one user" if event is UserLevel else "add or remove one record"
-    assert facts["neighbouring"] == relation
+    assert found["neighbouring"] == relation
     assert f"Relation: {relation}. Unit: one {'user' if event is UserLevel else 'record'}" in statement
     assert relation in (out / "report.html").read_text()
     for path in out.iterdir():
         assert b"person-" not in path.read_bytes()
-    audited = CliRunner().invoke(app, ["audit", str(out)])
+    audited = noisette("audit", out)
     assert audited.exit_code == 2
     assert "knows Poisson batches of records" in audited.stderr
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
+from command_line import facts, words
+from command_line import noisette as run
 from noisette.cli import app
 from noisette.cli.watch import Watch
 
@@ -26,21 +27,8 @@ SCHEMA = (
 QUICK = ("--epochs", 3, "--delta", 1e-4)
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def facts(out: str) -> dict:
-    return json.loads(Path(out, "run.json").read_text())
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
-def people() -> Path:
+def people(_here: None) -> Path:
     """A table with missing values, an undeclared category, a number outside its bounds and quoted separators."""
     draw = random.Random(0)
     path = Path("People.CSV")
@@ -64,15 +52,14 @@ def schema(people: Path) -> Path:
 def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) -> None:
     shown = run("train", "--data", people, "--columns", schema, "--holdout", 0.25, *QUICK, "--out", "runs/people")
     assert shown.exit_code == 0, shown.output
-    for words in ("test accuracy", "base rate", "macro accuracy", "AUC"):
-        assert words in shown.output
+    assert all(name in shown.output for name in ("test accuracy", "base rate", "macro accuracy", "AUC"))
     done = facts("runs/people")
     assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 90)
     assert done["features"] == ["age", "job", "hours"]
     counts = np.array(done["test"]["confusion"])
     assert abs(counts.sum() - 100) < 50
     assert done["test_accuracy"] == done["test"]["accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
-    statement = " ".join(Path("runs/people/privacy.txt").read_text().split())
+    statement = words("runs/people/privacy.txt")
     assert "held out with probability 0.25" in statement
     assert "which stays private" not in statement
     assert "Inputs: 8, made from 3 columns by a declaration" in statement
@@ -146,7 +133,7 @@ def test_texts_of_a_column(tmp_path: Path) -> None:
     options = ("--text", "text", "--tokens", 8, "--classes", 2, "--size", 200, "--model", "bag-of-words", *QUICK)
     shown = run("train", "--data", "reviews.csv", *options, "--out", "runs/r")
     assert shown.exit_code == 0, shown.output
-    statement = " ".join(Path("runs/r/privacy.txt").read_text().split())
+    statement = words("runs/r/privacy.txt")
     assert "the first 8 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers" in statement
     assert run("predict", "runs/r", "reviews.csv").stdout.count("\n") == 201
     Path("new.csv").write_text("other\ngood\n")

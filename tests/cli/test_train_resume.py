@@ -15,12 +15,9 @@ import dp_accounting
 import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
-from typer.testing import CliRunner
 
-from noisette.cli import app
-from noisette.cli.watch import Watch
+from command_line import FILES, after_step, facts, train, tree, wait_for
 
-FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
 QUICK = ["quick.toml", *OPTIONS, "--batch-size", 360]  # to price
@@ -107,23 +104,6 @@ POINTS = [
     "os:replace",
     "shutil:rmtree",
 ]
-
-
-def train(*options: object) -> Result:
-    return CliRunner().invoke(app, ["train", *map(str, options)])
-
-
-def tree(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def facts(out: Path) -> dict:
-    return json.loads((out / "run.json").read_text())
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def drive(folder: Path, kills: Sequence[Sequence[object]]) -> list[tuple[bool, int]]:
@@ -220,14 +200,7 @@ def test_killed_at_two_hundred_random_instants(tmp_path: Path) -> None:
 
 
 def press(number: signal.Signals, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Watch.on_step
-
-    def on_step(watch, run, point) -> None:
-        shown(watch, run, point)
-        if point.step == step:
-            signal.raise_signal(number)
-
-    monkeypatch.setattr(Watch, "on_step", on_step)
+    after_step(step, lambda: signal.raise_signal(number), monkeypatch)
 
 
 def put_off(step: int, monkeypatch: pytest.MonkeyPatch, *options: object) -> Result:
@@ -283,15 +256,12 @@ def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
         '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.ranges]\nx = [0, 6]\ny = [0, 4]\n'
         '[model]\nname = "mlp"\n[privacy]\ndelta = 1e-3\n[training]\nepochs = 10\nbatch_size = 20\naveraging = 0.9\n'
     )
+
+    def unplug() -> None:
+        raise OSError("unplugged")
+
     with monkeypatch.context() as broken:
-        shown = Watch.on_step
-
-        def fail(watch, run, point) -> None:
-            shown(watch, run, point)
-            if point.step == 7:
-                raise OSError("unplugged")
-
-        broken.setattr(Watch, "on_step", fail)
+        after_step(7, unplug, broken)
         failed = train("recipe.toml", "--out", "run")
     assert failed.exit_code == 2
     assert "unplugged" in failed.output
@@ -348,14 +318,8 @@ def test_no_other_option_goes_with_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, messages = Watch.on_step, []
-
-    def on_step(watch, run, point) -> None:
-        shown(watch, run, point)
-        if point.step == 5:
-            messages.append(train("--resume", "run").output)
-
-    monkeypatch.setattr(Watch, "on_step", on_step)
+    messages: list[str] = []
+    after_step(5, lambda: messages.append(train("--resume", "run").output), monkeypatch)
     assert train(*OPTIONS).exit_code == 0
     assert "is open for writing elsewhere" in messages[0]
     check_whole(tmp_path)
@@ -393,8 +357,6 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_real_sigterm(tmp_path: Path) -> None:
-    from test_train import wait_for
-
     command = [sys.executable, "-c", "from noisette.cli import main; main()", "train", *map(str, OPTIONS)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"

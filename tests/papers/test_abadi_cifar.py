@@ -14,7 +14,7 @@ from noisette.data import DataSet, Split
 from noisette.nn import models
 from noisette.training.loop import train
 from noisette.training.recipe import ModelSection, PrivacySection, ProjectionSection, Recipe, TrainingSection
-from noisette.training.report import facts_of
+from noisette.training.report.facts import facts_of
 from noisette.training.report.page import documents
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from noisette.training.report import Facts
+from noisette.training.report.facts import Facts
 from papers.abadi_2016.setting import Plan
 
 

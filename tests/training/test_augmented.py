@@ -1,26 +1,32 @@
-"""Recipes with augmentation: the losses of views, the published model, its files, and what is refused."""
+"""Recipes with augmentation, declared constants, standardised weights and whitened features: what is published."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from noisette.data import DataSet, load
-from noisette.nn import models
+from cut_runs import cut_short, pass_by
+from noisette.data import DataSet, Split, load
+from noisette.errors import PrivacyError
+from noisette.nn import MirrorAverage, Standardise, Whitening, models
 from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome
-from noisette.training.loop import evaluate, resume, train
+from noisette.training.loop import resume, train
 from noisette.training.recipe import (
     AugmentationSection,
     DataSection,
     LipschitzSection,
     ModelSection,
     PrivacySection,
+    ProjectionSection,
+    PublicSection,
     Recipe,
     TrainingSection,
 )
@@ -58,7 +64,14 @@ def digits(side: int = 8) -> DataSet:
 
 
 def run(of: Recipe, data: DataSet) -> Outcome:
-    return train(of, data, ledger_path=None, on_step=lambda run, point: None, points=2)
+    return train(of, data, ledger_path=None, on_step=pass_by, points=2)
+
+
+def saved(outcome: Outcome, folder: Path) -> nn.Module:
+    """The model of a run, loaded from its files."""
+    for name, content in documents(facts_of(outcome), outcome.model).items():
+        (folder / name).write_bytes(content)
+    return SavedModel.of_run(folder).model
 
 
 @pytest.mark.parametrize(("model", "side"), [("cnn", 8), ("scattering", 16)])
@@ -69,13 +82,11 @@ def test_the_published_model_is_the_one_that_was_tested(model: str, side: int, t
     inputs, targets = torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets)
     scores = outcome.model(inputs)
     torch.testing.assert_close(scores, outcome.model(inputs.flip(-1)))
-    assert evaluate(outcome.model, inputs, targets) == outcome.points[-1].test_accuracy
+    assert (scores.argmax(1) == targets).double().mean() == outcome.points[-1].test_accuracy
     facts = facts_of(outcome)
     assert "2 views of it, mirrored or shifted" in as_text(statement(facts), title="t")
     assert "averaged over the image and its mirror image" in page(facts)
-    for name, content in documents(facts, outcome.model).items():
-        (tmp_path / name).write_bytes(content)
-    torch.testing.assert_close(SavedModel.of_run(tmp_path).model(inputs), scores)
+    torch.testing.assert_close(saved(outcome, tmp_path)(inputs), scores)
 
 
 def test_fixed_features_are_stored_for_each_view() -> None:
@@ -93,17 +104,8 @@ def test_fixed_features_are_stored_for_each_view() -> None:
 
 
 def test_a_run_with_views_is_resumed(tmp_path: Path) -> None:
-    class Stop(SystemExit):
-        pass
-
-    def stop(run, point):
-        if run.steps_taken == 2:
-            raise Stop
-
     data, of = digits(16), recipe(model="scattering")
-    with pytest.raises(Stop):
-        train(of, data, ledger_path=tmp_path / "ledger.jsonl", on_step=stop, checkpoint=tmp_path / "c")
-    outcome = resume(of, data, on_step=lambda run, point: None, checkpoint=tmp_path / "c")
+    outcome = resume(of, data, on_step=pass_by, checkpoint=cut_short(of, data, tmp_path, step=2))
     assert outcome.run.steps_taken == outcome.run.steps == 3
 
 
@@ -120,3 +122,132 @@ def test_what_cannot_be_augmented_is_refused() -> None:
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(300, 64)), test=None)
     with pytest.raises(ValueError, match="for images of three axes"):
         TrainingSetup(recipe(model="linear"), flat)
+
+
+# Declared means and deviations, and standardised weights
+
+
+def standardised(model: str = "cnn", *, weights: bool = True, test_flip: bool = False) -> Recipe:
+    return Recipe(
+        DataSection("digits", mean=(0.3,), deviation=(0.37,)),
+        ModelSection(model, weight_standardised=weights),
+        PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
+        TrainingSection(epochs=1, batch_size=200, lr=0.5, averaging=0.9),
+        augmentation=AugmentationSection(test_flip=test_flip),
+    )
+
+
+def test_inputs_and_weights_are_standardised_in_the_published_model(tmp_path: Path) -> None:
+    data = load("digits")
+    outcome = train(standardised(test_flip=True), data, ledger_path=None, on_step=pass_by, points=1)
+    assert data.test is not None
+    inputs = torch.as_tensor(data.test.inputs)
+    assert isinstance(outcome.model, MirrorAverage)
+    layer, model = outcome.model.model
+    assert isinstance(layer, Standardise)
+    scores, constant = outcome.model(inputs), (inputs - 0.3) / 0.37
+    torch.testing.assert_close(scores, (model(constant) + model(constant.flip(-1))) / 2)
+    assert sum("original" in name for name, _ in model.named_parameters()) == 2
+    facts = facts_of(outcome)
+    assert "Inputs: standardised by declared constants" in as_text(statement(facts), title="t")
+    torch.testing.assert_close(saved(outcome, tmp_path)(inputs), scores)
+    html = unescape(page(facts))
+    assert "less 0.3, divided by 0.37" in html
+
+
+def test_fixed_features_are_those_of_standardised_inputs() -> None:
+    data = load("digits")
+    enlarged = replace(data, train=replace(data.train, inputs=data.train.inputs.repeat(2, 2).repeat(2, 3)), test=None)
+    setup = TrainingSetup(standardised("scattering-cnn"), enlarged)
+    right = setup.published.features[1]((torch.as_tensor(enlarged.train.inputs[:5]) - 0.3) / 0.37)
+    torch.testing.assert_close(setup.examples.tensors[0][:5], right)
+
+
+def test_contradictions_of_declared_constants_are_refused() -> None:
+    plain = standardised(weights=False)
+    with pytest.raises(ValueError, match="give both, or neither"):
+        replace(plain, data=DataSection("digits", mean=(0.5,)))
+    with pytest.raises(ValueError, match=r"deviation = .0.0,. is not of the expected type: greater than 0"):
+        replace(plain, data=DataSection("digits", mean=(0.5,), deviation=(0.0,)))
+    with pytest.raises(ValueError, match="leave out mean and deviation"):
+        replace(plain, projection=ProjectionSection(8, 20.0))
+    with pytest.raises(ValueError, match="give frozen = "):
+        replace(plain, model=ModelSection("cnn", weights="w", weight_standardised=True))
+    with pytest.raises(ValueError, match="leave weight_standardised out, or lipschitz"):
+        replace(standardised("lipschitz-patch"), lipschitz=LipschitzSection(tau=30.0))
+    with pytest.raises(ValueError, match="expected 1 or 1 values as mean"):
+        TrainingSetup(replace(plain, data=DataSection("digits", mean=(0.5, 0.5), deviation=(1.0,))), load("digits"))
+
+
+# Features whitened by public examples
+
+WHITENED = Recipe(
+    DataSection("digits"),
+    ModelSection("scattering", whitened=20),
+    PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
+    TrainingSection(epochs=1, batch_size=200, lr=0.5),
+    public=PublicSection("others", examples=60),
+)
+
+
+def enlarged(name: str, inputs: np.ndarray, targets: np.ndarray) -> DataSet:
+    return DataSet(name, Split(inputs.repeat(2, 2).repeat(2, 3), targets), None, 10, len(inputs))
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    digits = load("digits").train
+    return enlarged("digits", digits.inputs[:400], digits.targets[:400])
+
+
+@pytest.fixture(scope="module")
+def public() -> DataSet:
+    digits = load("digits").train
+    return enlarged("others", digits.inputs[400:480].copy()[..., ::-1].copy(), digits.targets[400:480])
+
+
+def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: DataSet, public: DataSet) -> None:
+    outcome = train(WHITENED, data, public=public, ledger_path=None, on_step=pass_by, points=1)
+    assert isinstance(outcome.model, models.FixedFeatures)
+    features, whitening = outcome.model.features
+    assert isinstance(whitening, Whitening)
+    assert whitening.components.shape[0] == 20
+    inputs = torch.as_tensor(data.train.inputs[:5])
+    torch.testing.assert_close(outcome.model(inputs), outcome.model.head(whitening(features(inputs))))
+    facts = facts_of(outcome)
+    text = as_text(statement(facts), title="t")
+    assert "The whitening of the fixed features takes statistics from 60 examples of others" in " ".join(text.split())
+    html = unescape(page(facts))
+    assert "whitened, 20 components, 60 examples of others" in html
+    torch.testing.assert_close(saved(outcome, tmp_path)(inputs), outcome.model(inputs))
+
+
+def test_a_resumed_run_keeps_its_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: DataSet, public: DataSet
+) -> None:
+    saved = cut_short(WHITENED, data, tmp_path, step=1, public=public)
+    again: list[object] = []
+    monkeypatch.setattr(Whitening, "of_public", lambda *given: again.append(given))
+    outcome = resume(WHITENED, data, public=public, on_step=pass_by, checkpoint=saved)
+    assert not again
+    assert outcome.run.steps_taken == outcome.run.steps == 2
+    assert isinstance(outcome.model, models.FixedFeatures)
+    assert outcome.model.features[1].components.abs().sum() > 0
+
+
+def test_public_examples_are_not_the_records(data: DataSet) -> None:
+    own = replace(data, name="others")
+    with pytest.raises(PrivacyError):
+        train(WHITENED, data, public=own, ledger_path=None, on_step=pass_by)
+
+
+def test_contradictions_of_whitening_are_refused(data: DataSet, public: DataSet) -> None:
+    with pytest.raises(ValueError, match="whitened = 20 takes its statistics from public examples"):
+        replace(WHITENED, public=PublicSection())
+    with pytest.raises(ValueError, match="leave out standardised, or whitened"):
+        replace(WHITENED, model=replace(WHITENED.model, standardised=True))
+    with pytest.raises(ValueError, match="whitened >= 0"):
+        replace(WHITENED, model=replace(WHITENED.model, whitened=-1))
+    wrong = replace(WHITENED, model=ModelSection("cnn", whitened=20))
+    with pytest.raises(ValueError, match="no fixed features; leave whitened out"):
+        train(wrong, data, public=public, ledger_path=None, on_step=pass_by)

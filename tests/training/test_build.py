@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from cut_runs import cut_short, pass_by
 from noisette import AutomaticClipping, PrivacyError
 from noisette import nn as norms
 from noisette.clipping.per_example import PerExampleClip
@@ -23,8 +24,8 @@ from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
 from noisette.training.build import TrainingSetup, replace_batch_norm
-from noisette.training.evaluation import Outcome, Point
-from noisette.training.loop import evaluate, resume, train
+from noisette.training.evaluation import Outcome
+from noisette.training.loop import resume, train
 from noisette.training.recipe import (
     DataSection,
     LipschitzSection,
@@ -68,7 +69,7 @@ BUDGET = PrivacySection(epsilon=8.0, delta=1e-3, accountant="rdp")
 
 
 def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
-    return train(of, DATA, public=public, ledger_path=None, on_step=lambda run, point: None, points=2)
+    return train(of, DATA, public=public, ledger_path=None, on_step=pass_by, points=2)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_statistics_are_those_of_the_public_examples_under_the_published_weights
     )
     assert outcome.model.training is False
     inputs, targets = torch.as_tensor(DATA.train.inputs), torch.as_tensor(DATA.train.targets)
-    assert evaluate(outcome.model, inputs, targets) == outcome.points[-1].test_accuracy
+    assert (outcome.model(inputs).argmax(1) == targets).double().mean() == outcome.points[-1].test_accuracy
 
 
 def test_the_seed_says_which_examples_are_public() -> None:
@@ -157,23 +158,11 @@ def test_instance_norm_has_as_many_axes_as_the_batch_norm_before() -> None:
         replace_batch_norm(nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm1d(2)), "instance")
 
 
-def stopped(folder: Path) -> None:
-    """A run that was put off after two steps."""
-
-    def stop(run: object, point: Point) -> None:
-        if point.step == 2:
-            raise SystemExit
-
-    with pytest.raises(SystemExit):
-        train(recipe(), DATA, public=PUBLIC, ledger_path=folder / "ledger", on_step=stop, checkpoint=folder / "saved")
-
-
 def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    others = images("others", 3)
+    saved, others = cut_short(recipe(), DATA, tmp_path, step=2, public=PUBLIC), images("others", 3)
     with pytest.raises(ValueError, match="public examples, first weights or word vectors are not those that"):
-        resume(recipe(), DATA, public=others, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
-    outcome = resume(recipe(), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+        resume(recipe(), DATA, public=others, on_step=pass_by, checkpoint=saved)
+    outcome = resume(recipe(), DATA, public=PUBLIC, on_step=pass_by, checkpoint=saved)
     assert outcome.run.steps_taken == outcome.run.steps == 4
 
 
@@ -227,14 +216,8 @@ def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
 
 
 def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
-    def stop(run: Any, point: Point) -> None:
-        if run.steps_taken == 2:
-            raise SystemExit
-
     settings = lipschitz(training=TrainingSection(epochs=1, batch_size=50, lr=30.0, averaging=0.9))
-    with pytest.raises(SystemExit):
-        train(settings, DATA, ledger_path=tmp_path / "l.jsonl", on_step=stop, checkpoint=tmp_path / "c")
-    outcome = resume(settings, DATA, on_step=lambda run, point: None, checkpoint=tmp_path / "c")
+    outcome = resume(settings, DATA, on_step=pass_by, checkpoint=cut_short(settings, DATA, tmp_path, step=2))
     assert outcome.run.steps_taken == outcome.run.steps == 4
 
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from command_line import full_disk
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint as checkpoint_file
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
@@ -42,17 +41,6 @@ def fail_after(action: Callable[[RunFolder], None], parent: Path) -> ZeroDivisio
 
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-@contextmanager
-def full_disk(after: int) -> Iterator[None]:
-    """No file may grow beyond this many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_run_appears_whole_and_under_its_name(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RepeatAndSele
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.data import DataSet, Split
 from noisette.errors import PrivacyError
-from noisette.training import search as rehearsal
 from noisette.training import search as search_module
 from noisette.training.recipe import Recipe
 from noisette.training.search import HeldOutScore, PublicScore, Search
@@ -57,6 +56,19 @@ def nothing_shown(number, run):
     pass
 
 
+def watched(monkeypatch, runs):
+    """The ledger of each of so many runs, and the run, once the search is made."""
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: runs)
+    made, whole = [], Search._train
+
+    def train(self, recipe, ledger, on_step):
+        made.append((ledger, whole(self, recipe, ledger, on_step)))
+        return made[-1][1]
+
+    monkeypatch.setattr(Search, "_train", train)
+    return made
+
+
 @pytest.fixture(scope="module")
 def held_out_search():
     return search_of(score=HeldOutScore(0.2, 12.0))
@@ -92,39 +104,20 @@ def test_each_run_releases_its_steps_and_its_score_and_no_more(held_out_search, 
         (PoissonGaussian(40 / 320, held_out_search.noise_multiplier), 4),
         (Gaussian(12.0, parts=(("right answers", 1.0),)), 1),
     )
-    ledgers = []
-    whole = Search._train
-
-    def train(self, recipe, ledger, on_step):
-        ledgers.append(ledger)
-        return whole(self, recipe, ledger, on_step)
-
-    monkeypatch.setattr(Search, "_train", train)
-    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 3)
-    of_search = Ledger()
+    made, of_search = watched(monkeypatch, 3), Ledger()
     held_out_search.run(of_search, nothing_shown)
     assert of_search.events == {held_out_search.event: 1}
-    assert [ledger.events for ledger in ledgers] == [dict(held_out_search.event.run)] * 3
+    assert [ledger.events for ledger, _ in made] == [dict(held_out_search.event.run)] * 3
 
 
 def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch):
-    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 5)
-    search, made = search_of(), []
-    whole = Search._train
-
-    def train(self, recipe, ledger, on_step):
-        made.append(whole(self, recipe, ledger, on_step))
-        return made[-1]
-
-    monkeypatch.setattr(Search, "_train", train)
-    found = search.run(Ledger(), nothing_shown)
+    ledgers_and_runs = watched(monkeypatch, 5)
+    found = search_of().run(Ledger(), nothing_shown)
+    made = [run for _, run in ledgers_and_runs]
     assert found is max(made, key=lambda each: each.score)
     assert found.outcome.recipe == found.recipe
-    assert (
-        len({each.recipe.training.lr for each in made})
-        == len({each.recipe.privacy.max_grad_norm for each in made})
-        == 5
-    )
+    settings = {(each.recipe.training.lr, each.recipe.privacy.max_grad_norm) for each in made}
+    assert [len(set(values)) for values in zip(*settings, strict=True)] == [5, 5]
     assert found.outcome.test.accuracy == found.score
     inputs, targets = found.outcome.data.test.inputs, found.outcome.data.test.targets
     right = found.outcome.model(torch.as_tensor(inputs)).argmax(1).numpy() == targets
@@ -201,13 +194,13 @@ def test_a_run_that_releases_more_than_was_rehearsed_ends_the_search(monkeypatch
 
 def test_the_rehearsal_reads_no_record(monkeypatch):
     seen = []
-    whole = rehearsal.train
+    whole = search_module.train
 
     def train(recipe, data, **others):
         seen.append(data)
         return whole(recipe, data, **others)
 
-    monkeypatch.setattr(rehearsal, "train", train)
+    monkeypatch.setattr(search_module, "train", train)
     search_of(score=HeldOutScore(0.2, 12.0))
     assert len(seen) == 2
     for data in seen:

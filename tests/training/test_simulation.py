@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from typer.testing import CliRunner
 
+from command_line import facts as facts_in
+from command_line import train as run_command
 from noisette import LipschitzBound
-from noisette.cli import app
 from noisette.data import load
 from noisette.training.loop import scaled_down, train
 from noisette.training.recipe import (
@@ -70,22 +69,11 @@ def test_a_lipschitz_network_is_simulated_too() -> None:
 def test_the_command_says_whose_epsilon_it_is(tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "quick.toml").write_text('[privacy]\naccountant = "rdp"\n')
-    options = [
-        "train",
-        str(tmp_path / "quick.toml"),
-        "--model",
-        "linear",
-        "--batch-size",
-        "400",
-        "--epochs",
-        "2",
-        "--out",
-        str(out),
-    ]
-    result = CliRunner().invoke(app, [*options, "--simulate", "4"])
+    options = ("--model", "linear", "--batch-size", 400, "--epochs", 2, "--simulate", 4)
+    result = run_command(tmp_path / "quick.toml", *options, "--out", out)
     assert result.exit_code == 0, result.output
     assert "stands for a run 4 times as large; the epsilon above is its own" in result.output
-    facts = json.loads((out / "run.json").read_text())
+    facts = facts_in(out)
     assert facts["recipe"]["training"]["simulates"] == 4
     assert facts["epsilon"] > 3.0
     assert facts["epsilon"] <= facts["recipe"]["privacy"]["epsilon"]

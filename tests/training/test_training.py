@@ -12,7 +12,7 @@ from noisette.core.release import shares_of
 from noisette.data import DataSet, Split, load
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
-from noisette.training.loop import evaluate, train
+from noisette.training.loop import train
 from noisette.training.recipe import (
     DataSection,
     ModelSection,
@@ -55,8 +55,8 @@ def test_the_published_model_is_the_one_that_was_tested() -> None:
     data = load("digits")
     outcome = run(quick(), data)
     assert data.test is not None
-    accuracy = evaluate(outcome.model, torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets))
-    assert accuracy == outcome.points[-1].test_accuracy
+    right = outcome.model(torch.as_tensor(data.test.inputs)).argmax(1).numpy() == data.test.targets
+    assert right.mean() == outcome.points[-1].test_accuracy
     assert not outcome.model.training
 
 

@@ -117,7 +117,7 @@ class PrivacyCost:
         return [(name.replace("_", " "), rows[name]) for name in order]
 
     def _draw(self, path: Path, command: str) -> None:
-        from noisette.training.report.figures import Plot
+        from noisette.training.report.figures import write_plot
 
         name, value = self._rows()[0]
         sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
@@ -132,7 +132,7 @@ class PrivacyCost:
             attack = TradeOff(accountant.compose({self.event: self.steps}))
             panels += attack_panels(attack)
             tables.insert(1, (f"What any attack reaches at most ({self.event.relation})", (), attack_rows(attack)))
-        Plot(command, title, lead, panels, tables).write(path)
+        write_plot(path, command=command, title=title, lead=lead, panels=panels, tables=tables)
 
     def by_accountant(self) -> Cells:
         """The table of this run's cost by every accountant."""
@@ -293,8 +293,7 @@ def account(
         float | None, typer.Option(help="Compute delta at this epsilon, instead of epsilon at a delta: above 0.")
     ] = None,
     group_size: Annotated[
-        int,
-        typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them."),
+        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
     ] = 1,
     bands: Annotated[
         int | None,

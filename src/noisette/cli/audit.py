@@ -21,22 +21,19 @@ from noisette.training.run_folder import in_words, unfinished_runs
 if TYPE_CHECKING:
     from torch import nn
 
-    from noisette.audit import Attack, Membership, NeighbourAudit, OneRunAudit, RunAudit, StepAudit, Verdict
+    from noisette.audit import Membership, NeighbourAudit, OneRunAudit, RunAudit, StepAudit, Verdict
     from noisette.audit.audited_run import AuditedRun
     from noisette.data import DataSet
     from noisette.training.evaluation import Watch as OnStep
 
+_WITHOUT_RECORDS = {"audit.json", "step.svg", "whole-run.svg"}
+
 
 @dataclass
 class AuditResults:
-    """The run that is audited, and the results of the audits made so far.
+    """The run that is audited, and the results of the audits made so far."""
 
-    Args:
-        path: a run folder, or a recipe.
-        data_dir: where the files of built-in data sets are.
-    """
-
-    path: Path
+    path: Path  # a run folder, or a recipe
     data_dir: Path | None
     step: StepAudit | None = None
     neighbours: NeighbourAudit | None = None
@@ -57,11 +54,7 @@ class AuditResults:
             self.run = AuditedRun.of_recipe(recipe, load_data(recipe, self.data_dir))
 
     def check_members(self) -> None:
-        """Check that members of the run can be told from others, as an attack on its model needs.
-
-        Raises:
-            ValueError: they cannot.
-        """
+        """Check that members of the run can be told from others, as an attack on its model needs."""
         if self.run.recipe.data.holdout is not None:
             raise ValueError(
                 "which records this run held out was forgotten when it ended, so members and others cannot be told "
@@ -132,7 +125,7 @@ class AuditResults:
         return Verdict.worst([audit.verdict for audit in (self.step, self.neighbours, self.whole_run) if audit])
 
     def write(self, folder: Path) -> None:
-        """Write figures and results. Those computed from records go to separate files of mode 0600."""
+        """Write figures and results, with mode 0600 what is computed from records."""
         from noisette.accounting import atomic_files
         from noisette.audit import figures
         from noisette.training.report.figures import standalone
@@ -140,24 +133,23 @@ class AuditResults:
         delta = self.run.delta
         assert self.step is not None, "audited first"
         results: dict[str, Any] = {"guarantee": self.run.facts(), "step": self.step.facts(delta=delta)}
-        files = {"step.svg": standalone(figures.step_figure(self.step))}
+        drawn = {"step.svg": figures.step_figure(self.step)}
         if self.neighbours:
             results["neighbours"] = self.neighbours.facts(delta=delta)
         if self.whole_run:
             results["whole_run"] = self.whole_run.facts()
-            files["whole-run.svg"] = standalone(figures.run_figure(self.whole_run))
-        files["audit.json"] = json.dumps(results, indent=2) + "\n"
-        private: dict[str, str] = {}
+            drawn["whole-run.svg"] = figures.run_figure(self.whole_run)
+        files: dict[str, Any] = {"audit.json": results}
         if self.one_run:
-            private["one-run.json"] = json.dumps(self.one_run.facts(), indent=2) + "\n"
+            files["one-run.json"] = self.one_run.facts()
         if self.membership:
-            private["membership.json"] = json.dumps(self.membership.facts(), indent=2) + "\n"
-            private["membership.svg"] = standalone(figures.membership_figure(self.membership))
+            files["membership.json"] = self.membership.facts()
+            drawn["membership.svg"] = figures.membership_figure(self.membership)
+        texts = {name: standalone(figure) for name, figure in drawn.items()}
+        texts |= {name: json.dumps(found, indent=2) + "\n" for name, found in files.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            atomic_files.write(folder / name, text.encode())
-        for name, text in private.items():
-            atomic_files.write(folder / name, text.encode(), mode=0o600)
+        for name, text in texts.items():
+            atomic_files.write(folder / name, text.encode(), mode=0o666 if name in _WITHOUT_RECORDS else 0o600)
 
 
 _FOUND = 1
@@ -279,7 +271,7 @@ def _print(results: AuditResults, folder: Path) -> None:
 
 
 def _rows(results: AuditResults) -> list[tuple[str, str, str, str]]:
-    from noisette.training.report import power_of_ten, upward
+    from noisette.training.report.facts import power_of_ten, upward
 
     rows = []
     if step := results.step:
@@ -305,7 +297,7 @@ def _rows(results: AuditResults) -> list[tuple[str, str, str, str]]:
 def _about_records(results: AuditResults) -> list[str]:
     """The results of the audits that read the records, in lines."""
     from noisette.audit.membership import NOT_PRIVATE, RATES
-    from noisette.training.report import percent, power_of_ten
+    from noisette.training.report.facts import percent, power_of_ten
 
     lines = []
     if one := results.one_run:
@@ -316,14 +308,11 @@ def _about_records(results: AuditResults) -> list[str]:
         )
     if results.membership:
         for attack in results.membership.attacks:
-            caught = ", ".join(_caught(attack, rate) for rate in RATES)
+            shares = {rate: attack.caught(rate) for rate in RATES}
+            caught = ", ".join(
+                f"true positive rate {'?' if share is None else percent(share)} at false positive rate {percent(rate)}"
+                for rate, share in shares.items()
+            )
             records = f"{len(attack.members):,} members and {len(attack.others):,} others"
             lines.append(f"{records}, by {attack.name}: AUC {attack.auc:.3f}, {caught}")
     return [*lines, f"These lines are {NOT_PRIVATE}."] if lines else []
-
-
-def _caught(attack: Attack, rate: float) -> str:
-    from noisette.training.report import percent
-
-    share = attack.caught(rate)
-    return f"true positive rate {'?' if share is None else percent(share)} at false positive rate {percent(rate)}"

@@ -30,10 +30,7 @@ TERMINATED = 143  # and after SIGTERM
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn the errors by which the library refuses input into a message on standard error and exit code 2.
-
-    It is a context manager, and also a decorator for a whole command.
-    """
+    """Turn the errors by which the library refuses input into a message on standard error and exit code 2."""
     try:
         yield
     except RecursionError:
@@ -108,6 +105,11 @@ def listed(option: str, given: str) -> tuple[str, ...]:
             f'expected --{option} as names separated by commas, quoted as "a, b" where one has a comma, got {given!r}'
         ) from error
     return tuple(name.strip() for name in names)
+
+
+def number_or_names(classes: str) -> int | tuple[str, ...]:
+    """What ``--classes`` gives: the number of the classes, or their names."""
+    return int(classes) if classes.isdecimal() else listed("classes", classes)
 
 
 MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
@@ -234,11 +236,9 @@ def wrong_inputs(target: str, error: Exception) -> ValueError:
 
 
 def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> Target:
-    """The model that ``name`` returned, with its loss and examples.
+    """What the function ``name`` made, in one of the forms that ``noisette doctor --help`` lists.
 
-    It has made a module or a Lipschitz bound, (one of them, inputs), or (one of them, loss, arguments of the loss).
-    Inputs and arguments are a tensor, positional arguments, or a dictionary of arguments by name. Without a loss, all
-    outputs are added up; without inputs, so many random examples of this shape are.
+    Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.
     """
     import torch
     from torch import Tensor, nn

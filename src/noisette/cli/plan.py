@@ -186,7 +186,7 @@ class _Found:
 
     def draw(self, path: Path) -> None:
         """Write the figure, or the page with figure and tables."""
-        from noisette.training.report.figures import Panel, Plot
+        from noisette.training.report.figures import Panel, write_plot
 
         least_noise, by_noise, by_accountant = self._tables()[2:]
         title = f"Noise for ε = {self.epsilon:g} with {self.size:,} records"
@@ -201,7 +201,7 @@ class _Found:
             Panel(least_noise[0], "epochs", "noise multiplier", noises),
             self._cost.curve(),
         ]
-        Plot("plan", title, lead, panels, self._tables()).write(path)
+        write_plot(path, command="plan", title=title, lead=lead, panels=panels, tables=self._tables())
 
     def _tables(self) -> list[Cells]:
         chosen, rows = self.chosen, _by_batch(self.affordable)

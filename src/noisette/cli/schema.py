@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from noisette.cli.options import listed, numbers, option, plain_errors
+from noisette.cli.options import listed, number_or_names, numbers, option, plain_errors
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 
@@ -74,9 +74,7 @@ def schema(
     if ask:
         declared |= {name: _asked(name) for name in left}
         left = []
-    of_classes: Any = None
-    if classes is not None:
-        of_classes = int(classes) if classes.isdecimal() else listed("classes", classes)
+    of_classes = None if classes is None else number_or_names(classes)
     bounds = None if target is None else numbers("target", target, "0,120", count=2)
     Declaration(  # which checks that the declarations do not contradict themselves
         classes=of_classes,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from noisette.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
-    from noisette.training.report import Facts
+    from noisette.training.report.facts import Facts
     from noisette.training.search import Score, Search
     from noisette.training.search_space import SearchSpace
 
@@ -150,11 +149,7 @@ def _search(
     out: Path,
     data_dir: Path | None,
 ) -> tuple[Facts, Path]:
-    """Plan, rehearse and make the search, and write the folder of its best run; no ``share`` is held out if ``None``.
-
-    Raises:
-        typer.Exit: the search found nothing.
-    """
+    """Plan, rehearse and make the search, and write the folder of its best run; ``share`` is the share held out."""
     from noisette.training.records import load_data, load_public
     from noisette.training.search import HeldOutScore, PublicScore, Search
 
@@ -185,8 +180,18 @@ def _make(search: Search, folder: RunFolder) -> Facts:
 
     _check_room(folder.place, search.model_bytes)
     typer.echo("\n".join(search.announcement), err=True)
-    with Ledger(folder.ledger, dataset=search.data_name) as ledger, _shown() as progress:
-        found = search.run(ledger, progress)
+    terminal = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("steps"))
+    bars = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    task = bars.add_task("search", total=None)
+
+    def show(number: int, run: PrivateRun) -> None:
+        """Show the run that is made now, of an unknown number, on a terminal and nowhere else."""
+        bars.update(task, description=f"run {number}", completed=run.steps_spent, total=run.steps)
+        stopping.after_step()
+
+    with Ledger(folder.ledger, dataset=search.data_name) as ledger, Stopping() as stopping, bars:
+        found = search.run(ledger, show)
         if found is None:
             typer.echo(
                 "The search found nothing: no run was drawn, or all have failed. It is spent, and recorded in "
@@ -201,36 +206,10 @@ def _make(search: Search, folder: RunFolder) -> Facts:
 
 
 def _check_room(place: Path, model_bytes: int) -> None:
-    """Check that the results will fit on the disk: a search whose results do not is lost.
-
-    Raises:
-        ValueError: they will not.
-    """
+    """Check that the results will fit on the disk: a search whose results do not is lost."""
     needed, free = 2 * model_bytes + _ROOM, shutil.disk_usage(place).free
     if free < needed:
         raise ValueError(
             f"{place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free some, "
             "or choose another --out. Nothing was spent"
         )
-
-
-@contextmanager
-def _shown() -> Iterator[_Shown]:
-    """The progress of the search on a terminal, and nowhere else."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("steps"))
-    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with Stopping() as stopping, bars:
-        yield _Shown(bars, stopping)
-
-
-class _Shown:
-    """Shows the run that is made now, of an unknown number, and ends the search where a signal asks for it."""
-
-    def __init__(self, bars: Progress, stopping: Stopping) -> None:
-        self._bars, self._stopping = bars, stopping
-        self._task = bars.add_task("search", total=None)
-
-    def __call__(self, number: int, run: PrivateRun) -> None:
-        self._bars.update(self._task, description=f"run {number}", completed=run.steps_spent, total=run.steps)
-        self._stopping.after_step()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -23,7 +23,7 @@ from noisette.cli.options import (
     FactsAsJson,
     flag,
     holdout_option,
-    listed,
+    number_or_names,
     numbers,
     option,
     out_option,
@@ -48,21 +48,31 @@ from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.ranks import AnyRanks
-    from noisette.training.report import Facts
+    from noisette.training.report.facts import Facts
 
+_Number: TypeAlias = float | None
+_Whole: TypeAlias = int | None
+_Text: TypeAlias = str | None
+_SUITED = "what suits the data"
 _KEY_BYTES = 32  # of the key that decides which records are held out
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel="Data of your own, declared")
-# The options that are fields of the recipe's tables under the same names.
-_FIELDS = {
-    "data": (
-        *("size", "label", "unit", "text", "tokens", "decimal", "skip_unlabelled", "grey", "test", "holdout", "users"),
-        *("records_per_user", "public_users"),
-    ),
-    "privacy": ("epsilon", "delta", "max_grad_norm", "clipping", "engine", "allow_large_delta"),
-    "training": (*("epochs", "batch_size", "batches", "largest_batch", "bands", "compile", "optimizer", "lr", "seed"),),
+# Fields of a recipe that are options under the same name.
+_DATA = (
+    *("classes", "target", "image_size", "size", "label", "unit", "text", "tokens", "decimal", "grey", "test"),
+    *("skip_unlabelled", "holdout", "users", "records_per_user", "public_users"),
+)
+_PRIVACY = ("epsilon", "delta", "max_grad_norm", "clipping", "engine", "allow_large_delta")
+_TRAINING = ("epochs", "batch_size", "batches", "largest_batch", "bands", "compile", "optimizer", "lr", "seed")
+# The tables of a recipe whose fields are options, each field with its option.
+_OPTIONS: dict[str, dict[str, str]] = {
+    "data": {"name": "data"} | {name: name for name in _DATA},
+    "model": {"name": "model", "batch_norm": "batch_norm"},
+    "public": {"data": "public", "examples": "public_examples"},
+    "privacy": {name: name for name in _PRIVACY},
+    "training": {name: name for name in _TRAINING},
 }
 
 
@@ -80,7 +90,7 @@ def train(
         ),
     ] = None,
     data: Annotated[
-        str | None,
+        _Text,
         option(
             "NAME",
             f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz "
@@ -89,11 +99,11 @@ def train(
         ),
     ] = None,
     model: Annotated[
-        str | None,
+        _Text,
         option(
             "NAME",
             f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes).",
-            "what suits the data",
+            _SUITED,
         ),
     ] = None,
     out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
@@ -101,20 +111,20 @@ def train(
         Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,
     data_dir: DataDir = None,
-    epsilon: Annotated[float | None, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
+    epsilon: Annotated[_Number, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
     delta: Annotated[
-        float | None,
+        _Number,
         _privacy(
             "F", "Probability with which epsilon may fail, below 1 / declared size.", "digits: 1e-4, others: 1e-5"
         ),
     ] = None,
     max_grad_norm: Annotated[
-        float | None,
+        _Number,
         _privacy("F", "Clipping norm: the most that the gradient of one example keeps.", "what suits the model"),
     ] = None,
-    clipping: Annotated[str | None, _privacy("NAME", f"{described(CLIPPING_RULES)}.", "flat")] = None,
+    clipping: Annotated[_Text, _privacy("NAME", f"{described(CLIPPING_RULES)}.", "flat")] = None,
     engine: Annotated[
-        str | None,
+        _Text,
         _privacy(
             "NAME",
             f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}.",
@@ -129,19 +139,15 @@ def train(
             panel="Privacy",
         ),
     ] = False,
-    epochs: Annotated[float | None, _training("F", "Passes over the declared size.", "what suits the data")] = None,
-    batch_size: Annotated[
-        int | None, _training("N", "Expected batch size, in examples.", "what suits the data")
-    ] = None,
-    batches: Annotated[
-        str | None, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")
-    ] = None,
-    largest_batch: Annotated[int | None, _training("N", "Truncated batches: the most examples of a batch.")] = None,
+    epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
+    batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
+    batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
+    largest_batch: Annotated[_Whole, _training("N", "Truncated batches: the most examples of a batch.")] = None,
     bands: Annotated[
-        int | None, _training("N", "Cyclic batches: the steps over which noise is correlated; more take more memory.")
+        _Whole, _training("N", "Cyclic batches: the steps over which noise is correlated; more take more memory.")
     ] = None,
     compile: Annotated[
-        str | None,
+        _Text,
         _training(
             "NAME",
             "Whether the step is captured as a graph and compiled: auto, where the run is long enough to repay it; "
@@ -149,18 +155,16 @@ def train(
             "auto",
         ),
     ] = None,
-    optimizer: Annotated[
-        str | None, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", "what suits the data")
-    ] = None,
-    lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
+    optimizer: Annotated[_Text, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", _SUITED)] = None,
+    lr: Annotated[_Number, _training("F", "Learning rate.", _SUITED)] = None,
     views: Annotated[
-        int | None,
+        _Whole,
         _training(
             "N", "Views of an image, mirrored unless the recipe says otherwise, whose mean gradient is clipped.", "1"
         ),
     ] = None,
     simulate: Annotated[
-        int | None,
+        _Whole,
         _training(
             "K",
             "Train with batch, epochs and noise divided by K, to choose settings. This run has another, larger "
@@ -168,10 +172,10 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
+        _Whole, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
     ] = None,
     batch_norm: Annotated[
-        str | None,
+        _Text,
         _norm(
             "NAME",
             f"What replaces each batch norm of the model. {described(BATCH_NORMS)}.",
@@ -179,10 +183,9 @@ def train(
         ),
     ] = None,
     public: Annotated[
-        str | None,
-        _norm("NAME", "Data set of the public examples that give the statistics. It has no privacy guarantee."),
+        _Text, _norm("NAME", "Data set of the public examples that give the statistics. It has no privacy guarantee.")
     ] = None,
-    public_examples: Annotated[int | None, _norm("N", "Number of public examples.", "128")] = None,
+    public_examples: Annotated[_Whole, _norm("N", "Number of public examples.", "128")] = None,
     columns: Annotated[
         Path | None,
         typer.Option(
@@ -194,17 +197,15 @@ def train(
             rich_help_panel="Data of your own, declared",
         ),
     ] = None,
-    classes: Annotated[str | None, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
+    classes: Annotated[_Text, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
     target: Annotated[
-        str | None, _declared("LOW,HIGH", "Instead of classes: bounds of a number to predict; others are clipped.")
+        _Text, _declared("LOW,HIGH", "Instead of classes: bounds of a number to predict; others are clipped.")
     ] = None,
-    unit: Annotated[str | None, _declared("TEXT", "The unit of that number, for the report.")] = None,
-    size: Annotated[int | None, _declared("N", "Public number of training records; need not be exact.")] = None,
-    label: Annotated[str | None, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
-    text: Annotated[str | None, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
-    decimal: Annotated[
-        str | None, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")
-    ] = None,
+    unit: Annotated[_Text, _declared("TEXT", "The unit of that number, for the report.")] = None,
+    size: Annotated[_Whole, _declared("N", "Public number of training records; need not be exact.")] = None,
+    label: Annotated[_Text, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
+    text: Annotated[_Text, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
+    decimal: Annotated[_Text, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")] = None,
     skip_unlabelled: Annotated[
         bool,
         flag(
@@ -214,27 +215,27 @@ def train(
         ),
     ] = False,
     image_size: Annotated[
-        str | None, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
+        _Text, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
     ] = None,
     grey: Annotated[
         bool,
         flag("--grey", "Images: with --image-size, bring each to grey instead.", panel="Data of your own, declared"),
     ] = False,
-    tokens: Annotated[int | None, _declared("N", "Texts: how many words of each are used.", "64")] = None,
-    test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
+    tokens: Annotated[_Whole, _declared("N", "Texts: how many words of each are used.", "64")] = None,
+    test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[
-        float | None,
+        _Number,
         holdout_option(
             "The share of records drawn at random to test with. Test figures on them are not private.",
             panel="Data of your own, declared",
         ),
     ] = None,
     users: Annotated[
-        str | None,
+        _Text,
         _declared("COLUMN", "CSV: the column of the user of a record. The guarantee is then for users.", "for records"),
     ] = None,
-    records_per_user: Annotated[int | None, _declared("K", "The most records of one user that are used.")] = None,
-    public_users: Annotated[int | None, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
+    records_per_user: Annotated[_Whole, _declared("K", "The most records of one user that are used.")] = None,
+    public_users: Annotated[_Whole, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
     as_json: FactsAsJson = False,
 ) -> None:
     """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
@@ -251,18 +252,19 @@ def train(
         report(lambda: _go_on(resume), as_json)
         return
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
-    tables = {table: {name: given[name] for name in names if name in given} for table, names in _FIELDS.items()}
-    declared = (
-        (read_schema(columns) if columns else {}) | tables["data"] | _given_data(data, classes, target, image_size)
-    )
-    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
-    changes = {
-        "model": _given({"name": model, "batch_norm": batch_norm}),
-        "public": _given({"data": public, "examples": public_examples}),
-        "privacy": tables["privacy"],
-        "training": tables["training"],
+    if classes is not None:
+        given["classes"] = number_or_names(classes)
+    if target is not None:
+        given["target"] = numbers("target", target, "0,120", count=2)
+    if image_size is not None:
+        given["image_size"] = whole_numbers("image-size", image_size.replace("x", ","), "64x48")
+    tables = {
+        table: {name: given[option] for name, option in fields.items() if option in given}
+        for table, fields in _OPTIONS.items()
     }
-    settings = base.changed(changes, "the settings")
+    declared = (read_schema(columns) if columns else {}) | tables.pop("data")
+    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
+    settings = base.changed(tables, "the settings")
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
@@ -280,21 +282,6 @@ def _refuse_other_options(context: typer.Context) -> None:
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if others := [option for option in given if option not in ("--resume", "--json")]:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
-
-
-def _given_data(data: str | None, classes: str | None, target: str | None, image_size: str | None) -> dict[str, Any]:
-    """The fields of the table ``data`` whose options have a form of their own."""
-    number_or_names: int | tuple[str, ...] | None = None
-    if classes is not None:
-        number_or_names = int(classes) if classes.isdecimal() else listed("classes", classes)
-    bounds = None if target is None else numbers("target", target, "0,120", count=2)
-    size = None if image_size is None else whole_numbers("image-size", image_size.replace("x", ","), "64x48")
-    return _given({"name": data, "classes": number_or_names, "target": bounds, "image_size": size})
-
-
-def _given(values: Mapping[str, object]) -> dict[str, Any]:
-    """The values that the command line gave."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
@@ -377,7 +364,7 @@ def _train(
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume, train
     from noisette.training.records import load_data, load_public
-    from noisette.training.report import facts_of
+    from noisette.training.report.facts import facts_of
     from noisette.training.report.page import documents
 
     first = ranks.rank == 0
@@ -443,26 +430,21 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
     from noisette.data import names
     from noisette.nn.models.factory import is_folder_of_model
 
-    def whole(path: str | None) -> str | None:
-        return path and str(Path(path).resolve())
-
-    def named(name: str) -> str:
-        return name if name in names() else str(Path(name).resolve())
-
-    def whole_model(name: str) -> str:
-        return str(Path(name).resolve()) if is_folder_of_model(name) else name
+    def whole(name: str | None, is_path: bool = True) -> str | None:
+        return str(Path(name).resolve()) if name and is_path else name
 
     data, model, public = recipe.data, recipe.model, recipe.public
     return replace(
         recipe,
-        data=replace(data, name=named(data.name), test=whole(data.test)),
-        model=replace(model, name=whole_model(model.name), weights=whole(model.weights)),
-        public=replace(public, data=public.data and named(public.data)),
+        data=replace(data, name=whole(data.name, data.name not in names()), test=whole(data.test)),
+        model=replace(model, name=whole(model.name, is_folder_of_model(model.name)), weights=whole(model.weights)),
+        public=replace(public, data=whole(public.data, public.data not in names())),
     )
 
 
 def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.training.report import duration, power_of_ten, rows_of_search, rows_of_tests, upward
+    from noisette.training.report.facts import duration, power_of_ten, upward
+    from noisette.training.report.statement import rows_of_search, rows_of_tests
 
     privacy = facts.recipe.privacy
     lines = [

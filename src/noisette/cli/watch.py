@@ -32,12 +32,7 @@ class Stopping:
         self._stepping = False
 
     def after_step(self) -> None:
-        """End the run here if it was asked to end.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed during the step.
-            SystemExit: SIGTERM arrived during the step.
-        """
+        """End the run by ``KeyboardInterrupt`` or ``SystemExit`` if Ctrl-C or SIGTERM has asked for it."""
         if self._asked:
             raise self._asked
         self._stepping = True
@@ -78,10 +73,6 @@ class Watch:
 
     Before the first step, Ctrl-C raises ``KeyboardInterrupt`` at once. SIGTERM works in the same way but raises
     ``SystemExit``, on which the run saves a checkpoint instead of its results.
-
-    Args:
-        title: the text on the left of the bar.
-        shown: whether there is a bar.
     """
 
     def __init__(self, title: str, *, shown: bool = True) -> None:
@@ -98,15 +89,10 @@ class Watch:
         )
         self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
         self._stopping = Stopping()
-        self._compiler = _Messages(self._show_message)
+        self._compiler = _Messages(lambda said: self._progress.update(self._task, status=said))
 
     def on_step(self, run: PrivateRun, point: Point) -> None:
-        """Show the state after a step.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed during the step.
-            SystemExit: SIGTERM arrived during the step.
-        """
+        """Show the state after a step, and end the run as :meth:`Stopping.after_step` does."""
         import torch
 
         from noisette.training.report.facts import percent, upward
@@ -116,9 +102,6 @@ class Watch:
         status = f"epsilon {upward(point.epsilon)}{accuracy}  {threads} thread{'s' * (threads > 1)}"
         self._progress.update(self._task, total=run.steps, completed=point.step, status=status)
         self._stopping.after_step()
-
-    def _show_message(self, said: str) -> None:
-        self._progress.update(self._task, status=said)
 
     def __enter__(self) -> Self:
         self._progress.start()

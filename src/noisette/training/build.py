@@ -66,10 +66,8 @@ _INSTANCE_NORMS = {
 class Augmentation:
     """The views of a record that a recipe asks for.
 
-    Args:
-        section: the recipe's table.
-        fixed: whether the first part of the model is fixed: the features of fixed views are then computed once and
-            stored; otherwise views are drawn anew in each step.
+    Where the first part of the model is ``fixed``, the features of fixed views are computed once and stored; otherwise
+    views are drawn anew in each step.
     """
 
     section: AugmentationSection
@@ -114,13 +112,9 @@ class Augmentation:
 class TrainingSetup:
     """The model, bound, optimizer and examples of a recipe.
 
-    Args:
-        recipe: the settings.
-        data: the records.
-        public: the data set of the public examples, if the recipe has any.
-        components: gives the private principal components, (components, numbers), if the recipe asks for them.
-        whitening: the constants that the run began with, where it is resumed and its recipe whitens features. Computed
-            anew on another machine, components of nearly the same variance could be others.
+    ``components`` gives the private principal components, (components, numbers), if the recipe asks for them.
+    ``whitening`` are the constants that a resumed run began with, if its recipe whitens features: computed anew on
+    another machine, components of nearly the same variance could be others.
 
     Raises:
         ValueError: model, weights or public examples do not fit the records or each other.
@@ -215,10 +209,7 @@ def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) ->
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
-    """A new model by the recipe, with public weights, and behind declared constants or word vectors if it has any.
-
-    The weight of a projection is set later.
-    """
+    """A new model by the recipe, with public weights; the weight of a projection is set later."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
     if components and (data.vectors is not None or data.words):
         raise ValueError(f"{data.name} is text, which has no principal components; leave the projection out")
@@ -268,11 +259,7 @@ def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) ->
 
 
 def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
-    """Inputs of a public data set, shape (examples, ...), always the same ones for a seed.
-
-    Raises:
-        ValueError: the data set has fewer examples.
-    """
+    """Inputs of a public data set, (examples, ...), the same ones for a seed; a ``ValueError`` if it has fewer."""
     inputs = public.train.inputs
     if len(inputs) < examples:
         raise ValueError(f"{public.name} has {len(inputs)} examples, fewer than the {examples} public ones asked for")

@@ -87,16 +87,10 @@ def learning_rate_for(
     with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. It is
     constant; with momentum m, a step moves the weights by 1 / (1 - m) times the rate in the long run.
 
-    Args:
-        dimensions: number d of trained weights.
-        noise_multiplier: sigma, by which the privacy budget enters.
-        expected_batch_size: B, in examples.
-        steps: T.
-        max_grad_norm: the clipping norm C.
-        reach: a guess at the distance from the first to the best weights, in their unit.
-        momentum: m, that of SGD, from 0 to below 1.
-        curvature: the largest second derivative of the loss, where it is known. At twice the rate that it permits,
-            steps would not settle even without noise, so the declared size may be wrong by a factor of two.
+    Here d is the number of trained weights, sigma the noise multiplier, by which the privacy budget enters, B the
+    expected batch size, T the number of steps, C the clipping norm, ``reach`` a guess at the distance from the first to
+    the best weights, and ``curvature`` the largest second derivative of the loss, where it is known. At twice the rate
+    that it permits, steps would not settle even without noise, so the declared size may be wrong by a factor of two.
 
     Raises:
         TypeError, ValueError: a number is not above zero.

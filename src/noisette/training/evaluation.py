@@ -137,16 +137,12 @@ def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target)
     right = target.unscaled(targets)
     errors = target.unscaled(predictions[:, 0]) - right
     return NumberFigures(
-        rmse=_root_mean_square(errors),
+        rmse=float(np.sqrt(np.mean(errors**2))),
         mae=float(np.abs(errors).mean()),
-        base_rmse=_root_mean_square(right - right.mean()),
+        base_rmse=float(right.std()),
         base_mae=float(np.abs(right - np.median(right)).mean()),
         unit=target.unit,
     )
-
-
-def _root_mean_square(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(values**2)))
 
 
 _PLACES = 41

@@ -6,12 +6,9 @@ import gc
 import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
@@ -19,7 +16,6 @@ from noisette.accounting.calibrate import SEE_PLAN, schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
-from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.agreement import ledger_on_ranks
@@ -94,11 +90,7 @@ def start_run(
 
 
 def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
-    """The recipe with a learning rate: its own, or the one that the rule gives for this run.
-
-    The rule takes the noise, the declared size and the number of weights, all of them public, so a resumed run gets the
-    same rate.
-    """
+    """The recipe with a learning rate: its own, or the one that the rule gives, from public numbers of the run."""
     training = recipe.training
     if training.lr is not None:
         return recipe
@@ -147,16 +139,15 @@ def train(
 
     Args:
         recipe: the settings.
-        data: the records that it names.
-        public: the data set that the recipe's public examples come from, if it has any.
-        ledger_path: file the ledger is written to; in memory if ``None``.
+        data: the records that it names; ``public``: the data set that its public examples come from, if it has any.
+        ledger_path: of the ledger's file; in memory if ``None``. An open ledger, such as that of one run of a search,
+            can be given as ``ledger`` instead.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
             raises ``SystemExit``, the run is saved first.
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
             not saved if ``None``.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
         ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
-        ledger: an open ledger in the place of the file, such as that of one run of a search.
         noise_multiplier: that of a whole step; by the recipe unless given.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
@@ -237,31 +228,29 @@ def resume(
         return training.finish(on_step)
 
 
+@dataclass
 class _Training:
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        outcome: Outcome,
-        checkpoint: Path | None,
-        start: float,
-        places: int,
-        ranks: AnyRanks,
-    ) -> None:
-        self._setup, self._outcome, self._checkpoint = setup, outcome, checkpoint
-        self._start, self._places, self._ranks = start, places, ranks
-        self._taken_before = outcome.run.steps_taken
-        self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
+    setup: TrainingSetup
+    outcome: Outcome
+    checkpoint: Path | None
+    start: float
+    places: int
+    ranks: AnyRanks
+
+    def __post_init__(self) -> None:
+        self.taken_before = self.outcome.run.steps_taken
+        self.costs = costs(self.outcome.run, self.outcome.recipe, _evenly_spaced(self.outcome.run.steps, self.places))
 
     def finish(self, on_step: Watch) -> Outcome:
         """The outcome at the end of the run, or when Ctrl-C was pressed."""
-        outcome = self._outcome
+        outcome = self.outcome
         try:
             self._save()
             self._train(on_step)
         except KeyboardInterrupt:
-            if outcome.run.steps_taken == self._taken_before:
+            if outcome.run.steps_taken == self.taken_before:
                 raise  # no step was taken
             outcome.interrupted = True
         except SystemExit:
@@ -269,7 +258,7 @@ class _Training:
             raise
         if not outcome.points or outcome.points[-1].step < outcome.run.steps_spent:
             self._add_point(outcome.epsilon)
-        outcome.seconds = time.perf_counter() - self._start
+        outcome.seconds = time.perf_counter() - self.start
         outcome.model.eval()
         outcome.test = self._figures()
         if outcome.recipe.lipschitz.used and outcome.data.test is not None:
@@ -277,37 +266,37 @@ class _Training:
         return outcome
 
     def _train(self, on_step: Watch) -> None:
-        run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
-        model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
-        views = self._outcome.recipe.augmentation.views
+        run, points, settings = self.outcome.run, self.outcome.points, self.outcome.recipe.training
+        model, optimizer, averaged = run.bound.model, run.optimizer, self.setup.averaged
+        views = self.outcome.recipe.augmentation.views
         at_once = max(1, settings.microbatch_size // views)
         examples = min(settings.batch_size, at_once) * views
-        choose_threads(model, self._setup.loss, self._setup.inputs, self._setup.examples.tensors[1], examples)
+        choose_threads(model, self.setup.loss, self.setup.inputs, self.setup.examples.tensors[1], examples)
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(at_once):
-                run.accumulate(self._setup.losses, inputs, targets)
+                run.accumulate(self.setup.losses, inputs, targets)
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
             if averaged:
                 averaged.update(model, spent=run.steps_spent, steps=run.steps)
-            if run.steps_spent in self._costs:
-                self._add_point(self._costs[run.steps_spent])
+            if run.steps_spent in self.costs:
+                self._add_point(self.costs[run.steps_spent])
                 self._save()
-            following = next(step for step in self._costs if step >= run.steps_spent)
+            following = next(step for step in self.costs if step >= run.steps_spent)
             latest = points[-1] if points else Point(0, 0.0, None)
-            self._show(on_step, replace(latest, step=run.steps_spent, epsilon=self._costs[following]))
+            self._show(on_step, replace(latest, step=run.steps_spent, epsilon=self.costs[following]))
 
     def _show(self, on_step: Watch, point: Point) -> None:
         """Call ``on_step``; where it asks one rank to stop, all stop after this step."""
         asked: KeyboardInterrupt | SystemExit | None = None
         try:
-            on_step(self._outcome.run, point)
+            on_step(self.outcome.run, point)
         except (KeyboardInterrupt, SystemExit) as stop:
             asked = stop
         kinds = {"Ctrl-C": isinstance(asked, KeyboardInterrupt), "SIGTERM": isinstance(asked, SystemExit)}
-        on_any = self._ranks.largest("the end of a step", kinds)
+        on_any = self.ranks.largest("the end of a step", kinds)
         if on_any["SIGTERM"]:
             raise asked if isinstance(asked, SystemExit) else SystemExit()
         if on_any["Ctrl-C"]:
@@ -317,11 +306,10 @@ class _Training:
         figures = self._figures()
         accuracy = figures.accuracy if isinstance(figures, ClassFigures) else None
         rmse = figures.rmse if isinstance(figures, NumberFigures) else None
-        self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy, rmse))
+        self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, accuracy, rmse))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
-        """How well the model predicts the test examples, if there are any."""
-        setup = self._setup
+        setup = self.setup
         if setup.test is None:
             return None
         inputs, targets = setup.test
@@ -329,14 +317,14 @@ class _Training:
         return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return
-        outcome, setup = self._outcome, self._setup
+        outcome, setup = self.outcome, self.setup
         extras: dict[str, Any] = {
             "averaged": setup.averaged.state() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
-            "places": self._places,
-            "seconds": time.perf_counter() - self._start,
+            "places": self.places,
+            "seconds": time.perf_counter() - self.start,
             "resumed": outcome.resumed,
             "public examples": setup.public_digest,
         }
@@ -344,7 +332,7 @@ class _Training:
             extras["principal components"] = setup.components
         if setup.whitening is not None:
             extras["whitening"] = setup.whitening.state_dict()
-        outcome.run.save(self._checkpoint, extras)
+        outcome.run.save(self.checkpoint, extras)
 
 
 def _evenly_spaced(steps: int, places: int) -> list[int]:
@@ -359,30 +347,16 @@ def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
         group["lr"] = rate
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int = 2000) -> float:
-    """Share of examples whose highest score is their class; ``at_once`` examples are in memory at once."""
-    pairs = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-    with in_evaluation(model):
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
-    return right / len(targets)
-
-
 def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
     """The recipe of a run with 1 / ``factor`` of the computation that trains about as the given one does.
 
     Batch, passes and noise multiplier are divided by the factor, so that the number of steps, and the noise on the mean
     gradient of a batch, stay the same; only the sampling error of a batch grows. Use it to choose settings such as
-    learning rate, clipping norm or model; then train by the recipe itself.
+    learning rate, clipping norm or model; then train by the recipe itself. The factor is a divisor of the batch size,
+    and ``size`` the declared number of training records.
 
-    Args:
-        recipe: that of the large run.
-        factor: by how much the run becomes smaller, at least 2; a divisor of the batch size.
-        size: the declared number of training records.
-
-    Returns:
-        A recipe whose budget ``epsilon`` is what the small run itself costs, which is **larger** than that of the large
-        one, often by far: each record has less noise to hide in. A run by it charges and reports that epsilon.
+    The budget ``epsilon`` of the small recipe is what its run itself costs, which is **larger** than that of the large
+    one, often by far: each record has less noise to hide in. A run by it charges and reports that epsilon.
 
     Guarantee: none is inherited. What is chosen by looking at small runs on private records costs the epsilon of each;
     choose on public records of the same kind where that is too much.

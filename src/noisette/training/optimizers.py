@@ -118,9 +118,7 @@ def adam_bc(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> op
 def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:
     """The learning rate of the step after ``spent`` of ``steps``.
 
-    It is constant, or on a line to another rate, or on half a cosine to zero; over the share ``warmup`` of the steps it
-    rises on a line to that. It follows the steps that epsilon covers, so that a resumed run that lost some still ends
-    at the planned rate.
+    It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
 
     >>> settings = TrainingSection(lr=1.0, cosine=False, warmup=0.5)
     >>> [learning_rate(settings, spent=n, steps=8, sampling_rate=0.1) for n in (0, 1, 3, 4, 7)]
@@ -143,10 +141,6 @@ class WeightAverage:
     With ``averaging`` d it is exponential: after step t the average moves by 1 - min(d, t / (9 + t)) towards the
     weights, so the first ones, which are far from good, soon leave it. With ``average_last`` s it is the mean of the
     weights of the last share s of the steps, and before these the weights themselves.
-
-    Args:
-        model: what is trained; its average is a copy.
-        settings: those of the recipe, with one of the two.
 
     Source: Polyak & Juditsky 1992; for private training De et al. 2022, section 3.2.
     """

@@ -412,11 +412,9 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
-        """The recipe in a TOML file; fields that it leaves out keep their defaults, and a model suits the data.
+        """The recipe in a TOML file, with these fields of its table ``data`` instead of its own.
 
-        Args:
-            path: of the file.
-            data: fields that take the place of those of its table ``data``.
+        Fields that it leaves out keep their defaults, and a model suits the data.
 
         Raises:
             ValueError: the file is not TOML, or is not as :meth:`of` expects it.
@@ -455,11 +453,6 @@ class Recipe:
     def changed(self, tables: Mapping[str, Mapping[str, Any]], source: str) -> Self:
         """The recipe with these values of its tables; raises what :meth:`of` raises."""
         return self.of({name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}, source)
-
-    @staticmethod
-    def default_for(data: str) -> Recipe:
-        """A recipe that is known to work for this data set; see :func:`default_recipe`."""
-        return default_recipe({"name": data})
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -540,10 +533,7 @@ _KNOWN_TO_WORK = {
 def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None) -> Recipe:
     """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
 
-    Args:
-        data: fields of the recipe's table ``data``.
-        model: the name of the model, if it is chosen.
-        optimizer: the name of the optimizer, if it is chosen.
+    ``data`` are fields of the recipe's table ``data``; names of a model and an optimizer are given if they are chosen.
 
     >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
     210

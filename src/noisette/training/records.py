@@ -34,12 +34,7 @@ def check_names(recipe: Recipe) -> None:
 
 
 def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
-    """The records of a recipe, as it declares them.
-
-    Args:
-        recipe: names the data set and the part to hold out.
-        data_dir: where built-in sets are looked for.
-        holdout_key: secret and random; it decides which records are held out. Without it none are.
+    """The records of a recipe, without those that a secret random key holds out; without a key none are.
 
     Raises:
         DataError: the records are not as declared.
@@ -50,11 +45,7 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
 
 
 def declaration_of(recipe: Recipe) -> Declaration:
-    """What a recipe declares about its records.
-
-    Raises:
-        DataError: it contradicts itself.
-    """
+    """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
     section, model = recipe.data, Path(recipe.model.name)
     return Declaration(
         classes=section.classes,
@@ -75,11 +66,7 @@ def declaration_of(recipe: Recipe) -> Declaration:
 
 
 def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
-    """The data set of the recipe's public examples, if it has any.
-
-    Raises:
-        DataError: they cannot be read.
-    """
+    """The data set of the recipe's public examples, if it has any; a ``DataError`` if they cannot be read."""
     section = recipe.public
     if section.data is None:
         return None

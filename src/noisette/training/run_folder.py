@@ -82,10 +82,7 @@ class RunFolder:
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
-        """The folder of an unfinished run, in order to continue it. Only :meth:`complete` removes files from it.
-
-        Args:
-            place: the folder itself, or the ``out`` of the run.
+        """The unfinished run with this folder or this ``out``, to continue it. Only :meth:`complete` removes its files.
 
         Raises:
             ValueError: there is no such folder, there are several, or it holds no checkpoint.
@@ -127,11 +124,7 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that :meth:`keep_settings` wrote.
-
-        Raises:
-            ValueError: the file was truncated or altered.
-        """
+        """The settings that :meth:`keep_settings` wrote; a ``ValueError`` if the file was truncated or altered."""
         path = self.checkpoint / _SETTINGS
         try:
             return dict(json.loads(path.read_bytes()))
@@ -139,20 +132,12 @@ class RunFolder:
             raise ValueError(f"{path} was cut or altered: {error}") from error
 
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings that the run begins with, which are plain values, for continuing it.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the settings that the run begins with, which are plain values, for continuing it."""
         self.checkpoint.mkdir(mode=0o700)
         atomic_files.write(self.checkpoint / _SETTINGS, json.dumps(settings, indent=2).encode() + b"\n", mode=0o600)
 
     def complete(self, files: Mapping[str, bytes]) -> None:
-        """Write these files and rename the folder.
-
-        Raises:
-            OSError: a file cannot be written; the older run stays.
-        """
+        """Write these files and rename the folder; the older run stays where a file cannot be written."""
         for name, content in files.items():
             atomic_files.write(self.place / name, content)
         self._take_place()

@@ -32,21 +32,13 @@ _LOADED_AS_BATCH_NORM = ("public", "frozen")
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The model of a run and what it was told about its inputs.
-
-    Args:
-        recipe: that of the run.
-        model: with its weights, in evaluation.
-        features: the columns that are inputs, in their order; () where the recipe declares them or there are none.
-        shape: of one input.
-        vectors: of each number of a word, (words, dims), where words have GloVe's vectors.
-    """
+    """The model of a run and what it was told about its inputs."""
 
     recipe: Recipe
-    model: nn.Module
-    features: tuple[str, ...]
-    shape: tuple[int, ...]
-    vectors: np.ndarray | None = None
+    model: nn.Module  # with its weights, in evaluation
+    features: tuple[str, ...]  # the columns that are inputs; () where the recipe declares them or there are none
+    shape: tuple[int, ...]  # of one input
+    vectors: np.ndarray | None = None  # of each number of a word, (words, dims), where words have GloVe's vectors
 
     @classmethod
     def of_run(

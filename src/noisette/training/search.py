@@ -7,7 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,13 +19,7 @@ from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.repeated_runs import (
-    SHAPES,
-    NumberOfRuns,
-    SearchPlan,
-    compare_search,
-    least_noise_search,
-)
+from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, compare_search, least_noise_search
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
@@ -55,33 +49,12 @@ OnStep = Callable[[int, PrivateRun], None]
 """Called after each step with the number of the run, from 1 on, and the run."""
 
 
-class Score(Protocol):
-    """How the runs of a search are compared."""
-
-    @property
-    def releases(self) -> dict[Event, int]:
-        """What the score of one run releases about the records."""
-        ...
-
-    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
-        """The data set to train on, and the records that only the score reads."""
-        ...
-
-    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
-        """The score of a run, larger for a better one; what it releases is charged to the ledger first."""
-        ...
-
-
 @dataclass(frozen=True)
 class PublicScore:
     """The accuracy on test examples that are stated to be public, or the test error with a minus."""
 
-    @property
-    def releases(self) -> dict[Event, int]:
-        return {}
-
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
-        """The data set as it is; a ``ValueError`` where it has no test examples."""
+        """The data set to train on, which is the whole one; a ``ValueError`` where it has no test examples."""
         if data.test is None:
             raise ValueError(
                 f"{data.name} has no test examples, on which --score-on public-set compares the runs; name a public "
@@ -90,6 +63,7 @@ class PublicScore:
         return data, None
 
     def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        """The score of a run, larger for a better one."""
         found = outcome.test
         assert found is not None, "split found test examples"
         return found.accuracy if isinstance(found, ClassFigures) else -found.rmse
@@ -99,11 +73,8 @@ class PublicScore:
 class HeldOutScore:
     """The number of right answers on records held out from training, with Gaussian noise, over a public number.
 
-    Of a predicted number, each record counts 1 less the absolute error on the scale from -1 to 1, and at least 0.
-
-    Args:
-        share: of the records, each drawn at random for the whole search, above 0 and below 1.
-        noise_multiplier: standard deviation of the noise, in records.
+    Of a predicted number, each record counts 1 less the absolute error on the scale from -1 to 1, and at least 0. The
+    share of the records is above 0 and below 1, and the noise multiplier the deviation of the noise in records.
 
     Guarantee: the score of a run is one Gaussian mechanism of this noise multiplier: the answer on a record depends on
     the model and that record alone, because it has a call of the model of its own, and counts from 0 to 1.
@@ -132,21 +103,21 @@ class HeldOutScore:
         """How many records are expected to be held out, from the public number of those that are trained on."""
         return max(1.0, trained * self.share / (1 - self.share))
 
-    @property
-    def releases(self) -> dict[Event, int]:
-        return {Gaussian(self.noise_multiplier, parts=((PART, 1.0),)): 1}
-
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
         """The data set without the records held out, and these, drawn by a key that is then forgotten."""
         parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
         return replace(parts, test=data.test), parts.test
 
     def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        """The score of a run, larger for a better one; what it releases is charged to the ledger first."""
         assert held is not None, "split held records out"
         total = right_answers(outcome.model, held, classes=outcome.data.target is None)
-        for event in self.releases:
-            ledger.charge(event)
+        ledger.charge(Gaussian(self.noise_multiplier, parts=((PART, 1.0),)))
         return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
+
+
+Score: TypeAlias = PublicScore | HeldOutScore
+"""How the runs of a search are compared."""
 
 
 @torch.no_grad()
@@ -196,16 +167,9 @@ class Rehearsed:
 def rehearse(
     recipes: Iterable[Recipe], data: DataSet, public: DataSet | None, score: Score, noise_multiplier: float
 ) -> Rehearsed:
-    """Take one step by each of the recipes on made-up records.
+    """Take one step by each of the recipes on made-up records in the place of those of ``data``.
 
     A search discards what its runs raise, and is paid for even if all of them fail: mistakes have to show before.
-
-    Args:
-        recipes: of which any mistake shall show.
-        data: the data set, of which no record is used.
-        public: the data set of the public examples.
-        score: how runs are compared.
-        noise_multiplier: that of a whole step.
 
     Raises:
         ValueError, PrivacyError, RuntimeError: a recipe cannot be trained, or two of them release different things.
@@ -282,15 +246,6 @@ class Search:
         shape: of the distribution of their number, as in :class:`RepeatAndSelect`. Unless given, the one with the least
             noise: the Poisson distribution, which may draw no run, only where that has a chance below 1 in 1000.
 
-    Attributes:
-        recipe: the one of the runs, before settings are drawn: its accountant is ``rdp``, the only one for searches.
-        data_name: that of the records, for the ledger.
-        declared_size: of the records that are trained on.
-        event: what the search costs, for the ledger.
-        epsilon: by that accountant, at the delta of the recipe.
-        comparison: what it would cost to release as many runs, all of them.
-        model_bytes: the size of the largest model.
-
     Guarantee: up to :meth:`run` no record has entered anything but a split by a secret key and fixed features.
 
     Raises:
@@ -339,12 +294,8 @@ class Search:
     def run(self, ledger: Ledger, on_step: OnStep) -> Found | None:
         """Charge the search, repeat its run, and return the best one; ``None`` if no run was drawn, or all have failed.
 
-        Settings are drawn from random bits of the operating system, which are kept nowhere.
-
-        Args:
-            ledger: of the data set.
-            on_step: called after each step. What it shows tells about the number of runs: show it to nobody from whom
-                the records are to be protected, and write it nowhere.
+        Settings are drawn from random bits of the operating system, which are kept nowhere. What ``on_step`` shows
+        tells about the number of runs: show it to nobody from whom the records are to be protected, write it nowhere.
 
         Guarantee: that of :func:`noisette.run.repeat_and_select.repeat_and_select`. Nothing is written to disk but the
         line of the ledger.
@@ -367,7 +318,6 @@ class Search:
             )
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
-        """One run, whose releases go into this ledger."""
         outcome = train(
             recipe,
             self._data,
@@ -405,7 +355,7 @@ class Search:
 
     @property
     def announcement(self) -> list[str]:
-        """What the search is about to do and to cost, in lines for the operator."""
+        """What the search is about to do and to cost, in lines."""
         facts = self.facts()
         (_, steps), *_ = self.event.run
         lines = [
@@ -440,11 +390,7 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
 
 
 def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shape: float | None) -> SearchPlan:
-    """The search that keeps the budget with the least noise.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The search that keeps the budget with the least noise; a ``ValueError`` where there is none."""
     privacy, training = recipe.privacy, recipe.training
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)

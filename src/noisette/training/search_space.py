@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
+from operator import attrgetter
 from random import Random
 from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -107,22 +108,15 @@ class Dimension:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The settings that are drawn anew for each run of a search; all others are those of the recipe.
+    """The settings that are drawn anew for each run of a search; all others are those of the recipe."""
 
-    Args:
-        dimensions: by the full name of a setting, such as ``training.lr``.
-    """
-
-    dimensions: Mapping[str, Dimension]
+    dimensions: Mapping[str, Dimension]  # by the full name of a setting, such as ``training.lr``
 
     @classmethod
     def read(cls, texts: Sequence[str], recipe: Recipe) -> SearchSpace:
-        """The space that these texts describe.
+        """The space that texts describe, each by some ``name=log(a, b)``, ``uniform``, ``int`` or ``choice(a, b, c)``.
 
-        Args:
-            texts: each with one or several ``name=log(a, b)``, ``uniform(a, b)``, ``int(a, b)`` or ``choice(a, b, c)``.
-                A name is that of a field of the recipe, such as ``training.lr``, or ``lr`` where only one table has it.
-            recipe: the one that is searched around.
+        A name is that of a field of the recipe, such as ``training.lr``, or ``lr`` where only one table has it.
 
         Raises:
             ValueError: a text has another form, a setting is unknown or cannot be searched, a distribution does not fit
@@ -170,8 +164,7 @@ class SearchSpace:
 
     def settings_of(self, recipe: Recipe) -> dict[str, Value]:
         """The values of the searched settings in a recipe."""
-        parts = {name: name.partition(".") for name in self.dimensions}
-        return {name: getattr(getattr(recipe, table), field) for name, (table, _, field) in parts.items()}
+        return {name: attrgetter(name)(recipe) for name in self.dimensions}
 
     @property
     def changes_the_graph(self) -> bool:
@@ -198,11 +191,7 @@ class SearchSpace:
 
 
 def check_recipe(recipe: Recipe, *, public: bool) -> None:
-    """Check that a recipe can be searched.
-
-    Args:
-        recipe: the settings.
-        public: whether runs are compared on the test examples of the recipe.
+    """Check that a recipe can be searched; ``public`` if runs are compared on its test examples.
 
     Raises:
         ValueError: it cannot; all problems are listed.
@@ -247,12 +236,11 @@ def _read_dimension(kind: str, arguments: Sequence[str], accepted: Sequence[type
     if len(arguments) != 2:
         raise ValueError(f"{kind}() takes two numbers, got {len(arguments)}")
     try:
-        return Dimension(kind, tuple([number(text) for text in arguments]))
-    except ValueError as error:
-        if str(error).startswith("expected"):
-            raise
+        ends = tuple([number(text) for text in arguments])
+    except ValueError:
         whole = "whole " if number is int else ""
         raise ValueError(f"{kind}() takes two {whole}numbers, got {', '.join(arguments)}") from None
+    return Dimension(kind, ends)
 
 
 def _read(text: str, accepted: Sequence[type]) -> Value:

@@ -29,9 +29,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value fo
 def choose_threads(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, examples: int) -> int:
     """Let torch compute with one thread or with all, and return the number.
 
-    Steps of at most so many examples, all zeros, are measured: no record plays a part, and noise and batches are the
-    same with any number of threads. Nothing changes where the user has set a number, by an environment variable or by
-    ``torch.set_num_threads``, or where the model is on a GPU; weights, buffers and modes stay as they are.
+    Steps of at most so many examples, all zeros, are measured: no record plays a part. Nothing changes where the user
+    has set a number, or where the model is on a GPU; weights, buffers and modes stay as they are.
     """
     everything = torch.get_num_threads()
     if set_by_user(os.environ, everything, _AT_IMPORT) or inputs.device.type != "cpu":
@@ -72,10 +71,7 @@ def set_by_user(environment: Mapping[str, str], now: int, at_import: int) -> boo
 
 
 def quickest(candidates: tuple[int, int], seconds: Callable[[int], float]) -> int:
-    """The second number of threads if the median time of a step is clearly below that with the first, else the first.
-
-    ``seconds`` measures one step with so many threads, and is called for both in turn.
-    """
+    """The second number of threads if a step has a clearly smaller median time with it, else the first."""
     few, many = candidates
     started = seconds(many)  # the first step with all threads starts them
     times: dict[int, list[float]] = {few: [seconds(few)], many: []}

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from finished_runs import with_recipe
 from noisette.training.recipe import Recipe
-from noisette.training.report import Facts
-from noisette.training.report.facts import percent, power_of_ten, upward
+from noisette.training.report.facts import Facts, percent, power_of_ten, upward
 
 
 @given(st.floats(min_value=0, max_value=1e6))

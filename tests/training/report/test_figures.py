@@ -12,7 +12,7 @@ import pytest
 
 from noisette.accounting import Gaussian
 from noisette.accounting.events import facts_of as event_facts
-from noisette.training.report import Facts
+from noisette.training.report.facts import Facts
 from noisette.training.report.figures import (
     BLUE,
     FIGURE_CSS,

@@ -8,9 +8,9 @@ import pytest
 
 from finished_runs import with_recipe
 from noisette.training.evaluation import ClassFigures, NumberFigures, Point
-from noisette.training.report import Facts, rows_of_tests
+from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
-from noisette.training.report.statement import as_text, statement
+from noisette.training.report.statement import as_text, rows_of_tests, statement
 
 COUNTS = ((90, 10), (6, 14))
 FIGURES = ClassFigures(accuracy=104 / 120, base_rate=100 / 120, macro_accuracy=0.8, auc=0.87654, confusion=COUNTS)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from finished_runs import with_recipe
 from noisette.accounting import DpAmount, PoissonGaussian, UserLevel
 from noisette.accounting.events import facts_of as event_facts
-from noisette.training.report import Facts
+from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import statement
 

@@ -7,8 +7,7 @@ import pytest
 from finished_runs import with_recipe
 from noisette.accounting import BallsInBinsGaussian, Event, PoissonGaussian, UserLevel
 from noisette.accounting.events import facts_of
-from noisette.training.report import Facts
-from noisette.training.report.facts import LayerBounds
+from noisette.training.report.facts import Facts, LayerBounds
 from noisette.training.report.statement import as_text, statement
 
 

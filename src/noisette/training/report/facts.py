@@ -95,43 +95,31 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Predicted classes of the test examples.
-
-    ``accuracy`` is the share that is right, ``base_rate`` that of the most frequent class, ``macro_accuracy`` the mean
-    over the classes of the share that is right in each. ``auc`` is the area under the curve of true against false
-    positive rates, of more than two classes the mean over each against the others; ``None`` if all are of one class.
-    ``confusion`` has for each class how many of its examples were predicted as each class.
-    """
+    """Predicted classes of the test examples."""
 
     accuracy: float
-    base_rate: float
-    macro_accuracy: float
-    auc: float | None
-    confusion: tuple[tuple[int, ...], ...]
+    base_rate: float  # the share of the most frequent class
+    macro_accuracy: float  # the mean over the classes of the share that is right in each
+    auc: float | None  # of more than two classes the mean over each against the others; ``None`` if all are of one
+    confusion: tuple[tuple[int, ...], ...]  # for each class how many of its examples were predicted as each class
 
 
 @dataclass(frozen=True)
 class NumberFigures:
-    """Predicted numbers of the test examples: root mean squared and mean absolute error, in the unit of the target.
-
-    ``base_rmse`` and ``base_mae`` are those of the best constants, the mean and the median of the test examples.
-    """
+    """Predicted numbers of the test examples: root mean squared and mean absolute error, in the unit of the target."""
 
     rmse: float
     mae: float
-    base_rmse: float
-    base_mae: float
+    base_rmse: float  # of the best constant, the mean of the test examples
+    base_mae: float  # of the best constant, their median
     unit: str
 
 
 @dataclass(frozen=True)
 class Point:
-    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any.
+    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any."""
 
-    ``step`` counts the steps that epsilon covers, whether they moved the weights or were lost when a process crashed.
-    """
-
-    step: int
+    step: int  # that epsilon covers: also those that were lost when a process crashed
     epsilon: float
     test_accuracy: float | None
     test_rmse: float | None = None  # of a predicted number instead, in its unit
@@ -141,25 +129,20 @@ class Point:
 class SearchFacts:
     """A search in public numbers: declared, or about the run that was chosen.
 
-    ``over`` has the distribution of each searched setting in words, ``settings`` its values in the chosen run.
-    ``mean`` and ``shape`` are those of the distribution of the number of runs, whose median and ninth decile are
-    ``median`` and ``at_most``; ``none`` is the chance of no run. ``epsilon_of_all`` is what it would cost to release
-    all of ``compared`` runs with the same noise.
-    ``score`` is that of the chosen run, with noise of the standard deviation ``score_deviation``, where it was computed
-    on ``held_out``, the share of the records that were not trained on; all are ``None`` where the test figures decided.
-
     Guarantee: no field depends on a run that was not chosen, nor on the number of runs that was drawn.
     """
 
-    over: Mapping[str, str]
-    settings: Mapping[str, float | int | bool | str | None]
-    mean: float
-    shape: str
+    over: Mapping[str, str]  # the distribution of each searched setting in words
+    settings: Mapping[str, float | int | bool | str | None]  # their values in the chosen run
+    mean: float  # of the number of runs
+    shape: str  # of its distribution
     median: int
-    at_most: int
-    none: float
-    compared: int
+    at_most: int  # the ninth decile
+    none: float  # the chance of no run
+    compared: int  # a number of runs which it would cost ``epsilon_of_all`` to release, with the same noise
     epsilon_of_all: float
+    # Where records were held out: the noisy score of the chosen run, the share of the records, and the deviation of
+    # the noise; all are ``None`` where the test figures decided.
     score: float | None
     held_out: float | None
     score_deviation: float | None
@@ -176,14 +159,10 @@ class SearchFacts:
 
 @dataclass(frozen=True)
 class LayerBounds:
-    """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step.
+    """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step."""
 
-    ``sensitivities`` are the most that one record moves the sum of a parameter's gradients, ``deviations`` the standard
-    deviations of the noise on each of its elements.
-    """
-
-    sensitivities: Mapping[str, float]
-    deviations: Mapping[str, float]
+    sensitivities: Mapping[str, float]  # the most that one record moves the sum of a parameter's gradients
+    deviations: Mapping[str, float]  # of the noise on each of its elements
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,10 @@ def templates(package: str) -> Environment:
 
 
 def svg(figure: Figure, *, title: str, description: str = "") -> str:
-    """The figure as an SVG element for an HTML page, without prolog and external addresses.
+    """A figure drawn under :data:`STYLE` as an SVG element for an HTML page, without prolog and external addresses.
 
-    Args:
-        figure: drawn by matplotlib under :data:`STYLE`.
-        title: its name for screen readers. Figures on one page have different ones, and so different identifiers.
-        description: what it shows, for screen readers; the names of its axes unless given.
+    Title and description, which names the axes unless given, are for screen readers. Figures on one page have different
+    titles, and so different identifiers.
     """
     if not description:
         named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]
@@ -140,46 +138,27 @@ _APART = 0.08  # distance of two names, as a share of the height
 
 @dataclass(frozen=True)
 class Line:
-    """A named line.
-
-    Args:
-        name: written at its end.
-        x: positions on the horizontal axis, in ascending order.
-        y: values there. Values that a log scale cannot show, 0 and infinity, are left out of a panel that has one.
-        colour: one of this module, which has a light and a dark variant.
-        strength: opacity, 1 for full colour.
-        dashes: matplotlib's line style.
-    """
+    """A line with its name at its end; values that a log scale cannot show, 0 and infinity, are left out of it."""
 
     name: str
-    x: Sequence[float]
+    x: Sequence[float]  # in ascending order
     y: Sequence[float]
-    colour: str = BLUE
-    strength: float = 1.0
-    dashes: str = "-"
+    colour: str = BLUE  # one of this module, which has a light and a dark variant
+    strength: float = 1.0  # opacity
+    dashes: str = "-"  # matplotlib's line style
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines on one pair of axes.
-
-    Args:
-        title: written above it.
-        horizontal: name of the horizontal axis.
-        vertical: name of the vertical axis.
-        lines: at least one.
-        budget: an upper limit of the values, drawn as a dashed line.
-        linear: whether the scales are linear, from 0 on the horizontal axis, instead of logarithmic.
-        lowest: where a linear vertical axis begins; unless given a little below the values.
-    """
+    """One or more lines on one pair of axes, which have these names."""
 
     title: str
     horizontal: str
     vertical: str
     lines: Sequence[Line]
-    budget: float | None = None
-    linear: bool = False
-    lowest: float | None = None
+    budget: float | None = None  # an upper limit of the values, drawn as a dashed line
+    linear: bool = False  # whether the scales are linear, from 0 on the horizontal axis, instead of logarithmic
+    lowest: float | None = None  # where a linear vertical axis begins; unless given a little below the values
 
     @property
     def shown(self) -> list[tuple[Line, list[tuple[float, float]]]]:
@@ -347,37 +326,23 @@ Cells: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """A table: its caption, its headings (none for a table of names and values), and its rows."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """The figures and tables of a command's answer.
+def write_plot(
+    path: Path, *, command: str, title: str, lead: str, panels: Sequence[Panel], tables: Sequence[Cells]
+) -> None:
+    """Write the answer of a command in the format that the file's name ends with: ``.png``, ``.svg`` or ``.html``.
 
-    Args:
-        command: the command's name.
-        title: the answer in one line.
-        lead: the assumptions behind it, in one or two sentences.
-        panels: the figure, as panels side by side.
-        tables: the numbers behind it.
+    Only the page has the title, which is the answer in one line, the ``lead`` with the assumptions, and the tables.
+
+    Raises:
+        OSError: the file cannot be written.
     """
-
-    command: str
-    title: str
-    lead: str
-    panels: Sequence[Panel]
-    tables: Sequence[Cells]
-
-    def write(self, path: Path) -> None:
-        """Write the file at once in the format that its name ends with: ``.png``, ``.svg`` or ``.html``.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        match path.suffix.lower():
-            case ".png":
-                content = as_png_file(self.panels)
-            case ".svg":
-                content = standalone(as_svg(self.panels)).encode()
-            case _:
-                figures = [Markup(as_svg([panel])) for panel in self.panels]
-                page = templates("noisette.training.report").get_template("plot.html")
-                content = page.render(plot=self, figures=figures).encode()
-        atomic_files.write(path, content)
+    match path.suffix.lower():
+        case ".png":
+            content = as_png_file(panels)
+        case ".svg":
+            content = standalone(as_svg(panels)).encode()
+        case _:
+            figures = [Markup(as_svg([panel])) for panel in panels]
+            page = templates("noisette.training.report").get_template("plot.html")
+            content = page.render(command=command, title=title, lead=lead, figures=figures, tables=tables).encode()
+    atomic_files.write(path, content)

@@ -49,10 +49,7 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 
 def page(facts: Facts) -> str:
-    """The report as HTML: result, settings, figures, privacy statement, and how to load the model.
-
-    It has no script and loads nothing, so it does not change with time, and nobody learns that it is read.
-    """
+    """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
     attack = _attack(facts)
     test = facts.test
     error = f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip() if isinstance(test, NumberFigures) else ""

@@ -257,22 +257,14 @@ def _model(facts: Facts) -> Iterator[Stated]:
     if model.weight_standardised:
         yield Stated("weights of convolutions", "standardised")
     source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
-    for used, name, value, user in (
-        (
-            model.batch_norm,
-            "batch norm",
-            model.batch_norm,
-            f'The norm in the place of batch norm ("{model.batch_norm}")',
-        ),
-        (model.standardised, "fixed features", "standardised", "The standardisation of the fixed features"),
-        (
-            model.whitened,
-            "fixed features",
-            f"whitened, {model.whitened:,} components",
-            "The whitening of the fixed features",
-        ),
+    standardised = "standardised" if model.standardised else None
+    whitened = f"whitened, {model.whitened:,} components" if model.whitened else None
+    for name, value, user in (
+        ("batch norm", model.batch_norm, f'The norm in the place of batch norm ("{model.batch_norm}")'),
+        ("fixed features", standardised, "The standardisation of the fixed features"),
+        ("fixed features", whitened, "The whitening of the fixed features"),
     ):
-        if used:
+        if value:
             taken = (
                 f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
                 f"seed {public.seed}. These examples have no guarantee: they are taken to be public."

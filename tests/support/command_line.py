@@ -1,0 +1,73 @@
+"""Calls of the command line, and what lies in the folders of its runs."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from noisette.cli import app
+from noisette.cli.watch import Watch
+from noisette.run.private import PrivateRun
+from noisette.training.evaluation import Point
+
+FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
+
+
+def noisette(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def train(*options: object) -> Result:
+    return noisette("train", *options)
+
+
+def facts(out: Path | str) -> dict[str, Any]:
+    return json.loads(Path(out, "run.json").read_text())
+
+
+def words(path: Path | str) -> str:
+    """The text of a file with single spaces."""
+    return " ".join(Path(path).read_text().split())
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def after_step(step: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something when the progress after this step of a run has been shown."""
+    shown = Watch.on_step
+
+    def on_step(watch: Watch, run: PrivateRun, point: Point) -> None:
+        shown(watch, run, point)
+        if point.step == step:
+            action()
+
+    monkeypatch.setattr(Watch, "on_step", on_step)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file may grow beyond this many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
