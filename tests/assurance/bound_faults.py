@@ -23,7 +23,7 @@ from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import GaussianRelease
 from noisette.core.trace import one_value
 from noisette.rules.attention import touched_rows
-from noisette.rules.conv import KernelFactors
+from noisette.rules.conv import KernelGradients
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/test_engines.py::test_clipped_sum_is_the_oracles"
@@ -139,13 +139,13 @@ def product_of_norms(patch: pytest.MonkeyPatch) -> None:
 
 def swapped_axes(patch: pytest.MonkeyPatch) -> None:
     """Steps of the kernel along one axis are taken along the other."""
-    whole = KernelFactors.unfolded
+    whole = KernelGradients.unfolded
 
-    def unfolded(form: KernelFactors) -> Tensor:
+    def unfolded(form: KernelGradients) -> Tensor:
         g = form.geometry
         return whole(replace(form, geometry=replace(g, stride=g.stride[::-1], dilation=g.dilation[::-1])))
 
-    patch.setattr(KernelFactors, "unfolded", unfolded)
+    patch.setattr(KernelGradients, "unfolded", unfolded)
 
 
 def counted_padding(patch: pytest.MonkeyPatch) -> None:

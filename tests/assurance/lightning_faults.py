@@ -13,7 +13,6 @@ from planted import Mutant
 
 _FITS = "integrations/test_lightning.py"
 _RUNS = "integrations/test_lightning_runs.py"
-_REFUSALS = "integrations/test_lightning_refusals.py"
 
 
 def logged(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +123,7 @@ MUTANTS = [
         "Lightning's training_step has the logger",
         "losses of single records in its files",
         logger_given,
-        (f"{_REFUSALS}::test_a_step_that_gives_records_away_is_refused",),
+        (f"{_FITS}::test_a_step_that_gives_records_away_is_refused",),
     ),
     Mutant(
         "Lightning's callbacks get the loss of the batch",
@@ -188,7 +187,7 @@ MUTANTS = [
         "samplers of Lightning's loaders are left out without a word",
         "records are believed to be drawn as their weights say",
         weighted,
-        (f"{_REFUSALS}::test_loaders_without_a_price_are_refused",),
+        (f"{_FITS}::test_loaders_without_a_price_are_refused",),
         seen_as=(AttributeError, TypeError),
     ),
 ]

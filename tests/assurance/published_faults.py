@@ -13,7 +13,6 @@ from noisette.core.steps import DpSgd, RandomStates
 from planted import Mutant
 
 _STATE = "redteam/test_published_state.py"
-_GENERATORS = "redteam/test_published_state.py"
 
 
 def buffers_of_the_model(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +55,7 @@ MUTANTS = [
         buffers_of_the_model,
         (
             f"{_STATE}::test_what_a_loss_writes_into_buffers_is_dropped",
-            f"{_STATE}::test_a_buffer_carries_nothing_to_another_example",
+            "core/test_buffers.py::test_no_example_sees_what_another_has_written",
         ),
         seen_as=(UserWarning,),
     ),
@@ -79,12 +78,12 @@ MUTANTS = [
         "writes into parameters are not noticed",
         "weights move by values of records, past the noise",
         lambda patch: patch.setattr(DpSgd, "_versions", lambda self: [0] * len(self._weights)),
-        (f"{_STATE}::test_a_parameter_that_is_written_within_a_batch_ends_the_run",),
+        ("core/test_buffers.py::test_a_parameter_that_is_written_within_a_batch_ends_the_run",),
     ),
     Mutant(
         "random generators go on from where the batch left them",
         "their state tells the number of microbatches",
         lambda patch: patch.setattr(RandomStates, "restore", lambda self: None),
-        (f"{_GENERATORS}::test_the_generator_does_not_tell_the_batch",),
+        (f"{_STATE}::test_the_generator_does_not_tell_the_batch",),
     ),
 ]

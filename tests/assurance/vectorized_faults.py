@@ -106,13 +106,13 @@ MUTANTS = [
         "tensors from outside are not looked at in the first step",
         "class weights of the first batch couple its examples, and stay for good",
         lambda patch: patch.setattr(OutsideTensors, "before_first_batch", lambda self: None),
-        (f"{_SEPARATE_LOSSES}::test_a_tensor_of_the_batch_is_no_way_around_the_arguments",),
+        ("core/test_outside.py::test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step",),
     ),
     Mutant(
         "texts are passed through",
         "each example is computed with the texts of all",
         lambda patch: patch.setattr(losses, "_has_entries", lambda value: False),
-        (f"{_SEPARATE_LOSSES}::test_texts_of_a_batch_are_refused_where_they_are_read",),
+        ("core/test_loss.py::test_entries_of_several_examples_are_refused_where_the_loss_reads_them",),
         seen_as=(OneByOneWarning,),
     ),
     Mutant(

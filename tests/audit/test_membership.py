@@ -149,16 +149,16 @@ def test_attacks_fail_on_a_model_that_learned_nothing(data: DataSet) -> None:
 
 
 def test_canaries_are_mislabelled_and_kept_with_probability_one_half(data: DataSet) -> None:
-    made = with_canaries(data, 300)
+    made, canaries, is_inside = with_canaries(data, 300)
     labels = {x.tobytes(): int(y) for x, y in zip(data.train.inputs, data.train.targets, strict=True)}
-    kept = {x.tobytes(): int(y) for x, y in zip(made.data.train.inputs, made.data.train.targets, strict=True)}
-    for x, y, inside in zip(made.canaries.inputs, made.canaries.targets, made.inside, strict=True):
+    kept = {x.tobytes(): int(y) for x, y in zip(made.train.inputs, made.train.targets, strict=True)}
+    for x, y, inside in zip(canaries.inputs, canaries.targets, is_inside, strict=True):
         assert int(y) != labels[x.tobytes()]
         assert kept.get(x.tobytes()) == (int(y) if inside else None)
-    assert len(kept) == 400 - 300 + made.inside.sum()
-    assert 90 < made.inside.sum() < 210
-    assert made.data.declared_size == data.declared_size
-    others = kept.keys() - {x.tobytes() for x in made.canaries.inputs}
+    assert len(kept) == 400 - 300 + is_inside.sum()
+    assert 90 < is_inside.sum() < 210
+    assert made.declared_size == data.declared_size
+    others = kept.keys() - {x.tobytes() for x in canaries.inputs}
     assert all(kept[key] == labels[key] for key in others)
 
 

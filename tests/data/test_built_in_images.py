@@ -25,7 +25,7 @@ WriteIdxSet = Callable[..., None]
 
 
 def read(content: bytes, dimensions: int) -> np.ndarray:
-    return read_idx(io.BytesIO(content), dimensions=dimensions, source="some-idx3-ubyte.gz")
+    return read_idx(content, dimensions=dimensions, source="some-idx3-ubyte.gz")
 
 
 def zipped(dimensions: int, content: bytes) -> bytes:
@@ -44,7 +44,7 @@ def test_reads_what_was_written(idx_of: Idx) -> None:
     ("content", "dimensions", "says"),
     [
         (zipped(3, struct.pack(">3I", 10, 4, 4) + bytes(100)), 3, r"should hold 160 .*10 x 4 x 4.* 100 were found"),
-        (zipped(1, struct.pack(">I", 10) + bytes(11)), 1, r"should hold 10 bytes .* but there are more"),
+        (zipped(1, struct.pack(">I", 10) + bytes(11)), 1, r"should hold 10 bytes .* but 11 were found"),
         (zipped(1, struct.pack(">I", 5) + bytes(5)), 3, "starts with 00000801, expected 00000803"),
         (zipped(3, bytes(2)), 3, "ends inside its header"),
         (gzip.compress(b""), 1, "starts with nothing"),
@@ -63,14 +63,11 @@ def test_a_huge_declared_size_takes_no_memory() -> None:
 
 def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> None:
     content = idx_of(np.random.default_rng(0).integers(0, 256, (100, 28, 28)))
-    with pytest.raises(DataError, match=r"should hold 78400 bytes .* but \d+ were found") as caught:
-        read(content[: len(content) // 2], 3)
-    found = int(str(caught.value).split(" but ")[1].split()[0])
-    assert 30_000 < found < 40_000  # noise does not compress: half the stream is about half the bytes
     flipped = bytearray(content)
     flipped[-6] ^= 1  # in the checksum which ends the stream
-    with pytest.raises(DataError, match="not a valid gzip file"):
-        read(bytes(flipped), 3)
+    for damaged in (content[: len(content) // 2], bytes(flipped)):
+        with pytest.raises(DataError, match=r"some-idx3-ubyte.gz is not a valid gzip file .*download it again"):
+            read(damaged, 3)
 
 
 # MNIST and similar sets
@@ -284,12 +281,6 @@ def test_the_same_seed_gives_the_same_images(leaves: tuple[np.ndarray, np.ndarra
         assert images.dtype == np.float32
         assert images.min() >= 0
         assert images.max() <= 1
-
-
-def test_every_class_is_there_about_as_often(leaves: tuple[np.ndarray, np.ndarray]) -> None:
-    counts = np.bincount(leaves[1], minlength=len(CLASSES))
-    assert len(counts) == len(CLASSES) == 12
-    assert counts.min() > 15
 
 
 @pytest.mark.parametrize(

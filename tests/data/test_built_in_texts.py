@@ -16,7 +16,7 @@ import pytest
 
 from noisette.data import DataError, DataSet, load
 from noisette.data.built_in_texts import MOST_FREQUENT, WHOLE, glove, imdb, read_vectors, read_vectors_npz, sst2
-from noisette.data.words import Numbering, VectorNumbering, Vocabulary
+from noisette.data.words import Numbering, Vocabulary
 
 WORDS = ["the", "oil", "price", "'s", "."]
 OFFICIAL = ['"3","The oil","The price\\rose."', '"1","""Oil""","company #39;s, and so on"', '"4"," ",""', '"2","a","b"']
@@ -167,8 +167,8 @@ def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
 
 
 def test_sst2_as_public_word_vectors(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(("film", "a"), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), "two words only")
-    found = sst2(sentences(tmp_path), VectorNumbering(vocabulary, tokens=6))
+    vocabulary = Vocabulary(("film", "a"), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), "two words only", 6)
+    found = sst2(sentences(tmp_path), vocabulary)
     assert found.train.inputs.tolist() == [[3, 1, 1, 1, 2, 0], [1, 0, 0, 0, 0, 0]]
     assert found.vectors is not None
     assert found.vectors.tolist() == [[0, 0], [0.5, 0.5], [1, 0], [0, 1]]

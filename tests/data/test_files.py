@@ -83,12 +83,6 @@ def test_the_error_without_a_network_says_which_files_to_put_where(name: str, tm
     assert not cache.exists()
 
 
-def test_the_files_are_named(tmp_path: Path) -> None:
-    wanted = "put adult.data, adult.test from https://archive.ics.uci.edu/ml/machine-learning-databases/adult/ into"
-    with pytest.raises(DataError, match=wanted):
-        load("adult", data_dir=tmp_path)
-
-
 def test_without_a_data_folder_the_error_names_the_cache(cache: Path) -> None:
     with pytest.raises(DataError, match=f"into {cache / 'mnist'}$"):
         load("mnist")

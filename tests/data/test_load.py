@@ -27,11 +27,6 @@ def test_unknown_name_lists_all_and_a_close_one() -> None:
     assert "\n" not in message
 
 
-def test_unknown_name_with_nothing_close() -> None:
-    with pytest.raises(DataError, match=r"there is no data set and no file 'zzzzzz'. Give one of"):
-        load("zzzzzz")
-
-
 def test_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "mine.doc").write_bytes(b"")
     with pytest.raises(DataError, match=r"mine.doc is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.xlsx, \.npz"):

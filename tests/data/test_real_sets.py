@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from noisette.data import Declaration, load
+from noisette.data import load
 
 Real = Callable[[str], Path]
 
@@ -54,17 +53,3 @@ def test_counts_shapes_and_means(name: str, real: Real) -> None:
 def test_adult_unknown_workclass(real: Real) -> None:
     inputs = load("adult", data_dir=real("adult")).train.inputs
     assert inputs[:, 9].sum() == 1836  # "?" lines of the training file, counted by grep
-
-
-def test_a_real_npz(real: Real) -> None:
-    path = real("adbench") / "adbench" / "5_campaign.npz"
-    found = load(str(path), declaration=Declaration(classes=2, size=41_188))
-    assert found.train.inputs.shape == (41_188, 62)
-    assert found.train.targets.sum() == 4_640
-
-
-def test_reading_mnist_is_quick(real: Real) -> None:
-    folder = real("mnist")
-    start = time.perf_counter()
-    load("mnist", data_dir=folder)
-    assert time.perf_counter() - start < 5  # usually below 1; machines may be busy

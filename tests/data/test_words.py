@@ -10,7 +10,7 @@ import pytest
 from noisette.data import DataError
 from noisette.data.words import PADDING, UNKNOWN, Numbering, Vocabulary, frequent_words, number_of, split
 
-VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "")
+VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "", tokens=4)
 FEW = Numbering(tokens=3, words=50)
 
 
@@ -54,7 +54,7 @@ def test_remains_of_markup_are_decoded_or_removed(text: str, words: list[str]) -
 
 
 def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
-    numbers = VOCABULARY.number(["The oil price", "the oil . the oil", "", "the zyzzyva"], tokens=4)
+    numbers = VOCABULARY.number(["The oil price", "the oil . the oil", "", "the zyzzyva"])
     assert numbers.dtype == np.int64
     assert numbers.tolist() == [[2, 3, 4, PADDING], [2, 3, 6, 2], [PADDING] * 4, [2, UNKNOWN, PADDING, PADDING]]
     hashed = FEW.number(["", "one", "One two three four"])
@@ -67,7 +67,7 @@ def test_the_number_of_a_word_depends_on_no_other_text() -> None:
     texts = ["a good film", "zyzzyva " * 50, "the oil is dull", "oil"]
     for together, number in (
         (FEW.number(texts), FEW.number),
-        (VOCABULARY.number(texts, tokens=5), lambda given: VOCABULARY.number(given, tokens=5)),
+        (VOCABULARY.number(texts), VOCABULARY.number),
     ):
         for row, text in zip(together, texts, strict=True):
             assert np.array_equal(number([text])[0], row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import noisette
 from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
-from noisette.core.noise import GaussianNoise
 from noisette.integrations import lightning_run
+from oracle import clipped_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
@@ -78,68 +78,42 @@ class Watching(lightning.Callback):
         self.outputs.append(outputs)
 
 
-def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = GaussianNoise.add_
-
-    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
-        add(self, tensors, std=std * 1e-9, **others)
-
-    monkeypatch.setattr(GaussianNoise, "add_", add_little)
+def of_tuple(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module(x), y)
 
 
-def step_of_tuple(module: Any, place: int) -> Tensor:
-    x, y = rows()
-    return F.cross_entropy(module(x[place : place + 1].double()), y[place : place + 1])
+def of_inputs(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module(x * torch.tensor([1.0, 1.0, 0.0])), y)
 
 
-def step_of_inputs(module: Any, place: int) -> Tensor:
-    x, y = rows()
-    return F.cross_entropy(module(x[place : place + 1].double() * torch.tensor([1.0, 1.0, 0.0])), y[place : place + 1])
-
-
-def step_of_tensor(module: Any, place: int) -> Tensor:
-    x = rows()[0][place : place + 1].double()
-    return ((module(x) - x) ** 2).mean()
+def of_tensor(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(module(x), x)
 
 
 @pytest.mark.parametrize(
     ("module", "dataset", "loss_of"),
     [
-        (Classifier, TensorDataset(*rows()), step_of_tuple),
-        (Classifier, list(zip(*rows(), strict=True)), step_of_tuple),
-        (Inputs, Records(), step_of_inputs),
-        (Reconstruction, rows()[0], step_of_tensor),
+        (Classifier, TensorDataset(*rows()), of_tuple),
+        (Classifier, list(zip(*rows(), strict=True)), of_tuple),
+        (Inputs, Records(), of_inputs),
+        (Reconstruction, rows()[0], of_tensor),
     ],
 )
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
+@pytest.mark.usefixtures("little_noise")
 def test_gradients_are_those_of_single_records(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: type[Any],
-    dataset: Any,
-    loss_of: Callable[[Any, int], Tensor],
-    precision: Any,
+    tmp_path: Path, module: type[Any], dataset: Any, loss_of: Callable[..., Tensor], precision: Any
 ) -> None:
-    little_noise(monkeypatch)
     watching = Watching()
     training = trainer(tmp_path, max_steps=1, callbacks=[watching], precision=precision, limit_val_batches=0)
     training.fit(private(module(), microbatch_size=3), loader(dataset, batch_size=SIZE))
 
-    alone = module().double()
-    total = {name: torch.zeros_like(p) for name, p in alone.named_parameters()}
-    clipped = 0
-    for place in range(SIZE):
-        alone.zero_grad()
-        loss_of(alone, place).backward()
-        norm = float(torch.cat([p.grad.flatten() for p in alone.parameters()]).norm())
-        clipped += norm > 0.5
-        for name, p in alone.named_parameters():
-            total[name] += p.grad * min(1.0, 0.5 / norm) / SIZE
-    assert clipped
-    assert watching.gradients.keys() == total.keys()
+    truth = clipped_sum(module(), loss_of, rows(), 0.5)
+    assert (truth.norms > 0.5).any()
+    assert watching.gradients.keys() == truth.sums.keys()
     rtol, atol = (1e-4, 1e-7) if precision == "32-true" else (1e-8, 1e-9)
     for name, gradient in watching.gradients.items():
-        torch.testing.assert_close(gradient.double(), total[name], rtol=rtol, atol=atol)
+        torch.testing.assert_close(gradient.double(), truth.sums[name] / SIZE, rtol=rtol, atol=atol)
 
 
 def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_path: Path) -> None:
@@ -260,10 +234,10 @@ class Annealed(Classifier):
 
 
 @pytest.mark.parametrize("capture", ["graph", "eager"])
+@pytest.mark.usefixtures("little_noise")
 def test_a_captured_step_follows_the_numbers_that_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Any
 ) -> None:
-    little_noise(monkeypatch)
     monkeypatch.setattr(lightning_run, "PerExampleClip", partial(noisette.PerExampleClip, capture=capture))
 
     class Norms(lightning.Callback):
@@ -298,8 +272,8 @@ class Manual(Classifier):
         self.log_dict({"largest": self(x).max()})
 
 
-def test_manual_optimization_by_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    little_noise(monkeypatch)
+@pytest.mark.usefixtures("little_noise")
+def test_manual_optimization_by_the_boundary(tmp_path: Path) -> None:
     found = []
     for made in (Classifier(rate=0.0), Manual()):
         watching = Watching()
@@ -365,3 +339,115 @@ def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
     )
     training.fit(private(Other()), loader())
     assert training.global_step == released(tmp_path) == 4
+
+
+# What contradicts the guarantee in trainers, loaders and modules is refused, with the way out
+
+
+class WithLogger(Classifier):
+    """Writes the loss of a record to the logger itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.logger.log_metrics({"loss": float(loss)})
+        return loss
+
+
+class HandsOut(lightning.LightningDataModule):
+    """Hands out a loader."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.loader, self.value = loader, 0.0
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
+class Streamed(IterableDataset[Any]):
+    """Records without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(TensorDataset(*rows()))
+
+
+class WithoutLoss(Classifier):
+    """Leaves records out."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("module", "said"), [(WithLogger, "uses a logger"), (WithoutLoss, "returned no loss")])
+def test_a_step_that_gives_records_away_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
+    training, made = trainer(tmp_path), private(module())
+    with pytest.raises(noisette.PrivacyError, match=said):
+        training.fit(made, datamodule=HandsOut(loader()))
+    assert "loss" not in ((tmp_path / "metrics.csv").read_text() if (tmp_path / "metrics.csv").exists() else "")
+
+
+def test_all_problems_of_a_trainer_at_once(tmp_path: Path) -> None:
+    training = trainer(
+        tmp_path,
+        accumulate_grad_batches=2,
+        gradient_clip_val=1.0,
+        limit_train_batches=3,
+        max_epochs=-1,
+        callbacks=[lightning.callbacks.BatchSizeFinder()],
+        precision="bf16-true",
+    )
+    with pytest.raises(ValueError) as raised:
+        training.fit(private(), loader())
+    said = str(raised.value)
+    for words in (
+        "accumulate_grad_batches=2",
+        "gradient_clip_val=1.0",
+        "limit_train_batches=3",
+        "max_epochs=-1",
+        "BatchSizeFinder",
+        'precision="bf16-true"',
+    ):
+        assert words in said
+    with pytest.raises(ValueError, match="fast_dev_run"):
+        trainer(tmp_path, fast_dev_run=True).fit(private(), loader())
+    with pytest.raises(ValueError, match=r"torch\.compile"):
+        trainer(tmp_path).fit(torch.compile(private()), loader())
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: [loader(), loader()], "expected one DataLoader"),
+        (lambda: DataLoader(TensorDataset(*rows()), 2, sampler=WeightedRandomSampler([1.0] * 8, 8)), "Weighted"),
+        (lambda: DataLoader(TensorDataset(*rows()), batch_size=None), "no batch_size"),
+        (lambda: DataLoader(Streamed(), 2), "IterableDataset.*list"),
+    ],
+)
+def test_loaders_without_a_price_are_refused(tmp_path: Path, given: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        trainer(tmp_path).fit(private(), given())
+
+
+class WithHook(Classifier):
+    """Scales the loss."""
+
+    def backward(self, loss: Tensor) -> None:
+        (2 * loss).backward()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Linear(2, 2), "expected a LightningModule, got a Linear"),
+        (lightning.LightningModule(), "has no training_step\n.*has no configure_optimizers"),
+        (WithHook(), "overrides backward"),
+    ],
+)
+def test_modules_that_cannot_be_private_are_refused(module: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        private(module)
+    with pytest.raises(ValueError, match="delta"):
+        private(delta=0.0)
+    with pytest.raises(ValueError, match="private already"):
+        private(private())

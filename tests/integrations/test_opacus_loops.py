@@ -13,20 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from noisette import PrivacyError
-from noisette.core.noise import GaussianNoise
 from noisette.integrations.opacus import PrivacyEngine
+from oracle import clipped_sum
 
 B, C = 6, 0.5
-
-
-@pytest.fixture
-def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = GaussianNoise.add_
-
-    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
-        add(self, tensors, std=std * 1e-8, **others)
-
-    monkeypatch.setattr(GaussianNoise, "add_", add_little)
 
 
 def net() -> nn.Sequential:
@@ -70,6 +60,14 @@ def weighted(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return (F.cross_entropy(model(x), y, reduction="none") * (1 + y)).mean()
 
 
+def assert_mean(model: nn.Module, records: TensorDataset, loop: Loop) -> None:
+    """The released gradients are the mean of the clipped gradients of single examples."""
+    truth = clipped_sum(net(), loop, records.tensors, C)
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad.double(), truth.sums[name] / len(records), rtol=1e-4, atol=1e-6)
+
+
 LOOPS: list[Loop] = [
     lambda m, x, y: nn.CrossEntropyLoss()(m(x), y),
     lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), F.one_hot(y, 3).float()),
@@ -82,18 +80,9 @@ LOOPS: list[Loop] = [
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=["mean", "binary", "smoothed", *(f.__name__ for f in LOOPS[3:])])
-def test_gradients_are_those_of_single_examples(loop: Loop, little_noise: None) -> None:
-    records = data()
-    x, y = records.tensors
-    total = {name: torch.zeros_like(p) for name, p in net().named_parameters()}
-    for k in range(B):
-        alone = net()
-        loop(alone, x[k : k + 1], y[k : k + 1]).backward()
-        gradients = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
-        norm = float(torch.cat([g.flatten() for g in gradients.values()]).norm())
-        for name, gradient in gradients.items():
-            total[name] += gradient * min(1.0, C / norm) / B
-    model = net()
+@pytest.mark.usefixtures("little_noise")
+def test_gradients_are_those_of_single_examples(loop: Loop) -> None:
+    records, model = data(), net()
     engine, wrapped, optimizer, loader = private(model, records)
     for batch_x, batch_y in loader:
         optimizer.zero_grad()
@@ -101,8 +90,7 @@ def test_gradients_are_those_of_single_examples(loop: Loop, little_noise: None) 
         assert isinstance(loss.item(), float)
         loss.backward()
         optimizer.step()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, total[name], rtol=1e-4, atol=1e-6)
+    assert_mean(model, records, loop)
     assert engine.get_epsilon(1e-2) > 0
 
 
@@ -165,34 +153,6 @@ def test_a_skipped_batch_and_a_loss_of_it_are_refused() -> None:
         loss.backward()
 
 
-def released(records: TensorDataset, step: Callable[[Any, Tensor, Tensor], None], **changed: Any) -> list[Tensor]:
-    """The gradients that one step of a loop releases, with hardly any noise."""
-    model = net()
-    _, wrapped, optimizer, loader = private(model, records, **changed)
-    x, y = next(iter(loader))
-    step(wrapped, x, y)
-    optimizer.step()
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def alone(records: TensorDataset, loss: Loop) -> list[Tensor]:
-    """The same by plain autograd, one record after the other."""
-    model = net()
-    parameters, rows = list(model.parameters()), list(zip(*[t.split(1) for t in records.tensors], strict=True))
-    total = [torch.zeros_like(p) for p in parameters]
-    for row, label in rows:
-        gradients = torch.autograd.grad(loss(model, row, label), parameters)
-        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
-        for sum, gradient in zip(total, gradients, strict=True):
-            sum += gradient * min(1.0, C / norm) / len(rows)
-    return total
-
-
-def close(one: list[Tensor], other: list[Tensor]) -> None:
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.usefixtures("little_noise")
 def test_a_batch_in_pieces_and_a_loss_that_adds_up() -> None:
     def in_pieces(model: Any, x: Tensor, y: Tensor) -> None:
@@ -202,9 +162,12 @@ def test_a_batch_in_pieces_and_a_loss_that_adds_up() -> None:
     def added_up(model: Any, x: Tensor, y: Tensor) -> None:
         F.cross_entropy(model(x), y, reduction="sum").backward()
 
-    records = data()
-    close(released(records, in_pieces), alone(records, LOOPS[0]))
-    close(released(records, added_up, loss_reduction="sum"), alone(records, LOOPS[0]))
+    for step, changed in ((in_pieces, {}), (added_up, {"loss_reduction": "sum"})):
+        records, model = data(), net()
+        _, wrapped, optimizer, loader = private(model, records, **changed)
+        step(wrapped, *next(iter(loader)))
+        optimizer.step()
+        assert_mean(model, records, LOOPS[0])
 
 
 def test_after_the_last_step_the_model_is_itself() -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
 
 from noisette import Ledger, PrivateClassifier, PrivateRegressor
 from noisette.accounting import ZcdpAmount
 from noisette.accounting.filters import RenyiFilter
-from noisette.integrations.scikit_learn import PrivateEstimator
+from noisette.core.noise import SecretKey
+from noisette.integrations.scikit_learn import (
+    Declarations,
+    Knots,
+    PrivateEstimator,
+    UnitNorm,
+    bounds_of_rows,
+    feature_bounds,
+    fixed_part,
+    trained_part,
+)
+from noisette.ranks import Alone
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, size=(1000, 2))
@@ -257,3 +271,144 @@ def test_errors_about_the_form_of_rows_contain_no_value(make: Any) -> None:
     with pytest.raises(ValueError, match="Expected 2D array") as raised:
         model.predict(X[0])
     assert "0." not in str(raised.value)
+
+
+# Declarations
+
+
+def test_what_is_missing_is_listed_with_the_ways_out() -> None:
+    declared = Declarations(may_read=False)
+
+    def never() -> int:
+        pytest.fail("the rows were read")
+
+    assert declared.given("size", None, never) is None
+    assert declared.given("bounds", None, never) is None
+    assert declared.given("classes", [0, 1], never) == [0, 1]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not declared: size, bounds") as error:
+        declared.refuse_missing()
+    assert all(way in str(error.value) for way in ("size=N", "bounds=(low, high)", "undeclared_from_rows=True"))
+    assert declared.read == []
+
+
+def test_what_is_read_from_the_rows_is_noted() -> None:
+    declared = Declarations(may_read=True)
+    assert declared.given("size", None, lambda: 7) == 7
+    assert declared.given("bounds", (0, 1), lambda: (5, 6)) == (0, 1)
+    declared.refuse_missing()
+    assert declared.read == ["size"]
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), ([0, 0], 1), (np.zeros(2), np.ones(2)), {"a": (0, 1), "b": (0, 1)}])
+def test_forms_of_bounds(bounds: object) -> None:
+    pair = feature_bounds(bounds, ["a", "b"], 2)  # type: ignore[arg-type]
+    assert pair.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((0, 0), "each low one below its high one"),
+        ((0, np.inf), "finite"),
+        ((0, [1, 2, 3]), "each a number or 2 numbers"),
+        (5, "as \\(low, high\\)"),
+        ((0, 1, 2), "as \\(low, high\\)"),
+        ((0, "high"), "as \\(low, high\\)"),
+        ({"a": (0, 1)}, "'b' has no bounds"),
+        ({"a": (0, 1), "b": (0, 1), "c": (0, 1)}, "there is no column 'c'"),
+    ],
+)
+def test_wrong_bounds_are_refused(bounds: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        feature_bounds(bounds, ["a", "b"], 2)  # type: ignore[arg-type]
+
+
+def test_bounds_of_constant_columns_are_apart() -> None:
+    low, high = bounds_of_rows(np.array([[1.0, 1e20], [3.0, 1e20]]))
+    assert (low < high).all()
+
+
+# The fixed part of the models: triangles and norms, of each row by itself
+
+
+def test_triangles_interpolate_on_the_grid_of_tops() -> None:
+    x = torch.rand(50, 3, dtype=torch.float64)
+    heights = 2 * Knots(5)(x)[:, 3:].view(50, 3, 5)
+    tops = np.linspace(0, 1, 6)
+    for knot in range(5):
+        one_there = np.eye(6)[knot + 1]
+        expected = np.interp(x.numpy(), tops, one_there)
+        np.testing.assert_allclose(heights[..., knot].numpy(), expected, atol=1e-12)
+
+
+def test_an_indicator_takes_part_only_where_it_is_one() -> None:
+    assert Knots(8)(torch.zeros(1, 4)).eq(0).all()
+    at_one = Knots(8)(torch.tensor([[1.0, 0.0]]))
+    assert at_one.nonzero()[:, 1].tolist() == [0, 2 + 7]
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    rows = torch.rand(7, 4, dtype=torch.float64)
+    rows[3] *= 1e6
+    together = fixed_part(3)(rows)
+    alone = torch.cat([fixed_part(3)(row[None]) for row in rows])
+    assert torch.equal(together, alone)
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(7, dtype=torch.float64))
+
+
+def test_a_row_of_zeros_stays_finite() -> None:
+    assert UnitNorm()(torch.zeros(2, 3)).eq(0).all()
+
+
+def test_the_last_layer_begins_at_zero_behind_hidden_ones() -> None:
+    model = trained_part(4, 3, knots=2, hidden_layer_sizes=(5, 6))
+    assert model(torch.rand(2, 12)).eq(0).all()
+    assert [p.shape for p in model.parameters() if p.dim() == 2] == [(5, 12), (6, 5), (3, 6)]
+
+
+# Scikit-learn's own checks
+
+# The checks declare nothing, so it is read from the rows. They have 20 to 300 rows, which need a large epsilon.
+AS_CHECKED = {"undeclared_from_rows": True, "epochs": 24.0, "epsilon": 30.0, "n_knots": 8}
+ESTIMATORS = {
+    "classifier": PrivateClassifier(**AS_CHECKED),  # type: ignore[arg-type]
+    "regressor": PrivateRegressor(**AS_CHECKED),  # type: ignore[arg-type]
+}
+TWO_FITS = "compares two fits to the same rows, which differ by their secret noise and batches"
+EXPECTED_TO_FAIL = {
+    "check_fit_idempotent": TWO_FITS,
+    "check_supervised_y_2d": TWO_FITS,
+    "check_classifier_data_not_an_array": TWO_FITS,
+    "check_regressor_data_not_an_array": TWO_FITS,
+    "check_regressors_int": TWO_FITS,
+}
+SKIPPED = {  # of estimators that are tagged as non-deterministic, and where pandas is not installed
+    *("check_pipeline_consistency", "check_array_api_input"),
+    *("check_classifier_data_not_an_array", "check_regressor_data_not_an_array"),
+}
+
+
+def failures(estimator: PrivateEstimator) -> tuple[set[str], Mapping[str, str]]:
+    """The names of the checks that passed or were skipped for a known reason, and the errors of the others."""
+    results = check_estimator(estimator, on_fail=None, on_skip=None)
+    passed = {r["check_name"] for r in results if r["status"] == "passed"}
+    skipped = {r["check_name"] for r in results if r["status"] == "skipped"}
+    assert skipped <= SKIPPED
+    return passed, {r["check_name"]: repr(r["exception"]) for r in results if r["status"] == "failed"}
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_every_check_passes_but_for_the_randomness(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one key for all fits they are equal, so that every check can pass, and all of them do."""
+    monkeypatch.setattr(Alone, "key", lambda self: SecretKey(bytes(32)))
+    passed, failed = failures(ESTIMATORS[kind])
+    assert failed == {}
+    assert len(passed) >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_checks_that_fail_compare_two_fits(kind: str) -> None:
+    _, failed = failures(ESTIMATORS[kind])
+    assert failed
+    assert failed.keys() <= EXPECTED_TO_FAIL.keys(), failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ pytest.importorskip("accelerate", reason="the Trainer of transformers needs acce
 from transformers import BertForSequenceClassification, TrainerCallback  # noqa: E402
 
 import noisette  # noqa: E402
-from noisette.core.noise import GaussianNoise  # noqa: E402
+import noisette.integrations.transformers as module_of_trainer  # noqa: E402
+from noisette import PerExampleClip, PrivacyError  # noqa: E402
 from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments  # noqa: E402
+from oracle import clipped_sum  # noqa: E402
 from small_trainer import LENGTHS, arguments, model, records  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
@@ -45,38 +48,21 @@ class Watching(TrainerCallback):
         self.events.append("end")
 
 
-def test_gradients_are_those_of_single_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = GaussianNoise.add_
+def loss_of_text(model: Any, place: Tensor) -> Tensor:
+    text = records()[int(place)]
+    return model(input_ids=torch.tensor([text["input_ids"]]), labels=torch.tensor([text["label"]])).loss
 
-    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
-        add(self, tensors, std=std * 1e-8, **others)
 
-    monkeypatch.setattr(GaussianNoise, "add_", add_little)
-    watching, trained = Watching(), model()
-    args = arguments(
-        tmp_path,
-        max_steps=1,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        max_grad_norm=0.5,
-    )
-    PrivateTrainer(trained, args, train_dataset=records(), callbacks=[watching]).train()
-
-    alone = model().double().train()
-    total = {name: torch.zeros_like(p) for name, p in alone.named_parameters()}
-    clipped = 0
-    for record in records():
-        alone.zero_grad()
-        alone(input_ids=torch.tensor([record["input_ids"]]), labels=torch.tensor([record["label"]])).loss.backward()
-        gradients = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
-        norm = float(torch.cat([g.flatten() for g in gradients.values()]).norm())
-        clipped += norm > 0.5
-        for name, gradient in gradients.items():
-            total[name] += gradient * min(1.0, 0.5 / norm) / 8
-    assert clipped
+@pytest.mark.usefixtures("little_noise")
+def test_gradients_are_those_of_single_texts(tmp_path: Path) -> None:
+    watching = Watching()
+    args = arguments(tmp_path, max_steps=1, gradient_accumulation_steps=4, max_grad_norm=0.5)
+    PrivateTrainer(model(), args, train_dataset=records(), callbacks=[watching]).train()
+    truth = clipped_sum(model().train(), loss_of_text, (torch.arange(8),), 0.5)
+    assert (truth.norms > 0.5).any()
     assert watching.gradients
     for name, gradient in watching.gradients.items():
-        torch.testing.assert_close(gradient.double(), total[name], rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(gradient.double(), truth.sums[name] / 8, rtol=1e-4, atol=1e-7)
 
 
 def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
@@ -257,3 +243,94 @@ def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> N
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=FutureWarning)
         PrivateTrainer(model(), arguments(tmp_path / "other"), train_dataset=records()).train()
+
+
+# What ``compute_loss`` may keep, log and read while it computes the loss of one record
+
+
+class Logging(PrivateTrainer):
+    """Logs the loss of each record."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        loss = super().compute_loss(model, inputs)
+        self.log({"of_a_record": loss.item()})
+        return loss
+
+
+class Heard(TrainerCallback):
+    def __init__(self) -> None:
+        self.logged: set[str] = set()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.logged |= set(logs)
+
+
+def test_what_compute_loss_logs_is_left_out(tmp_path: Path) -> None:
+    heard = Heard()
+    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = Logging(model(), args, train_dataset=records(), callbacks=[heard])
+    trainer.train()
+    assert "epsilon" in heard.logged
+    assert "of_a_record" not in heard.logged
+    assert all("of_a_record" not in line for line in trainer.state.log_history)
+    assert all("of_a_record" not in path.read_text() for path in tmp_path.glob("*/trainer_state.json"))
+
+
+def test_a_record_without_a_loss_is_refused(tmp_path: Path) -> None:
+    class Nothing(PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            return None
+
+    with pytest.raises(PrivacyError, match="returned no loss"):
+        Nothing(model(), arguments(tmp_path, max_steps=3), train_dataset=records()).train()
+
+
+STEPS = 14  # a graph is compared with the step itself in calls 8 and 16, and in none between them
+
+
+class Annealed(PrivateTrainer):
+    """A weight that grows with the steps, as of a KL term."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        loss = super().compute_loss(model, inputs)
+        return loss * (0.0 if self.state.global_step < STEPS - 4 else 1.0)
+
+
+class Turned(PrivateTrainer):
+    """A weight in an attribute, which a callback sets."""
+
+    weight = 0.0
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        return super().compute_loss(model, inputs) * self.weight
+
+
+class Norms(TrainerCallback):
+    """Takes down the norm of the released gradient, and turns weights on."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self.trainer: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == STEPS - 4:
+            self.trainer.weight = 1.0
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.norms.append(sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+
+
+@pytest.mark.parametrize(("kind", "capture"), [(Annealed, "graph"), (Turned, "graph"), (Annealed, "eager")])
+@pytest.mark.usefixtures("little_noise")
+def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(
+    kind: type[PrivateTrainer], capture: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_of_trainer, "PerExampleClip", partial(PerExampleClip, capture=capture))
+    norms = Norms()
+    args = arguments(tmp_path, max_steps=STEPS, per_device_train_batch_size=8, learning_rate=0.0)
+    same = [{"input_ids": [5 + k, 6, 7, 8], "label": k % 2} for k in range(8)]  # one bucket, and all in each batch
+    trainer = norms.trainer = kind(model(), args, train_dataset=same, callbacks=[norms])
+    torch.manual_seed(0)
+    trainer.train()
+    assert max(norms.norms[:-4]) < 1e-3
+    assert min(norms.norms[-4:]) > 1e-2

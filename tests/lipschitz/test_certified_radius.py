@@ -14,34 +14,21 @@ from noisette.lipschitz import NormBound, Sensitivities
 from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.lipschitz.projections import project
 from noisette.nn import DctCut, Standardise
-from noisette.nn.lipschitz import (
-    BoundedInput,
-    GroupSort2,
-    L2NormPool2d,
-    LipschitzResidual,
-    MixerBlock,
-    NormCap,
-    PatchConv2d,
-    Scale,
-    SpectralConv2d,
-    SpectralLinear,
-    SphereInput,
-    TauCrossEntropy,
-)
+from noisette.nn import lipschitz as lip
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def linear(matrix: list[list[float]]) -> SpectralLinear:
+def linear(matrix: list[list[float]]) -> lip.SpectralLinear:
     """A linear layer in double precision with these weights, which must be orthogonal."""
     weight = torch.tensor(matrix, dtype=torch.float64)
-    layer = SpectralLinear(weight.shape[1], weight.shape[0]).double()
+    layer = lip.SpectralLinear(weight.shape[1], weight.shape[0]).double()
     layer.load_state_dict({"weight": weight})
     torch.testing.assert_close(layer.weight.data.abs(), weight.abs(), rtol=0, atol=1e-12)
     return layer
 
 
-def same(outputs: int) -> SpectralLinear:
+def same(outputs: int) -> lip.SpectralLinear:
     return linear(torch.eye(outputs).tolist())
 
 
@@ -60,7 +47,7 @@ def double(*rows: list[float]) -> Tensor:
 
 
 def test_the_difference_of_the_two_largest_scores_gives_the_radius() -> None:
-    model = nn.Sequential(BoundedInput(10.0), same(3))
+    model = nn.Sequential(lip.BoundedInput(10.0), same(3))
     torch.testing.assert_close(
         certify(model, double([2.0, 0.5, -1.0], [-1.0, 0.5, 0.5])), double([1.5 / math.sqrt(2), 0.0])[0], **EXACT
     )
@@ -69,7 +56,7 @@ def test_the_difference_of_the_two_largest_scores_gives_the_radius() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1), (2,)])
 def test_the_radius_of_a_single_score_is_its_distance_from_zero(shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(BoundedInput(10.0), linear([[0.6, 0.8]]), *([] if len(shape) == 2 else [nn.Flatten(0)]))
+    model = nn.Sequential(lip.BoundedInput(10.0), linear([[0.6, 0.8]]), *([] if len(shape) == 2 else [nn.Flatten(0)]))
     x = double([3.0, 4.0], [1.0, -1.0])
     assert model(x).shape == shape
     torch.testing.assert_close(certify(model, x), double([5.0, 0.2])[0], **EXACT)
@@ -79,19 +66,19 @@ def test_the_radius_of_a_single_score_is_its_distance_from_zero(shape: tuple[int
 @pytest.mark.parametrize(
     ("part", "stretch"),
     [
-        (Scale(-2.5), 2.5),
+        (lip.Scale(-2.5), 2.5),
         (Standardise(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.25, 1.0])), 4.0),
-        (LipschitzResidual(nn.Identity(), a=1.0, c=1.0), 2.0),
+        (lip.LipschitzResidual(nn.Identity(), a=1.0, c=1.0), 2.0),
         (nn.Sigmoid(), 0.25),
         (nn.Dropout(0.5), 1.0),
         (ClippedGradient(), 1.0),
-        (nn.Sequential(Scale(2.0), nn.Sequential(), nn.Sequential(Scale(3.0))), 6.0),
+        (nn.Sequential(lip.Scale(2.0), nn.Sequential(), nn.Sequential(lip.Scale(3.0))), 6.0),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_radii_are_divided_by_the_lipschitz_constant_of_a_layer(part: nn.Module, stretch: float) -> None:
     x = double([2.0, 0.5, -1.0], [0.3, 0.4, 0.5])
-    model = nn.Sequential(BoundedInput(10.0), part, same(3)).double()
+    model = nn.Sequential(lip.BoundedInput(10.0), part, same(3)).double()
     first, second = model.eval()(x).sort(dim=1, descending=True).values[:, :2].unbind(1)
     torch.testing.assert_close(certify(model.train(), x), (first - second) / math.sqrt(2) / stretch, **EXACT)
 
@@ -106,35 +93,35 @@ def test_a_layer_used_twice_divides_radii_twice() -> None:
 def test_radii_far_outside_of_the_ball_are_larger() -> None:
     slope = 0.1 / 3
     x = 55 * double([math.sqrt(1 - slope**2), slope])
-    model = nn.Sequential(BoundedInput(3.0), linear([[0.0, 1.0]]))
+    model = nn.Sequential(lip.BoundedInput(3.0), linear([[0.0, 1.0]]))
     assert float(model(x).detach()) == pytest.approx(0.1)
     assert float(certify(model, x)) == pytest.approx(1.8032787, abs=5e-8)
-    assert float(certify(nn.Sequential(Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
-    capped = nn.Sequential(BoundedInput(100.0), same(2), Scale(2.0), NormCap(3.0), linear([[0.0, 1.0]]))
+    assert float(certify(nn.Sequential(lip.Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
+    capped = nn.Sequential(lip.BoundedInput(100.0), same(2), lip.Scale(2.0), lip.NormCap(3.0), linear([[0.0, 1.0]]))
     assert float(certify(capped, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
 
 
 def test_radii_just_outside_of_the_ball_extend_to_its_surface() -> None:
-    model = nn.Sequential(BoundedInput(3.0), linear([[0.0, 1.0]]))
+    model = nn.Sequential(lip.BoundedInput(3.0), linear([[0.0, 1.0]]))
     for norm, expected in ((2.0, 1.0), (3.0, 1.5), (4.0, 1.5), (5.0, 2.0), (6.0, 2.4)):
         assert float(certify(model, norm * double([math.sqrt(0.75), 0.5]))) == pytest.approx(expected)
 
 
 def inside_a_residual(part: nn.Module) -> nn.Module:
-    return nn.Sequential(LipschitzResidual(part, a=0.0, c=1.0), linear([[0.0, 1.0]]))
+    return nn.Sequential(lip.LipschitzResidual(part, a=0.0, c=1.0), linear([[0.0, 1.0]]))
 
 
 def test_a_ball_inside_of_a_branch_is_1_lipschitz() -> None:
-    x, model = double([55.0, 3.0]), inside_a_residual(BoundedInput(3.0))
+    x, model = double([55.0, 3.0]), inside_a_residual(lip.BoundedInput(3.0))
     torch.testing.assert_close(certify(model, x), model(x).detach()[0], **EXACT)
     with pytest.raises(ValueError, match="LipschitzResidual"):
-        certify(inside_a_residual(SphereInput(3.0)), x)
+        certify(inside_a_residual(lip.SphereInput(3.0)), x)
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("kind", [BoundedInput, SphereInput])
+@pytest.mark.parametrize("kind", [lip.BoundedInput, lip.SphereInput])
 def test_no_input_within_the_radius_has_a_larger_distance_behind_the_ball(
-    kind: type[BoundedInput | SphereInput], size: float
+    kind: type[lip.BoundedInput | lip.SphereInput], size: float
 ) -> None:
     """20,000 random trials each; the predicted class is the sign of one coordinate."""
     trials, axes = 20_000, 3
@@ -154,7 +141,7 @@ def test_no_input_within_the_radius_has_a_larger_distance_behind_the_ball(
 
 
 def test_inputs_that_are_not_finite_or_zero_have_radius_zero() -> None:
-    ball, sphere = (nn.Sequential(kind(3.0), same(2)) for kind in (BoundedInput, SphereInput))
+    ball, sphere = (nn.Sequential(kind(3.0), same(2)) for kind in (lip.BoundedInput, lip.SphereInput))
     odd = double([math.nan, 1.0], [math.inf, 1.0], [1e100, 1.0], [1e-25, 0.0], [0.0, 0.0], [1.0, 0.0])
     assert certify(ball, odd)[[0, 1, 2, 4]].tolist() == [0, 0, 0, 0]
     assert certify(sphere, odd)[:5].tolist() == [0, 0, 0, 0, 0]
@@ -165,7 +152,7 @@ def test_inputs_that_are_not_finite_or_zero_have_radius_zero() -> None:
 
 def test_radii_include_fixed_features_with_a_lipschitz_constant() -> None:
     features = nn.Sequential(Standardise(0.1307, 0.3081), DctCut(6), nn.Flatten())
-    head = nn.Sequential(SphereInput(1.0), SpectralLinear(36, 10))
+    head = nn.Sequential(lip.SphereInput(1.0), lip.SpectralLinear(36, 10))
     images = torch.rand(5, 1, 8, 8)
     behind = certify(head, features(images))
     torch.testing.assert_close(certify(nn.Sequential(features, head), images), behind * 0.3081, rtol=1e-6, atol=0)
@@ -176,13 +163,13 @@ def test_features_without_a_lipschitz_constant_are_refused_with_the_way_out() ->
         def forward(self, x: Tensor) -> Tensor:
             return x**2
 
-    model = nn.Sequential(Square(), nn.Softmax(1), SphereInput(1.0), same(4))
+    model = nn.Sequential(Square(), nn.Softmax(1), lip.SphereInput(1.0), same(4))
     x = torch.rand(3, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"0 \(Square\), 1 \(Softmax\).*certify\(model\[k:\], model\[:k\]\(inputs\)\)"):
         certify(model, x)
     assert (certify(model[2:], model[:2](x)) > 0).all()
     with pytest.raises(ValueError, match=r"1\.0 \(Linear\)"):
-        certify(nn.Sequential(BoundedInput(1.0), nn.Sequential(nn.Linear(4, 2))), x.float())
+        certify(nn.Sequential(lip.BoundedInput(1.0), nn.Sequential(nn.Linear(4, 2))), x.float())
     with pytest.raises(ValueError, match="constant: Linear"):
         certify(nn.Linear(4, 2), x.float())
 
@@ -193,7 +180,7 @@ def test_scores_of_another_shape_are_refused() -> None:
 
 
 def test_weights_outside_of_their_set_are_refused_and_projected_ones_are_not() -> None:
-    model = nn.Sequential(BoundedInput(1.0), SpectralLinear(4, 4), GroupSort2(), SpectralLinear(4, 3))
+    model = nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(4, 4), lip.GroupSort2(), lip.SpectralLinear(4, 3))
     x = torch.randn(5, 4)
     certify(model, x)
     with torch.no_grad():
@@ -205,7 +192,9 @@ def test_weights_outside_of_their_set_are_refused_and_projected_ones_are_not() -
 
 
 def test_certify_does_not_change_the_model() -> None:
-    model = nn.Sequential(BoundedInput(1.0), SpectralLinear(4, 4), nn.Dropout(0.5), SpectralLinear(4, 3)).train()
+    model = nn.Sequential(
+        lip.BoundedInput(1.0), lip.SpectralLinear(4, 4), nn.Dropout(0.5), lip.SpectralLinear(4, 3)
+    ).train()
     model[1].weight.data.mul_(1 + 1e-7)
     before = copy.deepcopy(model.state_dict())
     certify(model, torch.randn(5, 4))
@@ -215,7 +204,7 @@ def test_certify_does_not_change_the_model() -> None:
 
 
 def test_certified_accuracy_counts_correct_examples_with_a_larger_radius() -> None:
-    model = nn.Sequential(BoundedInput(10.0), same(2))
+    model = nn.Sequential(lip.BoundedInput(10.0), same(2))
     x = double([1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.5, 0.5])
     targets = torch.tensor([0, 1, 1, 0])
     radii = [0.0, 1 / math.sqrt(2) - 1e-9, 1 / math.sqrt(2) + 1e-9, 1.5]
@@ -238,7 +227,7 @@ def digits() -> tuple[Tensor, Tensor]:
 def trained(model: nn.Sequential, images: Tensor, targets: Tensor, steps: int = 100) -> nn.Sequential:
     """The model, trained without privacy, because only the radii are tested."""
     model = model.double()
-    loss = TauCrossEntropy(tau=10.0)
+    loss = lip.TauCrossEntropy(tau=10.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
         rows = torch.arange(step * 100, step * 100 + 100) % 1500
@@ -272,20 +261,26 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
     "make",
     [
         lambda: nn.Sequential(
-            BoundedInput(3.0), nn.Flatten(), SpectralLinear(64, 64), GroupSort2(), SpectralLinear(64, 10)
+            lip.BoundedInput(3.0),
+            nn.Flatten(),
+            lip.SpectralLinear(64, 64),
+            lip.GroupSort2(),
+            lip.SpectralLinear(64, 10),
         ),
         lambda: nn.Sequential(
             Standardise(-0.2, 0.4),
-            BoundedInput(6.0),
-            SpectralConv2d(1, 8, 3, padding=1),
-            GroupSort2(),
-            L2NormPool2d(2),
-            LipschitzResidual(MixerBlock(tokens=16, channels=8)),
-            NormCap(2.0),
+            lip.BoundedInput(6.0),
+            lip.SpectralConv2d(1, 8, 3, padding=1),
+            lip.GroupSort2(),
+            lip.L2NormPool2d(2),
+            lip.LipschitzResidual(lip.MixerBlock(tokens=16, channels=8)),
+            lip.NormCap(2.0),
             nn.Flatten(),
-            SpectralLinear(128, 10),
+            lip.SpectralLinear(128, 10),
         ),
-        lambda: nn.Sequential(DctCut(6), SphereInput(1.0), PatchConv2d(1, 9, 3), nn.Flatten(), SpectralLinear(36, 10)),
+        lambda: nn.Sequential(
+            DctCut(6), lip.SphereInput(1.0), lip.PatchConv2d(1, 9, 3), nn.Flatten(), lip.SpectralLinear(36, 10)
+        ),
     ],
     ids=["dense", "convolution and mixer", "sphere"],
 )

@@ -13,28 +13,7 @@ from torch import Tensor, nn
 import noisette
 from lipschitz_ascent import clip_singular_values, largest_stretch, worst_case_search
 from noisette.lipschitz import Bounded, NormBound, is_bounded, is_constrained
-from noisette.nn.lipschitz import (
-    Abs,
-    BallBias,
-    BoundedInput,
-    FullSort,
-    GlobalL2NormPool2d,
-    GroupSort2,
-    L2NormPool2d,
-    LayerCentering,
-    LipschitzConcat,
-    LipschitzResidual,
-    MixerBlock,
-    NormCap,
-    PatchConv2d,
-    Patches,
-    Scale,
-    ScaledAvgPool2d,
-    SpectralConv2d,
-    SpectralLinear,
-    SphereInput,
-    TokenMix,
-)
+from noisette.nn import lipschitz as lip
 
 F = nn.functional
 Formula = Callable[[nn.Module, Tensor], Tensor]
@@ -88,76 +67,86 @@ def scaled_conv(looks: int, **figures: int) -> Formula:
 
 
 LAYERS: dict[str, Layer] = {
-    "linear": Layer(lambda: SpectralLinear(5, 3), (5,), lambda m, x: x @ m.weight.T),
+    "linear": Layer(lambda: lip.SpectralLinear(5, 3), (5,), lambda m, x: x @ m.weight.T),
     "linear over positions": Layer(
-        lambda: SpectralLinear(5, 4), (3, 5), lambda m, x: torch.einsum("btn,mn->btm", x, m.weight)
+        lambda: lip.SpectralLinear(5, 4), (3, 5), lambda m, x: torch.einsum("btn,mn->btm", x, m.weight)
     ),
-    "conv": Layer(lambda: SpectralConv2d(2, 4, 3, padding=1), (2, 8, 8), scaled_conv(9, padding=1), 0.5, 0.75),
+    "conv": Layer(lambda: lip.SpectralConv2d(2, 4, 3, padding=1), (2, 8, 8), scaled_conv(9, padding=1), 0.5, 0.75),
     "conv of every figure": Layer(
-        lambda: SpectralConv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
+        lambda: lip.SpectralConv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
         (4, 9, 8),
         scaled_conv(9, stride=2, padding=1, dilation=2, groups=2),
         0.4,
         0.7,
     ),
-    "conv of even windows": Layer(lambda: SpectralConv2d(2, 3, 2), (2, 5, 5), scaled_conv(4), 0.6, 0.75),
-    "conv of one pixel": Layer(lambda: SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
-    "patch conv": Layer(lambda: PatchConv2d(2, 9, patch=2), (2, 6, 4), scaled_conv(1, stride=2)),
+    "conv of even windows": Layer(lambda: lip.SpectralConv2d(2, 3, 2), (2, 5, 5), scaled_conv(4), 0.6, 0.75),
+    "conv of one pixel": Layer(lambda: lip.SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
+    "patch conv": Layer(lambda: lip.PatchConv2d(2, 9, patch=2), (2, 6, 4), scaled_conv(1, stride=2)),
     "patches": Layer(
-        lambda: Patches(3, stride=2, padding=1),
+        lambda: lip.Patches(3, stride=2, padding=1),
         (2, 5, 5),
         lambda m, x: F.conv2d(x, torch.eye(18, dtype=x.dtype).view(18, 2, 3, 3), stride=2, padding=1),
         stretched=0.75,
     ),
-    "bias": Layer(lambda: BallBias(4, 0.5), (4,), lambda m, x: x + m.bias),
-    "bias of maps": Layer(lambda: BallBias(4, 0.5), (4, 3, 3), lambda m, x: x + m.bias.view(4, 1, 1) / 3),
-    "bias of sequences": Layer(lambda: BallBias(4, 0.5, dim=-1), (9, 4), lambda m, x: x + m.bias / 3),
-    "pair sort": Layer(lambda: GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
-    "pair sort of maps": Layer(lambda: GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
-    "pair sort of sequences": Layer(lambda: GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
-    "full sort": Layer(lambda: FullSort(), (5,), lambda m, x: x.topk(5, largest=False).values),
+    "bias": Layer(lambda: lip.BallBias(4, 0.5), (4,), lambda m, x: x + m.bias),
+    "bias of maps": Layer(lambda: lip.BallBias(4, 0.5), (4, 3, 3), lambda m, x: x + m.bias.view(4, 1, 1) / 3),
+    "bias of sequences": Layer(lambda: lip.BallBias(4, 0.5, dim=-1), (9, 4), lambda m, x: x + m.bias / 3),
+    "pair sort": Layer(lambda: lip.GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
+    "pair sort of maps": Layer(lambda: lip.GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
+    "pair sort of sequences": Layer(lambda: lip.GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
+    "full sort": Layer(lambda: lip.FullSort(), (5,), lambda m, x: x.topk(5, largest=False).values),
     "full sort of sequences": Layer(
-        lambda: FullSort(-1), (3, 5), lambda m, x: torch.stack([x.kthvalue(k, 2).values for k in range(1, 6)], 2)
+        lambda: lip.FullSort(-1), (3, 5), lambda m, x: torch.stack([x.kthvalue(k, 2).values for k in range(1, 6)], 2)
     ),
-    "absolute": Layer(lambda: Abs(), (5,), lambda m, x: torch.maximum(x, -x)),
-    "l2 pool": Layer(lambda: L2NormPool2d(2), (3, 4, 5), lambda m, x: window_norms(x, 2), rounded=1e-4),
+    "absolute": Layer(lambda: lip.Abs(), (5,), lambda m, x: torch.maximum(x, -x)),
+    "l2 pool": Layer(lambda: lip.L2NormPool2d(2), (3, 4, 5), lambda m, x: window_norms(x, 2), rounded=1e-4),
     "global l2 pool": Layer(
-        lambda: GlobalL2NormPool2d(), (3, 4, 5), lambda m, x: x.pow(2).sum((2, 3)).sqrt(), rounded=1e-4
+        lambda: lip.GlobalL2NormPool2d(), (3, 4, 5), lambda m, x: x.pow(2).sum((2, 3)).sqrt(), rounded=1e-4
     ),
     "scaled mean pool": Layer(
-        lambda: ScaledAvgPool2d(2),
+        lambda: lip.ScaledAvgPool2d(2),
         (3, 4, 4),
         lambda m, x: (x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]) / 2,
     ),
-    "centring of channels": Layer(lambda: LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4),
-    "centring of positions": Layer(
-        lambda: LayerCentering((2, 3)), (4, 3, 3), lambda m, x: x - x.sum((2, 3), keepdim=True) / 9
+    "centring of channels": Layer(
+        lambda: lip.LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4
     ),
-    "norm cap": Layer(lambda: NormCap(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)),
-    "scale": Layer(lambda: Scale(-1.5), (4,), lambda m, x: x * -1.5),
+    "centring of positions": Layer(
+        lambda: lip.LayerCentering((2, 3)), (4, 3, 3), lambda m, x: x - x.sum((2, 3), keepdim=True) / 9
+    ),
+    "norm cap": Layer(
+        lambda: lip.NormCap(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)
+    ),
+    "scale": Layer(lambda: lip.Scale(-1.5), (4,), lambda m, x: x * -1.5),
     "residual": Layer(
-        lambda: LipschitzResidual(nn.Sequential(SpectralLinear(4, 4), GroupSort2())),
+        lambda: lip.LipschitzResidual(nn.Sequential(lip.SpectralLinear(4, 4), lip.GroupSort2())),
         (4,),
         lambda m, x: (x + sorted_pairs(x @ m.branch[0].weight.T)) / 2,
     ),
     "residual of other factors": Layer(
-        lambda: LipschitzResidual(SpectralLinear(4, 4), a=-0.8, c=0.7),
+        lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 4), a=-0.8, c=0.7),
         (4,),
         lambda m, x: 0.7 * (x @ m.branch.weight.T) - 0.8 * x,
         stretched=0.9,
     ),
     "concat": Layer(
-        lambda: LipschitzConcat([SpectralLinear(4, 4), Scale(0.5)]),
+        lambda: lip.LipschitzConcat([lip.SpectralLinear(4, 4), lip.Scale(0.5)]),
         (4,),
         lambda m, x: torch.cat([x @ m.branches[0].weight.T, x / 2], 1),
         stretched=0.9,
     ),
     "token mix": Layer(
-        lambda: TokenMix(SpectralLinear(5, 4)), (5, 3), lambda m, x: torch.einsum("btc,st->bsc", x, m.module.weight)
+        lambda: lip.TokenMix(lip.SpectralLinear(5, 4)),
+        (5, 3),
+        lambda m, x: torch.einsum("btc,st->bsc", x, m.module.weight),
     ),
-    "mixer of sequences": Layer(lambda: MixerBlock(3, 4), (3, 4), mixed, 0.9, 0.9),
+    "mixer of sequences": Layer(lambda: lip.MixerBlock(3, 4), (3, 4), mixed, 0.9, 0.9),
     "mixer of maps": Layer(
-        lambda: MixerBlock(4, 4), (4, 2, 2), lambda m, x: mixed(m, x.flatten(2).mT).mT.unflatten(2, (2, 2)), 0.9, 0.9
+        lambda: lip.MixerBlock(4, 4),
+        (4, 2, 2),
+        lambda m, x: mixed(m, x.flatten(2).mT).mT.unflatten(2, (2, 2)),
+        0.9,
+        0.9,
     ),
 }
 every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
@@ -178,7 +167,7 @@ def moved(layer: Layer) -> nn.Module:
 def restore(module: nn.Module) -> None:
     """Bring the parameters back into their sets, and certify the largest norm of these."""
     for part in module.modules():
-        if isinstance(part, BallBias):
+        if isinstance(part, lip.BallBias):
             part.bias.mul_(min(1.0, 0.5 / float(part.bias.norm())))
             part.set_certified_norms(torch.tensor([0.5]))
         elif is_constrained(part):
@@ -227,7 +216,7 @@ def test_ascent_nearly_reaches_the_bound_on_a_parameter_gradient_and_does_not_ex
     assert set(bounds) == set(module.parameters())
     far, steep = bounded(module).bound_backward(NormBound(5.0, layer.shape), 3.0)
     assert far == pytest.approx(3 * bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)[0], rel=1e-12)
-    longer = 3 if isinstance(module, BallBias) else 15
+    longer = 3 if isinstance(module, lip.BallBias) else 15
     assert all(steep[p] == pytest.approx(longer * bounds[p], rel=1e-12) for p in bounds)
     for p in module.parameters():
         found = worst_case_search(module, layer.shape, p, restore=lambda: restore(module))
@@ -237,8 +226,8 @@ def test_ascent_nearly_reaches_the_bound_on_a_parameter_gradient_and_does_not_ex
 @every_layer
 def test_a_layer_works_under_per_example_clipping(layer) -> None:
     width = layer.shape[0] if len(layer.shape) == 3 else layer.shape[-1]
-    front = SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else SpectralLinear(width, width)
-    model = nn.Sequential(BoundedInput(3.0), front, moved(layer)).double()
+    front = lip.SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else lip.SpectralLinear(width, width)
+    model = nn.Sequential(lip.BoundedInput(3.0), front, moved(layer)).double()
     x, params = torch.randn(5, *layer.shape, dtype=torch.float64), dict(model.named_parameters())
     expected = {name: torch.zeros_like(p) for name, p in params.items()}
     for one in x.split(1):
@@ -268,4 +257,4 @@ def test_weights_are_feasible_from_the_start_and_after_a_state_is_loaded(layer) 
 
 
 def test_the_sphere_states_an_infinite_lipschitz_constant() -> None:
-    assert SphereInput(2.0).bound_backward(NormBound(1.0, (3,)), 0.1) == (math.inf, {})
+    assert lip.SphereInput(2.0).bound_backward(NormBound(1.0, (3,)), 0.1) == (math.inf, {})

@@ -9,18 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.nn.lipschitz import (
-    HKR,
-    KR,
-    MAE,
-    MSE,
-    HuberLoss,
-    KCosine,
-    MulticlassHinge,
-    MultiMargin,
-    TauBCE,
-    TauCrossEntropy,
-)
+from noisette.nn import lipschitz as lip
 
 Scores = list[float]
 
@@ -77,33 +66,33 @@ def mae(z: Scores, y: int) -> float:
 
 # loss, number of scores, formula, constant
 CASES = [
-    (TauCrossEntropy(tau=0.1), 10, tau_cross_entropy(0.1), 1.41421356),
-    (TauCrossEntropy(tau=1.0), 10, tau_cross_entropy(1.0), 1.41421356),
-    (TauCrossEntropy(tau=20.0, classes=10), 10, tau_cross_entropy(20.0), 1.41421356),
-    (TauCrossEntropy(tau=1.0), 2, tau_cross_entropy(1.0), 1.41421356),
-    (TauBCE(tau=0.5), 1, tau_bce(0.5), 1.0),
-    (TauBCE(tau=5.0), 1, tau_bce(5.0), 1.0),
-    (KCosine(k=0.1), 10, k_cosine(0.1), 10.0),
-    (KCosine(k=0.99), 10, k_cosine(0.99), 1.01010101),
-    (KCosine(k=10.0), 10, k_cosine(10.0), 0.1),
-    (MulticlassHinge(outputs=10, margin=0.7), 10, hinge(0.7), 0.94868330),
-    (MulticlassHinge(outputs=2), 2, hinge(1.0), 0.70710678),
-    (MultiMargin(margin=1.0), 10, multi_margin(1.0), 1.41421356),
-    (KR(outputs=10), 10, kr, 1.05409255),
-    (KR(outputs=1), 1, kr, 1.0),
-    (HKR(outputs=10, alpha=50.0, margin=0.5), 10, hkr(50.0, 0.5), 1.05409255 + 50 * 0.94868330),
-    (HKR(outputs=1, alpha=3.0, margin=2.0), 1, hkr(3.0, 2.0), 4.0),
-    (MAE(outputs=10), 10, mae, 3.16227766),
-    (MAE(outputs=1), 1, mae, 1.0),
-    (HuberLoss(outputs=9, delta=0.2), 9, huber(0.2), 0.6),
-    (HuberLoss(outputs=1, delta=2.0), 1, huber(2.0), 2.0),
+    (lip.TauCrossEntropy(tau=0.1), 10, tau_cross_entropy(0.1), 1.41421356),
+    (lip.TauCrossEntropy(tau=1.0), 10, tau_cross_entropy(1.0), 1.41421356),
+    (lip.TauCrossEntropy(tau=20.0, classes=10), 10, tau_cross_entropy(20.0), 1.41421356),
+    (lip.TauCrossEntropy(tau=1.0), 2, tau_cross_entropy(1.0), 1.41421356),
+    (lip.TauBCE(tau=0.5), 1, tau_bce(0.5), 1.0),
+    (lip.TauBCE(tau=5.0), 1, tau_bce(5.0), 1.0),
+    (lip.KCosine(k=0.1), 10, k_cosine(0.1), 10.0),
+    (lip.KCosine(k=0.99), 10, k_cosine(0.99), 1.01010101),
+    (lip.KCosine(k=10.0), 10, k_cosine(10.0), 0.1),
+    (lip.MulticlassHinge(outputs=10, margin=0.7), 10, hinge(0.7), 0.94868330),
+    (lip.MulticlassHinge(outputs=2), 2, hinge(1.0), 0.70710678),
+    (lip.MultiMargin(margin=1.0), 10, multi_margin(1.0), 1.41421356),
+    (lip.KR(outputs=10), 10, kr, 1.05409255),
+    (lip.KR(outputs=1), 1, kr, 1.0),
+    (lip.HKR(outputs=10, alpha=50.0, margin=0.5), 10, hkr(50.0, 0.5), 1.05409255 + 50 * 0.94868330),
+    (lip.HKR(outputs=1, alpha=3.0, margin=2.0), 1, hkr(3.0, 2.0), 4.0),
+    (lip.MAE(outputs=10), 10, mae, 3.16227766),
+    (lip.MAE(outputs=1), 1, mae, 1.0),
+    (lip.HuberLoss(outputs=9, delta=0.2), 9, huber(0.2), 0.6),
+    (lip.HuberLoss(outputs=1, delta=2.0), 1, huber(2.0), 2.0),
 ]
 every_case = pytest.mark.parametrize(
     ("loss", "outputs", "formula", "constant"), CASES, ids=[f"{loss}-{outputs}" for loss, outputs, *_ in CASES]
 )
 every_loss = pytest.mark.parametrize(
     ("loss", "outputs"),
-    [*((loss, outputs) for loss, outputs, *_ in CASES), (MSE(outputs=5), 5), (MSE(outputs=1), 1)],
+    [*((loss, outputs) for loss, outputs, *_ in CASES), (lip.MSE(outputs=5), 5), (lip.MSE(outputs=1), 1)],
     ids=str,
 )
 
@@ -163,23 +152,23 @@ def test_ascent_reaches_the_constant_and_never_exceeds_it(
     [(1.0, 1.0, 1.37702, 1.00934), (0.1, 1.0, 1.28980, 0.95662), (5.0, 1.0, 1.41408, 1.34999)],
 )
 def test_bounded_scores_tighten_the_cross_entropy(tau: float, reach: float, constant: float, searched: float) -> None:
-    loss = TauCrossEntropy(tau, classes=10)
+    loss = lip.TauCrossEntropy(tau, classes=10)
     assert loss.lipschitz(logit_bound=reach) == pytest.approx(constant, abs=5e-6)
     found = worst_case_search(loss, *some(10, count=256), reach)
     assert searched - 1e-5 <= found <= loss.lipschitz(logit_bound=reach)
 
 
 def test_a_smaller_bound_on_the_scores_gives_a_smaller_constant() -> None:
-    loss = TauCrossEntropy(tau=0.3, classes=10)
+    loss = lip.TauCrossEntropy(tau=0.3, classes=10)
     constants = [loss.lipschitz(logit_bound=reach) for reach in (0.0, 0.1, 1.0, 10.0, 1e4, 1e300, math.inf)]
     assert constants == sorted(constants)
     assert constants[0] == pytest.approx(math.sqrt(2) * 0.9)
     assert constants[-1] == loss.lipschitz() == math.sqrt(2)
-    assert TauCrossEntropy(tau=0.3).lipschitz(logit_bound=1.0) == math.sqrt(2)
+    assert lip.TauCrossEntropy(tau=0.3).lipschitz(logit_bound=1.0) == math.sqrt(2)
 
 
 def test_a_bound_on_the_score_tightens_the_logistic_loss_exactly() -> None:
-    loss = TauBCE(tau=0.5)
+    loss = lip.TauBCE(tau=0.5)
     assert loss.lipschitz(logit_bound=2.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     ends = torch.tensor([[-2.0], [2.0]], dtype=torch.float64)
     assert float(gradients(loss, ends, torch.tensor([1, 0])).abs().max()) == pytest.approx(
@@ -189,7 +178,7 @@ def test_a_bound_on_the_score_tightens_the_logistic_loss_exactly() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 5])
 def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> None:
-    loss = MSE(outputs)
+    loss = lip.MSE(outputs)
     scores, targets = some(outputs)
     expected = [sum(r * r for r in away(z.tolist(), int(y))) for z, y in zip(scores, targets.clamp(max=1), strict=True)]
     torch.testing.assert_close(loss(scores, targets.clamp(max=1)), torch.tensor(expected, dtype=torch.float64))
@@ -201,7 +190,7 @@ def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> N
 
 
 def test_targets_beyond_the_declared_bound_contribute_nothing() -> None:
-    loss = MSE(outputs=1, target_bound=2.0)
+    loss = lip.MSE(outputs=1, target_bound=2.0)
     row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
     assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
     scores = torch.zeros(4, dtype=torch.float64)
@@ -212,7 +201,7 @@ def test_targets_beyond_the_declared_bound_contribute_nothing() -> None:
 @pytest.mark.parametrize("reach", [None, math.inf])
 def test_squared_distances_without_a_bound_on_the_scores_are_refused(reach: float | None) -> None:
     with pytest.raises(ValueError, match=r"no Lipschitz constant without a bound on the scores.*NormCap"):
-        MSE(outputs=3).lipschitz(reach)
+        lip.MSE(outputs=3).lipschitz(reach)
 
 
 @every_loss
@@ -250,7 +239,7 @@ def test_what_does_not_fit_is_refused(loss: nn.Module, outputs: int) -> None:
 
 @every_loss
 def test_the_loss_of_a_target_that_is_no_class_is_nan_and_that_of_no_other(loss: nn.Module, outputs: int) -> None:
-    numbers = outputs == 1 and isinstance(loss, MAE | HuberLoss | MSE)
+    numbers = outputs == 1 and isinstance(loss, lip.MAE | lip.HuberLoss | lip.MSE)
     scores, targets = some(outputs, 4)
     targets = targets.clamp(max=1)
     expected = gradients(loss, scores, targets)
@@ -265,22 +254,22 @@ def test_the_loss_of_a_target_that_is_no_class_is_nan_and_that_of_no_other(loss:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TauCrossEntropy(tau=0.0), "finite tau > 0"),
-        (lambda: TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
-        (lambda: TauBCE(tau=math.inf), "finite tau > 0"),
-        (lambda: KCosine(k=-1.0), "finite k > 0"),
-        (lambda: MulticlassHinge(outputs=1), "outputs >= 2, got outputs=1"),
-        (lambda: MulticlassHinge(outputs=3, margin=0.0), "finite margin > 0"),
-        (lambda: MultiMargin(margin=math.nan), "margin to be a number"),
-        (lambda: KR(outputs=0), "outputs >= 1"),
-        (lambda: HKR(outputs=3, alpha=0.0), "finite alpha > 0"),
-        (lambda: HKR(outputs=1, alpha=1.0, margin=-1.0), "finite margin > 0"),
-        (lambda: MAE(outputs=0), "outputs >= 1"),
-        (lambda: HuberLoss(outputs=3, delta=0.0), "finite delta > 0"),
-        (lambda: MSE(outputs=1, target_bound=0.0), "finite target_bound > 0"),
-        (lambda: MSE(outputs=3, target_bound=0.5), "target_bound >= 1"),
-        (lambda: TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
-        (lambda: TauBCE(tau=1.0).lipschitz(math.nan), "logit_bound >= 0"),
+        (lambda: lip.TauCrossEntropy(tau=0.0), "finite tau > 0"),
+        (lambda: lip.TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
+        (lambda: lip.TauBCE(tau=math.inf), "finite tau > 0"),
+        (lambda: lip.KCosine(k=-1.0), "finite k > 0"),
+        (lambda: lip.MulticlassHinge(outputs=1), "outputs >= 2, got outputs=1"),
+        (lambda: lip.MulticlassHinge(outputs=3, margin=0.0), "finite margin > 0"),
+        (lambda: lip.MultiMargin(margin=math.nan), "margin to be a number"),
+        (lambda: lip.KR(outputs=0), "outputs >= 1"),
+        (lambda: lip.HKR(outputs=3, alpha=0.0), "finite alpha > 0"),
+        (lambda: lip.HKR(outputs=1, alpha=1.0, margin=-1.0), "finite margin > 0"),
+        (lambda: lip.MAE(outputs=0), "outputs >= 1"),
+        (lambda: lip.HuberLoss(outputs=3, delta=0.0), "finite delta > 0"),
+        (lambda: lip.MSE(outputs=1, target_bound=0.0), "finite target_bound > 0"),
+        (lambda: lip.MSE(outputs=3, target_bound=0.5), "target_bound >= 1"),
+        (lambda: lip.TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
+        (lambda: lip.TauBCE(tau=1.0).lipschitz(math.nan), "logit_bound >= 0"),
     ],
 )
 def test_numbers_outside_their_domain_are_refused(build: Callable[[], object], message: str) -> None:

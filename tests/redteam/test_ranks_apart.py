@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import ranks_attacks
-from process_group import on_ranks
-from ranks_attacks import DIFFERENT, HARMLESS, PATIENCE, STEPS
+from process_group import alone, on_ranks
+from ranks_attacks import DIFFERENT, HARMLESS, PATIENCE
+from ranks_loop import STEPS, in_small_buckets, take_steps
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,14 @@ def test_ranks_have_one_draw_for_the_statistics_of_a_public_batch() -> None:
     assert first == second
     assert len(first) == STEPS
     assert len({str(noise) for noise in first}) == STEPS
+
+
+def test_sums_of_many_values_go_in_buckets() -> None:
+    """With buckets smaller than a tensor, the noise of empty batches is that of a single process all the same."""
+    truth = alone(partial(take_steps, rate=1e-9, expected=10.0))
+    for outcome in on_ranks(3, partial(in_small_buckets, rate=1e-9, expected=10.0), known_key=True):
+        for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
+            assert all(torch.equal(found[name], grad) for name, grad in expected.items())
 
 
 def test_an_error_in_a_release_keeps_nobody_waiting() -> None:

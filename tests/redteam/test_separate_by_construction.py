@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -325,70 +326,29 @@ def test_a_loss_that_writes_into_its_arguments_leaves_the_microbatch() -> None:
 # Values that the training loop computes from a batch
 
 
-def test_a_tensor_of_the_batch_is_no_way_around_the_arguments() -> None:
-    model = network()
-    with run_of(model, (X, Y), steps=3) as run:
-        x, y = next(next(iter(run.batches())).microbatches(N))
-        weights = 1.0 / F.one_hot(y, 3).sum(0).double()
-        losses: list[Loss] = [
-            lambda model, x, y: F.cross_entropy(model(x), y, weight=weights),
-            lambda model, a, b: F.cross_entropy(model(a), b) / y.sum(),
-            lambda model, a, b: F.mse_loss(model(a)[:, 0], x.mean(1)[:1]),
-        ]
-        for loss in losses:
-            with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
-                run.accumulate(loss, x, y)
-        run.accumulate(losses[0], x, y, public=[weights])
-
-
-def trained_with(
-    constant: Callable[[dict[str, Tensor]], Tensor], write: Callable[[dict[str, Tensor], Tensor], Any]
-) -> None:
-    """A run whose loop may write into a constant of the loss before each microbatch."""
-    kept = {"weights": torch.ones(3)}
+@pytest.mark.parametrize("written", [False, True])
+def test_numbers_of_a_batch_in_a_constant_that_the_loss_has_made_are_refused(written: bool) -> None:
+    kept: dict[str, Tensor] = {}
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (F.cross_entropy(model(x), y, reduction="none") * constant(kept)[y]).sum()
+        return (F.cross_entropy(model(x), y, reduction="none") * kept.setdefault("made", torch.ones(3))[y]).sum()
 
-    with run_of(network(), (X, Y), steps=3) as run:
+    refusal = pytest.raises(PrivacyError, match="written to") if written else nullcontext()
+    with run_of(network(), (X, Y), steps=3) as run, refusal:
         for batch in run.batches():
             for x, y in batch.microbatches(12):
-                write(kept, x)
+                if written and kept:
+                    kept["made"].fill_(float(x.mean()))
                 run.accumulate(loss, x, y)
             run.optimizer.step()
 
 
-CONSTANTS: dict[str, Callable[[dict[str, Tensor]], Tensor]] = {
-    "weights": lambda kept: kept["weights"],
-    "made": lambda kept: kept.setdefault("made", torch.ones(3)),
-}
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_numbers_of_a_batch_in_a_constant_are_refused(name: str) -> None:
-    trained_with(CONSTANTS[name], lambda kept, x: None)
-    with pytest.raises(PrivacyError, match="written to"):
-        trained_with(CONSTANTS[name], lambda kept, x: kept[name].fill_(float(x.mean())) if name in kept else None)
-
-
-TEXTS = [f"text {k}" * (1 + k) for k in range(N)]
-
-
-def of_texts(model: nn.Module, x: Tensor, y: Tensor, texts: list[str]) -> Tensor:
-    return F.cross_entropy(model(x), y) * len(texts[-1])
-
-
-def test_texts_of_a_batch_are_refused_where_they_are_read() -> None:
-    """One example at a time is the remedy."""
-    clip = PerExampleClip(network(), C)
-    with pytest.raises(PrivacyError, match=r"entries of several examples, such as str 'text 0'.*microbatches\(1\)"):
-        clip.accumulate(of_texts, X, Y, TEXTS)
-    clip.accumulate(lambda model, x, y, texts: cross_entropy(model, x, y), X, Y, TEXTS)  # nobody reads them
-    assert_exact(torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]), network(), cross_entropy, X, Y)
+def test_texts_are_read_one_example_at_a_time() -> None:
+    clip, texts = PerExampleClip(network(), C), [f"text {k}" * (1 + k) for k in range(N)]
     for k in range(N):
-        clip.accumulate(of_texts, X[k : k + 1], Y[k : k + 1], TEXTS[k : k + 1])
-    found = torch.cat([g.flatten() for g in clip.pop_sums()[0].grads])
-    lengths = torch.tensor([len(text) for text in TEXTS])
+        rows = slice(k, k + 1)
+        clip.accumulate(lambda m, x, y, text: cross_entropy(m, x, y) * len(text[-1]), X[rows], Y[rows], texts[rows])
+    found, lengths = torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]), torch.tensor([*map(len, texts)])
     assert_exact(found, network(), lambda m, x, y, n: cross_entropy(m, x, y) * n, X, Y, lengths)
 
 

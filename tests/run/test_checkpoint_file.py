@@ -173,7 +173,7 @@ class Loud:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "noisette checkpoint 1"}, "this version reads"),
+        ({"format": "noisette checkpoint 1"}, "this version reads.*with the version of noisette that began it"),
         ({"content": '{"tensor": "no such"}'}, "lacks a part"),
     ],
 )
@@ -182,6 +182,15 @@ def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_pa
     reseal(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         checkpoint_file.read(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"earlier version.*finish the run with the version of noisette that began it"):
+        checkpoint_file.read(tmp_path)
+    checkpoint_file.write(tmp_path, {"steps_taken": 3})
+    with pytest.raises(ValueError, match=r"holds no checkpoint of a run.*with the version of noisette that began it"):
+        checkpoint_file.SavedRun.read(tmp_path)
 
 
 def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path) -> None:

@@ -147,9 +147,7 @@ def factories(m: Any, x: Tensor) -> Tensor:
 
 def normed() -> nn.Module:
     return nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(4, 6)),
-        nn.Tanh(),
-        parametrizations.orthogonal(nn.Linear(6, 3)),
+        parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(6, 3))
     )
 
 

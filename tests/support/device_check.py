@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine_check import NOT_FOR_VMAP, cast, measured
+from engine_check import NOT_FOR_VMAP, assert_close, cast, measured
 from model_cases import Case, Inputs
 from noisette import PerExampleClip
 from noisette.clipping.engines import Vmap
 from noisette.core.clip import Engine
-from oracle import Clipped, Loss, example_gradients
+from oracle import Loss, example_gradients
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # a GPU adds up in an order of its own
 CLIPPED = 0.3  # a bound by which about half of the examples are clipped, of the cases with inputs of size one
@@ -21,13 +21,6 @@ CLIPPED = 0.3  # a bound by which about half of the examples are clipped, of the
 
 def on(device: torch.device, inputs: Inputs) -> Inputs:
     return tuple(x.to(device) for x in inputs)
-
-
-def assert_close(sums: dict[str, Tensor], truth: Clipped, bound: float, tolerance: float) -> None:
-    scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
-    assert sums.keys() == truth.sums.keys()
-    for name, expected in truth.sums.items():
-        assert float((sums[name].double().cpu() - expected).norm()) <= tolerance * scale, name
 
 
 def check_on(device: torch.device, case: Case, engines: Sequence[Engine], dtype: torch.dtype, b: int = 5) -> None:

@@ -65,6 +65,13 @@ def measured(
     return torch.cat(watched.norms).double(), sums
 
 
+def assert_close(sums: dict[str, Tensor], truth: Clipped, bound: float, tolerance: float) -> None:
+    scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
+    assert sums.keys() == truth.sums.keys()
+    for name, expected in truth.sums.items():
+        assert float((sums[name].double().cpu() - expected).norm()) <= tolerance * scale, name
+
+
 def check(case: Case, *engines: Engine, b: int, dtype: torch.dtype) -> None:
     """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is left as it was."""
     model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
@@ -96,12 +103,8 @@ def _check_engine(
     before = copy.deepcopy(model.state_dict())
     for bound, truth in truths.items():
         found, sums = measured(model, loss, inputs, bound, engine)
-        assert sums.keys() == truth.sums.keys(), engine
         torch.testing.assert_close(found, truth.norms, rtol=tolerance, atol=1e-14)  # of a zero gradient: upper bounds
-        scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
-        for name, expected in truth.sums.items():
-            error = float((sums[name] - expected).norm())
-            assert error <= tolerance * scale, (engine, name, bound, error)
+        assert_close(sums, truth, bound, tolerance)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), engine
     assert all(p.grad is None for p in model.parameters()), engine

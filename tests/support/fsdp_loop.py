@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun, privati
 from noisette.clipping.engines import BookKeeping
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
-from ranks_loop import RECORDS, Course
+from ranks_loop import RECORDS, Course, course_of, whole
 
 WORDS, LENGTH, WIDTH = 11, 5, 6
 STEPS = 4
@@ -78,7 +76,6 @@ def take_steps(
     dtype: torch.dtype = torch.float64,
     expected: float | None = None,
     size: Any = 3,
-    loss: Callable[..., Tensor] = text_loss,
     bands: int | None = None,
 ) -> Course:
     torch.manual_seed(2)
@@ -88,7 +85,7 @@ def take_steps(
     run = privatize(
         clip,
         optimizer,
-        texts(),
+        (texts(),),
         sampling_rate=rate,
         expected_batch_size=rate * RECORDS if expected is None else expected,
         steps=STEPS,
@@ -97,18 +94,8 @@ def take_steps(
         allow_large_delta=True,
         sampling=CyclicPoisson(bands) if bands else Poisson(),
     )
-    course = Course()
     with run:
-        for batch in run.batches():
-            course.indices.append(batch.indices.tolist())
-            for x in batch.microbatches(size):
-                run.accumulate(loss, x)
-            optimizer.step()
-            course.grads.append({name: whole(p.grad) for name, p in clip.parameters.items() if p.grad is not None})
-        course.weights = {name: whole(p.detach()) for name, p in clip.parameters.items()}
-        course.epsilon = run.epsilon(delta=1e-3)
-        course.events = str(run.ledger.events)
-    return course
+        return course_of(run, model, size, text_loss)
 
 
 def start_and_save(folder: Path, steps: int) -> int:
@@ -186,21 +173,3 @@ def run_out_once() -> Course:
         course = take_steps(size="auto")
     assert not dist.is_initialized() or dist.get_rank() != 1 or ran_out
     return course
-
-
-def spoilt(word: int) -> Course:
-    """Texts that begin with one word have gradients that are not finite."""
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        return text_loss(model, x) / (x[:, 0] != word).double().squeeze()
-
-    return take_steps(loss=loss)
-
-
-def shared_numbers() -> Course:
-    """The loss draws a number by Python for all texts of a microbatch."""
-    return take_steps(loss=lambda model, x: text_loss(model, x) * (1 + random.random()))
-
-
-def whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()

@@ -2,82 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from noisette.nn.lipschitz import (
-    Abs,
-    BallBias,
-    BoundedInput,
-    FullSort,
-    GlobalL2NormPool2d,
-    GroupSort2,
-    L2NormPool2d,
-    LayerCentering,
-    LipschitzConcat,
-    LipschitzResidual,
-    MixerBlock,
-    NormCap,
-    PatchConv2d,
-    ScaledAvgPool2d,
-    SpectralConv2d,
-    SpectralLinear,
-    SphereInput,
-)
+from noisette.core.release import BoundedSum
+from noisette.nn import lipschitz as lip
 
 X0 = 2.0
 
 
-def dense() -> nn.Module:
-    return nn.Sequential(
-        *(BoundedInput(X0), SpectralLinear(6, 6), GroupSort2(), SpectralLinear(6, 6), GroupSort2()),
-        SpectralLinear(6, 3),
-    )
+def dense(*widths: int) -> nn.Sequential:
+    """Orthogonal layers of these widths with pair sorts between them, in double precision."""
+    layers: list[nn.Module] = [lip.BoundedInput(X0)]
+    for inputs, outputs in pairwise(widths):
+        layers += [lip.SpectralLinear(inputs, outputs), lip.GroupSort2()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def sum_of_gradients(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tensor:
+    """The sum of the gradients of the plain loss, one example at a time."""
+    total = torch.zeros(())
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        loss = nn.functional.cross_entropy(tau * model(one), label) / tau
+        total = total + torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    return total
+
+
+def joint(sums: Iterable[BoundedSum]) -> Tensor:
+    """The sums of all parameters as one vector, in double precision."""
+    return torch.cat([g.double().flatten() for part in sums for g in part.grads])
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "dense": (dense, (6,)),
+    "dense": (lambda: dense(6, 6, 6, 3).float(), (6,)),
     "dense with biases": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralLinear(5, 6), BallBias(6, 0.3), GroupSort2(), NormCap(1.5)),
-            *(SpectralLinear(6, 4), BallBias(4, 0.2), Abs(), SpectralLinear(4, 3)),
+            *(lip.BoundedInput(X0), lip.SpectralLinear(5, 6), lip.BallBias(6, 0.3), lip.GroupSort2(), lip.NormCap(1.5)),
+            *(lip.SpectralLinear(6, 4), lip.BallBias(4, 0.2), lip.Abs(), lip.SpectralLinear(4, 3)),
         ),
         (5,),
     ),
     "convolution": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(2, 4, 3, padding=1), BallBias(4, 0.3), GroupSort2(), L2NormPool2d(2)),
-            *(LayerCentering(1), nn.Flatten(), SpectralLinear(36, 3)),
+            *(
+                lip.BoundedInput(X0),
+                lip.SpectralConv2d(2, 4, 3, padding=1),
+                lip.BallBias(4, 0.3),
+                lip.GroupSort2(),
+                lip.L2NormPool2d(2),
+            ),
+            *(lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
         ),
         (2, 6, 6),
     ),
     "strided convolution": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(1, 4, 3, stride=2, padding=1), FullSort(), ScaledAvgPool2d(2)),
-            *(nn.Flatten(), SpectralLinear(16, 3)),
+            *(
+                lip.BoundedInput(X0),
+                lip.SpectralConv2d(1, 4, 3, stride=2, padding=1),
+                lip.FullSort(),
+                lip.ScaledAvgPool2d(2),
+            ),
+            *(nn.Flatten(), lip.SpectralLinear(16, 3)),
         ),
         (1, 8, 8),
     ),
     "global pooling": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(1, 2, 3, padding=1), GroupSort2(), GlobalL2NormPool2d()),
-            *(nn.Flatten(), SpectralLinear(2, 3)),
+            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 2, 3, padding=1), lip.GroupSort2(), lip.GlobalL2NormPool2d()),
+            *(nn.Flatten(), lip.SpectralLinear(2, 3)),
         ),
         (1, 5, 5),
     ),
     "residual": (
         lambda: nn.Sequential(
-            *(SphereInput(X0), SpectralLinear(4, 4)),
-            LipschitzResidual(nn.Sequential(SpectralLinear(4, 4), GroupSort2())),
-            *(LipschitzConcat([SpectralLinear(4, 4), nn.Tanh()]), SpectralLinear(8, 3)),
+            *(lip.SphereInput(X0), lip.SpectralLinear(4, 4)),
+            lip.LipschitzResidual(nn.Sequential(lip.SpectralLinear(4, 4), lip.GroupSort2())),
+            *(lip.LipschitzConcat([lip.SpectralLinear(4, 4), nn.Tanh()]), lip.SpectralLinear(8, 3)),
         ),
         (4,),
     ),
     "mixer": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), PatchConv2d(1, 4, patch=2), MixerBlock(channels=4, tokens=4)),
-            *(nn.Flatten(), SpectralLinear(16, 3)),
+            *(lip.BoundedInput(X0), lip.PatchConv2d(1, 4, patch=2), lip.MixerBlock(channels=4, tokens=4)),
+            *(nn.Flatten(), lip.SpectralLinear(16, 3)),
         ),
         (1, 4, 4),
     ),

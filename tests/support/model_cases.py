@@ -91,12 +91,7 @@ def recurrent() -> nn.Module:
         return m.out(h)
 
     return Forward(
-        forward,
-        w=nn.Linear(5, 7),
-        u=nn.Linear(7, 7),
-        scale=parameter(7),
-        shift=parameter(1, 7),
-        out=nn.Linear(7, 4),
+        forward, w=nn.Linear(5, 7), u=nn.Linear(7, 7), scale=parameter(7), shift=parameter(1, 7), out=nn.Linear(7, 4)
     )
 
 

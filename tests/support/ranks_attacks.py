@@ -18,7 +18,6 @@ from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun
 from noisette.core.noise import GaussianNoise
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from ranks_loop import RECORDS, TERMS, loss, network, records
-from ranks_loop import STEPS as STEPS
 
 PATIENCE = 8.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,16 +108,21 @@ def take_steps(
         return course_of(run, model, size)
 
 
-def course_of(run: PrivateRun, model: nn.Module, size: int = 7) -> Course:
+def whole(tensor: Any) -> Tensor:
+    """A copy of the values, those of all ranks where the tensor is sharded."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+
+
+def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[..., Tensor] = loss) -> Course:
     """Take the steps that are left."""
     course = Course()
     for batch in run.batches():
         course.indices.append(batch.indices.tolist())
-        for x, y in batch.microbatches(size):
-            run.accumulate(loss, x, y)
+        for rows in batch.microbatches(size):
+            run.accumulate(loss, *rows)
         run.optimizer.step()
-        course.grads.append({name: p.grad.clone() for name, p in run.bound.parameters.items() if p.grad is not None})
-    course.weights = {canonical_name(model, name): p.detach().clone() for name, p in model.named_parameters()}
+        course.grads.append({name: whole(p.grad) for name, p in run.bound.parameters.items() if p.grad is not None})
+    course.weights = {canonical_name(model, name): whole(p.detach()) for name, p in model.named_parameters()}
     course.epsilon = run.epsilon(delta=1e-3)
     course.events = str(run.ledger.events)
     return course

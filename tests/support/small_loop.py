@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivateRun, privatize
 from noisette.core.batches import Batch
+from oracle import clipped_sum
 
 C, RECORDS = 0.5, 40
 X = torch.randn(RECORDS, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -55,11 +56,4 @@ def flat(model: nn.Module) -> Tensor:
 
 def clipped_mean(model: nn.Module, x: Tensor = X, y: Tensor = Y) -> dict[str, Tensor]:
     """The clipped sum over the expected batch size, from one example at a time; frozen parameters are left out."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    total = {name: torch.zeros_like(p) for name, p in trained.items()}
-    for k in range(len(x)):
-        grads = torch.autograd.grad(F.cross_entropy(model(x[k : k + 1]), y[k : k + 1]), list(trained.values()))
-        norm = float(torch.cat([g.flatten() for g in grads]).norm())
-        for name, g in zip(trained, grads, strict=True):
-            total[name] += g * min(1.0, C / norm) / RECORDS
-    return total
+    return {name: total / RECORDS for name, total in clipped_sum(model, loss, (x, y), C).sums.items()}

@@ -303,3 +303,10 @@ def test_a_kill_within_the_exchange_loses_no_finished_run(
     older = [*tmp_path.glob("run/run.json"), *tmp_path.glob("run.replaced-1/run.json")]
     assert b"{}" in {path.read_bytes() for path in older}, "the older run is there"
     assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "run.unfinished-1" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run.unfinished-1" / "checkpoint" / "checkpoint.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"earlier version of noisette.*finish it with the version that began it"):
+        RunFolder.unfinished(tmp_path / "run.unfinished-1")

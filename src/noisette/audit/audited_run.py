@@ -93,11 +93,9 @@ class RunAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if the guarantee is refuted at one of the deltas."""
         return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
 
     def facts(self) -> dict[str, Any]:
-        """All results as plain values. They depend on canaries only, on no record."""
         return {
             "verdict": self.verdict.value,
             "scores_in": self.inside.size,
@@ -127,9 +125,7 @@ def audit_run(
 
     Args:
         bound_of: makes the bound of a model.
-        noise_multiplier: of the runs.
-        sampling_rate: of the runs.
-        steps: of each run.
+        noise_multiplier, sampling_rate, steps: of each run.
         canary_model: makes model, records and losses.
         score: of the canaries in one step; takes their components of the release in units of the noise, their shift if
             they are in the batch, and the sampling rate.
@@ -138,14 +134,13 @@ def audit_run(
         deltas: at which epsilon is tested.
         false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
         accountant: of the runs; that of ``privatize`` unless given.
-        on_step: called after each step.
+        on_step: called after each step with the number of steps done, and of all.
 
     Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
     probability ``false_alarm`` at most.
 
     Raises:
-        ValueError: a number outside its domain.
-        PrivacyError: the bound refuses the model or the losses.
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
     """
     checks.all_of(
         lambda: checks.count(runs=runs),
@@ -209,12 +204,10 @@ class Shapes:
 
     @classmethod
     def of(cls, data: DataSet) -> Self:
-        """The facts of a data set."""
         words, shape = () if data.vectors is None else data.vectors.shape, data.train.inputs.shape[1:]
         return cls(data.name, shape, words, data.classes, data.declared_size, data.words, data.target)
 
     def random_data(self, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
-        """Random records in place of the private ones."""
         random = np.random.default_rng(seed)
         size = (examples, *self.inputs)
         numbers = self.words[0] if self.words else self.numbered
@@ -231,13 +224,8 @@ class Shapes:
 class AuditedRun:
     """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
-    Args:
-        recipe: of the run.
-        event: of one step.
-        steps: of the run.
-        epsilon: the guaranteed one.
-        shapes: of the records.
-        unknown: what a run folder does not contain of the recipe; "" if it contains everything.
+    ``event`` is that of one step, and ``unknown`` what a run folder does not contain of the recipe; "" if it has
+    everything.
     """
 
     recipe: Recipe
@@ -249,12 +237,7 @@ class AuditedRun:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
-        """The run of this recipe. Nothing is trained, and of the records only shapes are used.
-
-        Raises:
-            ValueError: the recipe does not fit the data.
-            PrivacyError: the run would exceed the budget.
-        """
+        """The run of this recipe. Nothing is trained, and of the records only shapes are used."""
         _check_kind(recipe)
         shapes = Shapes.of(data)
         with Ledger() as ledger:
@@ -294,11 +277,9 @@ class AuditedRun:
 
     @property
     def delta(self) -> float:
-        """That of the guarantee."""
         return self.recipe.privacy.delta
 
     def bound_of(self, model: nn.Module) -> GradientBound:
-        """The gradient bound of the run, on a canary model."""
         privacy, lipschitz = self.recipe.privacy, self.recipe.lipschitz
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
@@ -307,7 +288,6 @@ class AuditedRun:
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_step(self, *, steps: int) -> StepAudit:
-        """Audit steps with the run's gradient bound and noise."""
         if self.recipe.lipschitz.used:
             canary_model = LipschitzAxes()
         else:
@@ -316,15 +296,14 @@ class AuditedRun:
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
-        """Compare batches that differ by one record, on the run's own model and random records.
+        """Compare batches that differ by one record, on the run's own model and random records."""
 
-        Raises:
-            ValueError: the recipe is not known.
-            PrivacyError: the bound refuses the model.
-        """
-        setup = self.setup()
-        inputs, targets = (column.clone() for column in setup.examples.tensors)
-        setup.bound.close()
+        def setup() -> TrainingSetup:  # with the same weights each time
+            return _setup(self.known_recipe, self.shapes, Ledger())
+
+        first = setup()
+        inputs, targets = (column.clone() for column in first.examples.tensors)
+        first.bound.close()
         random = np.random.default_rng()
 
         def draw(n: int) -> Records:
@@ -332,16 +311,15 @@ class AuditedRun:
             return inputs[chosen], targets[chosen]
 
         return audit_neighbours(
-            lambda: self.setup().bound,
+            lambda: setup().bound,
             draw,
-            setup.losses,
+            first.losses,
             noise_multiplier=self.event.noise_multiplier,
             pairs=pairs,
             steps=20,
         )
 
     def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
-        """Audit a run of the same length, sampling rate, gradient bound and noise."""
         return audit_run(
             self.bound_of,
             noise_multiplier=self.event.noise_multiplier,
@@ -351,32 +329,7 @@ class AuditedRun:
             on_step=on_step,
         )
 
-    def setup(self) -> TrainingSetup:
-        """The run's own model and bound, on random records. The weights are the same on each call.
-
-        Raises:
-            ValueError: the recipe is not known.
-        """
-        return _setup(self.known_recipe, self.shapes, Ledger())
-
-    def model_in(self, folder: Path) -> nn.Module:
-        """The published model of the run, with its weights.
-
-        Raises:
-            ValueError: the recipe is not known, or the file contains the weights of another model.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        model, path = self.setup().published, folder / "model.safetensors"
-        try:
-            model.load_state_dict(load_file(path))
-        except (RuntimeError, SafetensorError) as error:
-            raise ValueError(f"{path} does not contain the weights of the run's model: {error}") from error
-        return model.eval()
-
     def facts(self) -> dict[str, Any]:
-        """The guarantee and its parameters, as plain values."""
         return {
             "data": self.shapes.data,
             "epsilon": self.epsilon,
@@ -389,11 +342,7 @@ class AuditedRun:
 
     @property
     def known_recipe(self) -> Recipe:
-        """The recipe.
-
-        Raises:
-            ValueError: not all of it is known.
-        """
+        """The recipe; a ValueError if not all of it is known."""
         if self.unknown:
             raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
         return self.recipe
@@ -412,11 +361,6 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
 
 
 def _check_kind(recipe: Recipe) -> None:
-    """Check that the audit has canaries for such a run.
-
-    Raises:
-        ValueError: it has none.
-    """
     users, batches = recipe.data.users, recipe.training.batches
     if users is not None or batches != "poisson":
         raise ValueError(

@@ -29,13 +29,8 @@ def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:
 def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, alpha: float) -> float:
     """Lower bound on the mu of a mechanism: the distance, in deviations, of scores in and out; 0 if none is proven.
 
-    Both directions are tested, each with half of ``alpha``: scores of the opposite sign leak as much.
-
-    Args:
-        inside: scores of canaries that were in the batch.
-        outside: scores of those that were not.
-        threshold: of the test, chosen without these scores; its negative is that of the other direction.
-        alpha: probability that the answer is too large.
+    Both directions are tested, each with half of ``alpha``, the probability that the answer is too large. The threshold
+    is chosen without these scores.
 
     Guarantee: for independent scores, a mu-GDP mechanism gets a larger answer with probability ``alpha`` at most.
     Source: Dong, Roth and Su 2022, section 2 (the trade-off of Gaussian mechanisms); Nasr et al. 2023, section 4.
@@ -64,16 +59,10 @@ def epsilon_of(mu: float, *, delta: float) -> float:
 
 
 def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, alpha: float) -> float:
-    """Lower bound on the epsilon of any mechanism with such scores at this delta; 0 if none is proven.
+    """Lower bound on the epsilon at this delta of any mechanism with such independent scores; 0 if none is proven.
 
     Four tests are made: of high and of low scores, for in and for out. Each chooses its threshold on every other score
-    and measures the error rates on the rest.
-
-    Args:
-        inside: scores of independent canaries that were in the data set.
-        outside: scores of those that were not.
-        delta: of the guarantee.
-        alpha: probability that the answer is too large.
+    and measures the error rates on the rest. ``alpha`` is the probability that the answer is too large.
 
     Source: Jagielski, Ullman and Oprea 2020, section 4.
     """
@@ -82,7 +71,6 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
 
 
 def _one_way_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
-    """The bound from the test that calls high scores in."""
     threshold = _best_threshold(inside[::2], outside[::2], delta, alpha)
     chosen_in, chosen_out = inside[1::2], outside[1::2]
     false_positives = rate_at_most((chosen_out >= threshold).sum(), chosen_out.size, alpha=alpha / 2)

@@ -31,7 +31,6 @@ def step_figure(audit: StepAudit) -> str:
 
 
 def _scores(axes: Axes, audit: StepAudit) -> None:
-    """Histograms of the scores, and their documented densities."""
     scores = audit.scores
     bins = np.linspace(min(-3, scores.values.min()), max(3 + scores.shift, scores.values.max()), _BINS + 1)
     _histograms(axes, scores.of_those_out, scores.of_those_in, bins)
@@ -47,7 +46,6 @@ def _scores(axes: Axes, audit: StepAudit) -> None:
 
 
 def _histograms(axes: Axes, out: np.ndarray, inside: np.ndarray, bins: np.ndarray) -> None:
-    """Histograms of the scores of canaries out and in, on axes without a vertical scale."""
     for values, colour in ((out, BLUE), (inside, ORANGE)):
         if values.size:
             axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35)
@@ -60,7 +58,6 @@ def _histograms(axes: Axes, out: np.ndarray, inside: np.ndarray, bins: np.ndarra
 
 
 def _epsilons(axes: Axes, audit: StepAudit) -> None:
-    """Epsilon of one step against delta."""
     looks = ((audit.guaranteed_mu, "guaranteed", GREEN, "-"), (audit.certified_mu, "certified", ORANGE, "--"))
     curves = [([epsilon_of(mu, delta=float(delta)) for delta in _DELTAS[::-1]], *look) for mu, *look in looks]
     top = 1.08 * max(values[-1] for values, *_ in curves) or 1.0
@@ -90,7 +87,6 @@ def run_figure(audit: RunAudit) -> str:
 
 
 def _bars(axes: Axes, audit: RunAudit) -> None:
-    """Guaranteed and certified epsilon at each delta."""
     places = np.arange(len(audit.points))
     for shift, colour, name, heights, line in (
         (-0.2, GREEN, "guaranteed", [p.guaranteed for p in audit.points], 0.94),

@@ -52,10 +52,7 @@ class Attack:
         return float(above / (len(self.members) * len(self.others)))
 
     def caught(self, rate: float) -> float | None:
-        """True positive rate at this false positive rate.
-
-        ``None`` if the rate is less than one of the other records: they are too few to measure it.
-        """
+        """True positive rate at this false positive rate; ``None`` if the other records are too few to measure it."""
         allowed = math.floor(rate * len(self.others) + 1e-9)
         if not allowed:
             return None
@@ -87,7 +84,6 @@ class Membership:
         return min(1.0, highest, 1 - math.exp(-self.epsilon) * (1 - self.delta - rate))
 
     def facts(self) -> dict[str, Any]:
-        """All results as plain values; they are not private."""
         return {
             "note": NOT_PRIVATE,
             "members": len(self.attacks[0].members),
@@ -146,11 +142,8 @@ def by_shadows(
 ) -> Attack:
     """Confidences standardised by those of shadow models, trained in the same way without the record.
 
-    Args:
-        members: confidences of the attacked model on its training records, (n,).
-        others: its confidences on other records, (k,).
-        shadows: confidences of each shadow model on members and others, (n + k,).
-        without: whether each shadow model was trained without the record, (n + k,).
+    ``members`` (n,) and ``others`` (k,) are confidences of the attacked model; ``shadows`` those of each shadow model
+    on both, (n + k,), and ``without`` says whether it was trained without the record.
 
     Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
     are few.
@@ -171,8 +164,6 @@ def by_shadows(
 
 def halves(shadows: int, records: int) -> list[np.ndarray]:
     """Which records each shadow model is trained on: alternately a random half of all, and the other half.
-
-    So no record is in the training data of all models.
 
     >>> [half.sum() for half in halves(4, 10)]
     [np.int64(5), np.int64(5), np.int64(5), np.int64(5)]
@@ -200,8 +191,7 @@ def membership_of(
     Args:
         model: the published model.
         data: its training records are the members, its test records the others.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
+        epsilon, delta: of the guarantee.
         shadows: number of shadow models to train, each on half of all records; 0 for none.
         trained: trains a shadow model on a data set.
         on_step: called after each step of each shadow model.
@@ -262,11 +252,9 @@ class OneRunAudit:
 
     @property
     def epsilon(self) -> float:
-        """Privacy cost at delta of a Gaussian mechanism with the certified mu."""
         return epsilon_of(self.mu, delta=self.delta)
 
     def facts(self) -> dict[str, Any]:
-        """All results as plain values."""
         return {
             "delta": self.delta,
             "confidence": self.confidence,
@@ -317,16 +305,15 @@ def audit_guesses(
         delta,
         confidence,
         mu=max(certified_mu_of_guesses(t, level=level) for t in tried),
-        plain_epsilon=max(certified_epsilon_of_guesses(t, delta=delta, level=level) for t in tried),
+        plain_epsilon=max(
+            _largest_refuted(lambda epsilon, t=t: chance_of_guesses(t, epsilon, delta) < level, _LARGEST_EPSILON)
+            for t in tried
+        ),
     )
 
 
 def check_confidence(confidence: float) -> None:
-    """Check that one run can prove something at this confidence.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Check that one run can prove something at this confidence."""
     if not _LEAST_CONFIDENCE <= confidence <= _MOST_CONFIDENCE:
         raise ValueError(
             f"expected {_LEAST_CONFIDENCE} <= confidence <= {_MOST_CONFIDENCE}, got confidence={confidence}: one run "
@@ -371,16 +358,11 @@ def _refutes_gdp(tried: Guesses, mu: float, level: float) -> bool:
     return False
 
 
-def certified_epsilon_of_guesses(tried: Guesses, *, delta: float, level: float) -> float:
-    """The largest epsilon such that (epsilon, delta)-DP allows so many correct guesses with probability ``level``.
+def chance_of_guesses(tried: Guesses, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability that an (epsilon, delta)-DP run allows this many correct guesses.
 
     Source: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2.
     """
-    return _largest_refuted(lambda epsilon: chance_of_guesses(tried, epsilon, delta) < level, _LARGEST_EPSILON)
-
-
-def chance_of_guesses(tried: Guesses, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability that an (epsilon, delta)-DP run allows this many correct guesses."""
     rate = 1 / (1 + math.exp(-epsilon))
     v, r = tried.correct, tried.made
     chance = float(binom.sf(v - 1, r, rate))
@@ -402,17 +384,11 @@ def _largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
     return low
 
 
-@dataclass(frozen=True)
-class DataWithCanaries:
-    """A data set that contains some of the canaries, all canaries, and which of them it contains, (canaries,)."""
-
-    data: DataSet
-    canaries: Split
-    inside: np.ndarray
-
-
-def with_canaries(data: DataSet, count: int) -> DataWithCanaries:
+def with_canaries(data: DataSet, count: int) -> tuple[DataSet, Split, np.ndarray]:
     """Give ``count`` training records a wrong class at random, and keep each of them with probability one half.
+
+    Returns:
+        The data set, all canaries, and which of them the data set contains, (canaries,).
 
     Raises:
         ValueError: there are fewer records, or only one class.
@@ -431,7 +407,7 @@ def with_canaries(data: DataSet, count: int) -> DataWithCanaries:
     changed[chosen] = wrong
     left_out = np.isin(np.arange(len(targets)), chosen[~inside])
     train = Split(inputs[~left_out], changed[~left_out])
-    return DataWithCanaries(replace(data, train=train), Split(inputs[chosen], wrong), inside)
+    return replace(data, train=train), Split(inputs[chosen], wrong), inside
 
 
 def audit_one_run(
@@ -446,19 +422,11 @@ def audit_one_run(
     """Train once with mislabelled canaries, and guess from the model alone which canaries were in the data set.
 
     The lower bound is that of a black-box attack: it finds large leaks, and a small bound does not show that the
-    guarantee is tight.
-
-    Args:
-        trained: trains a model on a data set.
-        data: the records, some of which become canaries.
-        canaries: number of canaries.
-        delta: of the guarantee.
-        confidence: 0.95 to 0.999.
-        on_step: called after each step of the run.
+    guarantee is tight. ``trained`` trains a model on a data set, and calls ``on_step`` after each step.
 
     Raises:
         ValueError: a number outside its domain.
     """
-    made = with_canaries(data, canaries)
-    model = trained(made.data, on_step)
-    return audit_guesses(confidences_of(model, made.canaries), made.inside, delta=delta, confidence=confidence)
+    records, mislabelled, inside = with_canaries(data, canaries)
+    model = trained(records, on_step)
+    return audit_guesses(confidences_of(model, mislabelled), inside, delta=delta, confidence=confidence)

@@ -41,11 +41,7 @@ _ELSEWHERE = 8  # axes of the ordinary records
 class CanaryModel:
     """A model, and records of which the first ``canaries`` are canaries, (records, ...).
 
-    Args:
-        model: is trained on the records.
-        records: the canaries, then ordinary records.
-        canaries: the number of canaries.
-        scale: factor from an output of the model to a loss.
+    ``scale`` is the factor from an output of the model to a loss.
     """
 
     model: nn.Module
@@ -53,13 +49,8 @@ class CanaryModel:
     canaries: int
     scale: float = LENGTH
 
-    def losses(self, output: Tensor) -> Tensor:
-        """One loss for each row of the model's output."""
-        return self.scale * output.flatten()
-
     def loss(self, model: nn.Module, record: Tensor) -> Tensor:
-        """The loss of one record."""
-        return self.losses(model(record))
+        return self.scale * model(record).flatten()
 
 
 def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
@@ -138,11 +129,8 @@ class _SignedRows(nn.Module):
 class Rows(CanaryModel):
     """For audits with many thousands of canaries: a table in which each record changes one row.
 
-    Args:
-        canaries: number of canaries; each has an axis of its own.
-        crowd: ordinary records on the axis of each canary, which move it in the opposite direction. With them an audit
-            can distinguish a sampler that shuffles, so that each record is in one batch per epoch, from Poisson
-            sampling.
+    Each canary has an axis of its own; ``crowd`` ordinary records on each axis move it in the opposite direction. With
+    them an audit can distinguish a sampler that shuffles from Poisson sampling.
     """
 
     def __init__(self, canaries: int, crowd: int = 0) -> None:
@@ -164,7 +152,6 @@ class Canaries:
 
     @property
     def width(self) -> int:
-        """The number of elements of a record, and of the model's gradient."""
         return self.count + _ELSEWHERE
 
     @property
@@ -186,11 +173,8 @@ BoundFactory = Callable[[nn.Module], GradientBound]
 class Scores:
     """Scores of canaries in units of the noise: N(0, 1) for those out of a batch, N(``shift``, 1) for those in it.
 
-    Args:
-        values: (steps, canaries).
-        inside: whether the canary was in the step's batch, (steps, canaries).
-        noise_multiplier: the documented one; one record moves all of a step by at most one over it.
-        shift: the documented mean of those in: one over the noise multiplier where canaries reach every bound.
+    ``values`` and ``inside`` are (steps, canaries). ``noise_multiplier`` is the documented one, and ``shift`` one over
+    it where canaries reach every bound.
     """
 
     values: np.ndarray
@@ -200,12 +184,10 @@ class Scores:
 
     @property
     def of_those_in(self) -> np.ndarray:
-        """The scores of canaries that were in the batch, in one row."""
         return self.values[self.inside]
 
     @property
     def of_those_out(self) -> np.ndarray:
-        """The scores of canaries that were not, in one row."""
         return self.values[~self.inside]
 
     @property
@@ -229,10 +211,8 @@ def released_steps(
 ) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
     """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
 
-    The arguments are those of ``privatize``; at a learning rate ``lr`` of 0 the weights stay.
-
-    Yields:
-        The run, the batch, and sums that hold nothing but the bounds of this step.
+    The arguments are those of ``privatize``; at a learning rate ``lr`` of 0 the weights stay. Gives the run, the batch,
+    and sums that hold nothing but the bounds of this step.
     """
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
     with privatize(
@@ -290,8 +270,7 @@ def run_step_game(
         steps: number of steps; each gives a score for every canary.
 
     Raises:
-        ValueError: a number outside its domain.
-        PrivacyError: the bound refuses the model or the losses.
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
     canary_model = canary_model if canary_model is not None else Axes()
@@ -329,7 +308,6 @@ class Verdict(Enum):
 
     @staticmethod
     def worst(verdicts: Sequence[Verdict]) -> Verdict:
-        """The worst of these; consistent if there are none."""
         return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
 
 
@@ -343,7 +321,6 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether it is."""
         return abs(self.z) <= self.limit
 
 
@@ -352,11 +329,8 @@ class StepAudit:
 
     ``guaranteed_mu`` is an upper bound on how many standard deviations of the noise one record moves a release, and
     ``certified_mu`` a lower bound. ``checks`` compare the mechanism with its documentation in both directions: too much
-    noise is a finding too.
-
-    Args:
-        scores: of a step game.
-        false_alarm: probability that the documented mechanism is called a violation, and that it fails each check.
+    noise is a finding too. ``false_alarm`` is the probability that the documented mechanism is called a violation, and
+    that it fails each check.
 
     Guarantee: the probability of a false alarm is that of the documented Gaussian mechanism with independent noise. A
     proof about arbitrary mechanisms would need each canary in a run of its own.
@@ -378,7 +352,7 @@ class StepAudit:
         return epsilon_of(self.guaranteed_mu, delta=delta)
 
     def certified_epsilon(self, *, delta: float) -> float:
-        """Lower bound on it, for a Gaussian mechanism."""
+        """Lower bound on the privacy cost of one step, for a Gaussian mechanism."""
         return epsilon_of(self.certified_mu, delta=delta)
 
     @property
@@ -396,7 +370,6 @@ class StepAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if the guarantee is refuted; not as documented if a check failed."""
         if self.certified_mu > self.guaranteed_mu:
             return Verdict.VIOLATION
         return Verdict.CONSISTENT if all(check.passed for check in self.checks) else Verdict.NOT_AS_DOCUMENTED
@@ -483,11 +456,7 @@ def audit_step(
 
 
 def assert_consistent(audit: StepAudit) -> None:
-    """For your tests: raise if the audit found anything.
-
-    Raises:
-        AssertionError: with the findings.
-    """
+    """For your tests: raise an AssertionError with the findings if there are any."""
     if audit.verdict is not Verdict.CONSISTENT:
         raise AssertionError(f"{audit.verdict.value}: " + "; ".join(audit.findings))
 
@@ -509,11 +478,7 @@ def _checks(scores: Scores, alpha: float) -> list[Check]:
 
 
 def spread_z(values: np.ndarray) -> float:
-    """How far the variance is from 1, as a z-score; 0 for fewer than two values.
-
-    The cube root of a variance is close to normal, also for few values.
-    Source: Wilson and Hilferty 1931.
-    """
+    """How far the variance is from 1, as a z-score (Wilson and Hilferty 1931); 0 for fewer than two values."""
     n = values.size - 1
     if n < 1:
         return 0.0
@@ -533,11 +498,7 @@ def shift_z(inside: np.ndarray, outside: np.ndarray, shift: float) -> float:
 
 
 def peak_within_steps(residuals: np.ndarray) -> tuple[float, int]:
-    """The strongest correlation of a step's noise with itself at any lag, and the number of lags tested.
-
-    Args:
-        residuals: (steps, canaries).
-    """
+    """The strongest correlation of a step's noise with itself at any lag, and the number of lags tested."""
     steps, n = residuals.shape
     lags = n - 1 - _LAGS_LEFT_OUT
     if lags < 1:
@@ -560,9 +521,9 @@ def peak_across_steps(residuals: np.ndarray) -> tuple[float, int]:
 def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
     """The largest z for which e^(-z^2 / 2) bounds the tail probability of one of these sums.
 
-    Each sum has ``terms`` products of independent standard normal variables x y. Chernoff: where the x and y are all
-    different, or each is in two products, the logarithm of the moment generating function of a sum of n products is at
-    most -n/8 ln(1 - 4 t^2).
+    Each sum has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all
+    different, or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4
+    t^2).
     """
     size = np.abs(sums)
     t = (np.sqrt(terms**2 + 16.0 * size**2) - terms) / (8 * np.maximum(size, 1e-300))
@@ -585,10 +546,7 @@ _ROUNDS, _STRIDE = 10, 0.3
 
 @dataclass(frozen=True)
 class NeighbourAudit:
-    """How far one record moved the sum of a batch, in units of the bound, for each pair of neighbours.
-
-    ``noised`` is the audit of the worst pair in the real loop.
-    """
+    """How far one record moved the sum of a batch, in units of the bound, for each pair; the worst pair with noise."""
 
     reached: np.ndarray
     noised: StepAudit
@@ -600,17 +558,14 @@ class NeighbourAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty if the bound held."""
         beyond = f"one record moves the sum of a batch by {self.worst:.3g} times the bound"
         return (*([beyond] if self.worst > 1 + ROUNDING else []), *self.noised.findings)
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if a record moved a sum by more than the bound and its allowance for rounding, or with noise."""
         return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
 
     def facts(self, *, delta: float) -> dict[str, Any]:
-        """All results as plain values. They depend on random records only."""
         return {
             "verdict": self.verdict.value,
             "pairs": self.reached.size,
@@ -630,11 +585,10 @@ def audit_neighbours(
     steps: int = 100,
     false_alarm: float = FALSE_ALARM,
 ) -> NeighbourAudit:
-    """Compare batches that differ by one record, on a model of your own.
+    """Compare batches that differ by one record, on a model of your own, without dropout.
 
-    Dropout is switched off, so that both batches meet the same masks. A third of the differing records is used as
-    drawn; the others are scaled by 10 or 1000. Every second one is then moved by gradient ascent on the norm of its own
-    gradient.
+    A third of the differing records is used as drawn; the others are scaled by 10 or 1000. Every second one is then
+    moved by gradient ascent on the norm of its own gradient.
 
     Args:
         make: makes a bound and its model, with the same weights each time.
@@ -647,8 +601,7 @@ def audit_neighbours(
         false_alarm: of the audit with noise.
 
     Raises:
-        ValueError: a number outside its domain.
-        PrivacyError: the bound refuses the model or the loss.
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the loss.
     """
     checks.all_of(
         lambda: checks.positive(noise_multiplier=noise_multiplier),

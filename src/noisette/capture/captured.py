@@ -45,9 +45,7 @@ _REPAYS_COMPILING, _TO_COMPILE, _TO_COMPILE_OPERATION = 4.0, 5.0, 0.05
 class Schedule:
     """When a step that is computed again and again is traced and compiled.
 
-    Args:
-        at_once: traced in its second call and then used; otherwise once that is repaid, and where it is quicker.
-        compiles: whether it is compiled, too.
+    ``at_once``: traced in its second call and then used; otherwise once that is repaid, and where it is quicker.
     """
 
     at_once: bool
@@ -58,7 +56,6 @@ class Schedule:
         return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE)
 
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
-        """Whether to compile a graph of so many operations, likewise."""
         repays = _REPAYS_COMPILING * (_TO_COMPILE + _TO_COMPILE_OPERATION * operations)
         return self.compiles and (self.at_once or seconds * left >= repays)
 
@@ -73,10 +70,7 @@ SCHEDULES: dict[str, Schedule | None] = {
 
 
 def schedule_of(capture: str) -> Schedule | None:
-    """The schedule of this name.
-
-    Raises:
-        ValueError: there is none of this name.
+    """The schedule of this name; a ValueError if there is none.
 
     >>> schedule_of("fast")
     Traceback (most recent call last):
@@ -102,11 +96,9 @@ _DEEPEST, _WIDEST = 4, 32
 def python_values(model: nn.Module, reached: Iterable[Any]) -> Hashable:
     """Plain values, and the identities of code, modules and parameters, in a fixed order.
 
-    Args:
-        model: modes and plain attributes of all its modules, its hooks, and which parameters train.
-        reached: functions that are called, and values given to them. Of a function: closure, defaults and globals that
-            its code names; of an optimizer or a scheduler its settings now; of another object the attributes that the
-            code names.
+    Of the model: modes and plain attributes of all its modules, its hooks, and which parameters train. Of a function
+    that is ``reached``: closure, defaults and globals that its code names; of an optimizer or a scheduler its settings
+    now; of another object the attributes that the code names.
     """
     found: list[Hashable] = []
     seen = set[int]()
@@ -177,7 +169,6 @@ def _add(value: Any, names: tuple[str, ...], depth: int, found: list[Hashable], 
 
 
 def _held_by(function: types.FunctionType, names: tuple[str, ...]) -> Iterator[Any]:
-    """The closure, the defaults and the globals of a function that its code names."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
@@ -196,7 +187,6 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _code_of_call(kind: type) -> types.CodeType | None:
-    """What runs where an object of this class is called."""
     call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
     return call.__code__ if type(call) is types.FunctionType else None
 
@@ -267,15 +257,7 @@ class Captured:
 
     The first graph has so many rows that it serves calls of most sizes. A size that is met often enough gets a graph of
     its own, and each call goes to what was quickest for its size. Nothing is used any more once a graph has given other
-    results than the step.
-
-    Args:
-        model: whose parameters the step reads.
-        schedule: when it is traced and compiled.
-        dtypes: types that it computes with.
-
-    Attributes:
-        problem: why it is not captured; ``None`` without one.
+    results than the step; ``problem`` says why it is not captured.
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule, dtypes: set[torch.dtype]) -> None:
@@ -287,7 +269,6 @@ class Captured:
 
     @property
     def operations(self) -> int:
-        """The number of operations of the largest graph; 0 without any."""
         return max([timed.graph.operations for size in self._sizes.values() for timed in size.graphs], default=0)
 
     def rows_for(self, rows: int, left: float) -> int | None:
@@ -366,7 +347,6 @@ class Captured:
         buffers: Mapping[str, Tensor],
         is_written: bool,
     ) -> Sequence[Tensor] | None:
-        """The outputs of a graph, held against those of the function."""
         with _draws_undone(inputs[-1].device):
             outputs = timed.graph(_copies(inputs, is_written), buffers)
         torch.clear_autocast_cache()  # of weights from before the last optimizer step
@@ -391,7 +371,6 @@ class Captured:
 
 
 def _timed(timed: _Timed, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """The outputs of a graph, timed in its first calls."""
     if len(timed.seconds) >= _SAMPLES:
         return timed.graph(inputs, buffers)
     wait_for(inputs[-1].device)

@@ -38,14 +38,10 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced function.
+    """A traced function: ``module`` takes the constants, then the inputs of the function, and gives a list of tensors.
 
-    Args:
-        module: called with the constants, then the inputs of the function; a list of tensors.
-        constants: the tensors that the function reached otherwise than as inputs, such as parameters.
-        places: for each constant that is a parameter of the model, the table and the name under which it is looked up
-            at each call; for each buffer, its name; ``None`` for another one.
-        operations: their number.
+    Constants are the tensors that the function reached otherwise than as inputs. For each that is a parameter of the
+    model, ``places`` has the table and the name under which it is looked up at each call; for each buffer, its name.
     """
 
     module: Callable[..., list[Tensor]]
@@ -108,15 +104,10 @@ def trace(
     model: nn.Module | None = None,
     buffers: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Graph:
-    """The graph of a function, recorded in one call with these inputs.
+    """The graph of a function that gives a list of tensors, recorded in one call with these inputs.
 
-    Whatever the function decides by Python code is decided as in this call.
-
-    Args:
-        function: gives a list of tensors.
-        inputs: of the function.
-        model: whose parameters the function uses.
-        buffers: that it uses, by name.
+    Whatever the function decides by Python code is decided as in this call. ``model`` and ``buffers`` hold the
+    parameters and the buffers that it uses.
 
     Raises:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +21,9 @@ from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import version_of
 from noisette.core.trees import children, leaves
 
-
-class Step(Protocol):
-    """Computes the clipped sum of a microbatch, with copies of the model's buffers."""
-
-    def __call__(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, traced: bool
-    ) -> ClippedSum:
-        """The clipped sum; ``traced``: only by operations that can be recorded, or with an error."""
-        ...
-
-
+# The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,
+# only by operations that can be recorded, or with an error.
+Step = Callable[..., ClippedSum]
 _MOST_KINDS = 16  # kinds of microbatches that are captured
 _SIZES = 8  # numbers of rows of graphs between a power of two and the next one
 
@@ -53,12 +44,6 @@ class CapturedSteps:
     A kind is given by shapes, types and devices, modes, which parameters train, code and plain values of Python
     (:func:`python_values`), and settings of torch. A value that is another one in each step makes so many kinds that
     the step stays eager.
-
-    Args:
-        model: whose parameters are looked up at each call.
-        step: computes the clipped sum.
-        outside: the tensors from outside that losses have used.
-        schedule: when a step is traced and compiled.
     """
 
     def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
@@ -72,13 +57,11 @@ class CapturedSteps:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why kinds of microbatches run in the ordinary way."""
         found = [kind.captured.problem for kind in self._kinds.values()]
         return tuple(dict.fromkeys([problem for problem in found if problem is not None]))
 
     @property
     def operations(self) -> int:
-        """The number of operations in the largest graph; 0 without any."""
         return max([kind.captured.operations for kind in self._kinds.values()], default=0)
 
     def clipped_sum(
@@ -190,10 +173,7 @@ class _TracedStep:
     """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
 
     Gives the sums, the norms and whether all gradients are finite. A gradient that is not has the factor zero; where
-    the host does not wait to learn of it, the graph leaves it out.
-
-    Attributes:
-        names: of the parameters that have a sum, after a call.
+    the host does not wait to learn of it, the graph leaves it out. ``names`` are those of the sums, after a call.
     """
 
     step: Step
@@ -244,12 +224,10 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """The numbers of writes; tensors of inference mode count none."""
     return list(map(version_of, tensors))
 
 
 def _containers(microbatch: Microbatch) -> Hashable:
-    """The structure of the arguments."""
     if microbatch.are_tensors_alone:
         return len(microbatch.args)
     return _structure((microbatch.args, dict(microbatch.kwargs)))
@@ -267,13 +245,11 @@ def _structure(value: object) -> Hashable:
 
 
 def _settings(device: str) -> Hashable:
-    """Settings of torch that decide how operations compute."""
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
 
 
 def _precisions(model: nn.Module, tensors: Sequence[Tensor]) -> set[torch.dtype]:
-    """The types that a step computes with."""
     device = tensors[0].device.type
     found = {tensor.dtype for tensor in (*model.parameters(), *tensors)}
     return found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set())

@@ -88,6 +88,7 @@ class AuditResults:
         from noisette.cli.watch import Watch
         from noisette.training.loop import train
         from noisette.training.records import load_data, load_public
+        from noisette.training.saved_model import SavedModel
 
         run, recipe = self.run, self.run.known_recipe
         data, public = load_data(recipe, self.data_dir), load_public(recipe, self.data_dir)
@@ -103,7 +104,7 @@ class AuditResults:
         if membership:
             with Watch("shadow models") as watch:
                 self.membership = membership_of(
-                    run.model_in(self.path),
+                    SavedModel.of_run(self.path).model,
                     data,
                     epsilon=run.epsilon,
                     delta=run.delta,

@@ -77,11 +77,7 @@ def clipped_sum_one_by_one(
     buffers: ModelBuffers,
     clipping: Clipping,
 ) -> ClippedSum:
-    """The clipped sum of a microbatch, by one call of the loss for each example.
-
-    Raises:
-        PrivacyError: the loss is not one value, or uses a tensor that was computed from another example.
-    """
+    """The clipped sum of a microbatch, by one call of the loss for each example."""
     parts = (_loss_and_gradients(loss, model, batch.of_row(k), parameters, buffers) for k in range(batch.count))
     return clipped_in_parts(parts, clipping)
 
@@ -143,7 +139,6 @@ class RecordedCall:
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by number of the output, each (b, ...)
 
     def used(self) -> list[tuple[Rows, Tensor]]:
-        """The outputs at which a gradient has arrived, with it."""
         return [(self.outputs[k], gradient) for k, gradient in self.gradients.items()]
 
 
@@ -222,7 +217,6 @@ def _has_rows(leaf: object) -> bool:
 
 
 def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
-    """One call for each row, by plain autograd."""
     outputs = []
     for k in range(batch.count):
         one = batch.of_row(k)
@@ -267,12 +261,8 @@ def clipped_sum_of(
 ) -> ClippedSum:
     """The clipped sum over the rows of calls for the same records; the graphs of the calls are used up.
 
-    Args:
-        calls: with the gradients that have arrived at their outputs.
-        scale: what these are multiplied with: the number of rows where the loss is a mean over them.
-        engine: computes the sum, where all rows were computed at once.
-        parameters: the trainable ones, by name.
-        clipping: how gradients are clipped.
+    The gradients that have arrived at their outputs are multiplied with ``scale``: the number of rows where the loss is
+    a mean over them. ``engine`` computes the sum, where all rows were computed at once.
 
     Guarantee: a row's gradient over all calls is clipped before it is added; where the gradient at a row's outputs
     depends on that row alone, adding or removing a row changes each sum by at most its bound.
@@ -339,7 +329,6 @@ class ReweightGP:
     repeats_the_pass = True  # it is given a forward pass that can be run again
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`."""
         is_repeated = any(use.is_recomputed for use in forward.recording.uses)
         if is_repeated and forward.repeat is None:
             return BookKeeping().clipped_sum(forward, parameters, clipping)
@@ -375,10 +364,7 @@ def _shortening(before: Tensor, now: Tensor) -> Tensor:
 
 
 def _check_finite(first: Tensor, second: Tensor) -> None:
-    """Check that the norms (groups, b) of the second pass are finite for each example that counts.
-
-    All others were left out.
-    """
+    """Check that the norms (groups, b) of the second pass are finite for each example that counts."""
     passed = (~first.isfinite().all(0) | second.isfinite()).all()
     message = (
         "a gradient that was finite in the first backward pass is not finite in the second: the model does "
@@ -400,7 +386,6 @@ class PerExampleLoop:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`."""
         call = _call_of(forward)
         with _autocast(call):
             return clipped_sum_one_by_one(call.loss, call.model, call.batch, parameters, call.buffers, clipping)
@@ -408,13 +393,10 @@ class PerExampleLoop:
 
 @dataclass(frozen=True)
 class Vmap:
-    """``torch.func.vmap`` of ``torch.func.grad`` of the loss: the gradients of a chunk of examples, written out.
+    """``torch.func.vmap`` of ``torch.func.grad`` of the loss: the gradients of ``chunk_size`` examples at once.
 
     The plain reference: it needs no rule, and memory for the gradients of a chunk. Random numbers of the loss are drawn
     anew, as by `PerExampleLoop`.
-
-    Args:
-        chunk_size: so many examples at once.
 
     Raises:
         ValueError: the chunk size is below one.
@@ -426,11 +408,6 @@ class Vmap:
         checks.count(chunk_size=self.chunk_size)
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`.
-
-        Raises:
-            PrivacyError: ``torch.func`` cannot differentiate the loss.
-        """
         return clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
 
 
@@ -466,11 +443,7 @@ def _of_chunks(
 
 
 def _call_of(forward: ForwardPass) -> LossCall:
-    """What computes the loss for other examples.
-
-    Raises:
-        RuntimeError: the step is traced, and a graph with all examples one after the other is of no use.
-    """
+    """What computes the loss for other examples; refused in a trace, where a graph of all of them is of no use."""
     if get_proxy_mode() is not None:
         raise RuntimeError("this engine computes examples one after the other, or in chunks, and is not captured")
     if forward.recording.call is None:
@@ -483,7 +456,6 @@ def _call_of(forward: ForwardPass) -> LossCall:
 
 @contextmanager
 def _autocast(call: LossCall) -> Iterator[None]:
-    """The lower precision in which the losses were recorded."""
     with ExitStack() as stack:
         for device, dtype in call.autocast.items():
             stack.enter_context(torch.autocast(device, dtype))

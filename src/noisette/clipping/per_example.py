@@ -160,8 +160,7 @@ class PerExampleClip:
     def begin_batch(self, still_to_come: float = 1.0) -> None:
         """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
 
-        Args:
-            still_to_come: how many times the work so far is still to come, which decides what is worth compiling.
+        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling.
         """
         self.reshard()
         self._still_to_come = still_to_come
@@ -239,11 +238,7 @@ class PerExampleClip:
         self._sums.add(self._shards.land({}, self._trained()))
 
     def record_rows(self, batch: Microbatch) -> Returned:
-        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
-
-        Raises:
-            PrivacyError: as by :func:`.recorded_rows.record_rows`, or the model is sharded.
-        """
+        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""
         self._check_open()
         if self._is_sharded:
             raise PrivacyError(
@@ -257,7 +252,7 @@ class PerExampleClip:
         return returned
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
-        """Add the clipped gradients of the rows of these calls, as :func:`.recorded_rows.clipped_sum_of`."""
+        """Add the clipped gradients of the rows of these calls, as :func:`noisette.clipping.engines.clipped_sum_of`."""
         self._check_open()
         clipping = clipping_of(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
@@ -299,7 +294,6 @@ class PerExampleClip:
             self.clipping.restore(state)
 
     def close(self) -> None:
-        """The clip computes nothing any more; a wrapper around the model exchanges as before."""
         self._closed = True
         self._unwrapped.close()
 
@@ -355,7 +349,6 @@ class PerExampleClip:
         return {name: p for name, p in self._whole.items() if self.parameters[name].requires_grad}
 
     def _trained_groups(self) -> list[Group]:
-        """The groups of the current batch, without the parameters that were frozen since."""
         trained = {name for name, p in self.parameters.items() if p.requires_grad}
         groups = self._batch_groups()
         if len(trained) == len(self.parameters):
@@ -378,11 +371,6 @@ class PerExampleClip:
 
 
 def _check_initialized(model: nn.Module) -> None:
-    """Check that each parameter and buffer has its shape.
-
-    Raises:
-        ValueError: naming those of lazy modules that have had no input yet.
-    """
     named = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in named if is_lazy(tensor)]:
         raise ValueError(
@@ -403,5 +391,4 @@ def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
-    """Norms and sums are computed outside of autocast."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

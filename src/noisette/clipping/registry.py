@@ -16,11 +16,9 @@ from noisette.accounting.registry import Entry
 class RuleEntry(Entry):
     """A clipping rule, which is made from its clipping norm.
 
-    Args:
-        statement: what the rule does to the gradient of each example, as a clause of the privacy statement. It may use
-            ``parameters``, ``groups``, ``norm`` (of all groups together), ``each`` (of one group) and ``first`` (of the
-            first step).
-        sensitivity: the most that one record moves the sum of a batch, likewise.
+    ``statement`` is the clause of the privacy statement that says what it does to the gradient of each example, and
+    ``sensitivity`` the most that one record moves the sum of a batch. Both may use ``parameters``, ``groups``, ``norm``
+    (of all groups together), ``each`` (of one group) and ``first`` (of the first step).
     """
 
     statement: str
@@ -31,7 +29,6 @@ _TOGETHER = "the gradient of each example, over all {parameters} trained paramet
 
 
 def _public():
-    """The public names, each imported with torch when it is used."""
     import noisette
 
     return noisette

@@ -196,11 +196,7 @@ class CustomClipping:
         return [Group(tuple(names), float(self.max_grad_norm), self._checked_factors)]
 
     def _checked_factors(self, norms: Tensor) -> Tensor:
-        """The factors, which no memory of the norms is left in.
-
-        Raises:
-            ValueError: not a tensor with one factor for each norm.
-        """
+        """The factors, which no memory of the norms is left in; a ValueError if it is not one for each norm."""
         factors = self.factor(norms.clone())
         if not isinstance(factors, Tensor) or factors.shape != norms.shape:
             given = tuple(factors.shape) if isinstance(factors, Tensor) else type(factors).__name__
@@ -283,15 +279,9 @@ class AdaptiveClip:
         return [Group(tuple(names), self.max_grad_norm, count=self._count)]
 
     def state(self) -> Mapping[str, float]:
-        """The bound C as of the last release."""
         return {"max_grad_norm": self.max_grad_norm}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continue with the C that :meth:`state` gave.
-
-        Raises:
-            ValueError: it is not a finite number above zero.
-        """
         checks.positive(max_grad_norm=state["max_grad_norm"])
         self.max_grad_norm = float(state["max_grad_norm"])
         self._adapted_to = self._count.released.grad  # the restored C includes it

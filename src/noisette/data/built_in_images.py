@@ -6,10 +6,9 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from noisette.data import files
 from noisette.data.dataset import DataError, DataSet, Split, unit_pixels
 from noisette.data.files import BuiltIn
 
-# The idx format of MNIST and similar sets: a magic number, the sizes as big-endian integers, then plain bytes
-
-_CHUNK = 2**20
 _NOT_COMPARABLE = "not comparable with published results"
 
 
@@ -29,59 +25,46 @@ def _idx_files(*stems: str) -> tuple[str, ...]:
     return tuple(f"{stem}-{kind}-ubyte.gz" for stem in stems for kind in ("images-idx3", "labels-idx1"))
 
 
-def read_idx(zipped: IO[bytes], *, dimensions: int, source: str) -> np.ndarray:
-    """The bytes of a gzipped idx stream, uint8, with ``dimensions`` axes; ``source`` names it in errors.
+def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
+    """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in errors.
 
-    Memory use is bounded by the bytes in the stream, whatever sizes its header declares.
+    The format of MNIST: a magic number, the sizes as big-endian integers, then plain bytes. Memory use is bounded by
+    what the file unzips to, whatever sizes its header declares.
 
     Raises:
-        DataError: the stream is not gzip or is damaged, has another magic number, or has fewer or more bytes than its
+        DataError: the file is not gzip or is damaged, has another magic number, or has fewer or more bytes than its
             header declares.
     """
     try:
-        with gzip.GzipFile(fileobj=zipped) as stream:
-            header = _up_to(4 + 4 * dimensions, stream)
-            magic = bytes([0, 0, 8, dimensions])
-            if header[:4] != magic:
-                raise DataError(
-                    f"{source} starts with {header[:4].hex() or 'nothing'}, expected {magic.hex()}: "
-                    f"an idx file of bytes with {dimensions} axes; download it again"
-                )
-            if len(header) < 4 + 4 * dimensions:
-                raise DataError(f"{source} ends inside its header; download it again")
-            shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
-            expected = math.prod(shape)
-            body = _up_to(expected + 1, stream)
-    except (OSError, zlib.error) as error:
+        content = gzip.decompress(zipped)
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
-    if len(body) != expected:
-        found = f"{len(body)} were found" if len(body) < expected else "there are more"
+    start, magic = 4 + 4 * dimensions, bytes([0, 0, 8, dimensions])
+    if content[:4] != magic:
         raise DataError(
-            f"{source} should hold {expected} bytes after its header ({' x '.join(map(str, shape))}), "
-            f"but {found}; download it again"
+            f"{source} starts with {content[:4].hex() or 'nothing'}, expected {magic.hex()}: "
+            f"an idx file of bytes with {dimensions} axes; download it again"
         )
-    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+    if len(content) < start:
+        raise DataError(f"{source} ends inside its header; download it again")
+    shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
+    if len(content) - start != math.prod(shape):
+        raise DataError(
+            f"{source} should hold {math.prod(shape)} bytes after its header ({' x '.join(map(str, shape))}), "
+            f"but {len(content) - start} were found; download it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _up_to(size: int, stream: gzip.GzipFile) -> bytearray:
-    """The next ``size`` bytes, or as many as there are if the stream ends before, or is truncated."""
-    found = bytearray()
-    try:
-        while len(found) < size and (chunk := stream.read1(min(_CHUNK, size - len(found)))):
-            found += chunk
-    except EOFError:  # the gzip stream is truncated; the bytes before that point are returned
-        pass
-    return found
-
-
-def _idx_splits(folder: Path, *stems: str) -> list[Split]:
-    """The examples in the two files of each stem, inputs (n, 1, h, w) in [0, 1]."""
-    arrays = []
-    for file in _idx_files(*stems):
-        with (folder / file).open("rb") as stream:
-            arrays.append(read_idx(stream, dimensions=3 if "idx3" in file else 1, source=str(folder / file)))
+def _idx_splits(place: Path, names: Sequence[str], read: Callable[[str], bytes]) -> list[Split]:
+    """The examples in pairs of files of images and labels, inputs (n, 1, h, w) in [0, 1]."""
+    arrays = [read_idx(read(name), dimensions=3 if "idx3" in name else 1, source=str(place / name)) for name in names]
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
     return [Split(unit_pixels(images), labels.astype(np.int64)) for images, labels in pairs]
+
+
+def _idx_splits_in(folder: Path, *stems: str) -> list[Split]:
+    return _idx_splits(folder, _idx_files(*stems), lambda name: (folder / name).read_bytes())
 
 
 def _idx_source(address: str, *checksums: str) -> files.Source:
@@ -128,10 +111,10 @@ def mnist(name: str, source: files.Source, data_dir: Path | None) -> DataSet:
     """
 
     def whole(folder: Path) -> DataSet:
-        return DataSet(name, *_idx_splits(folder, "train", "t10k"), classes=10, declared_size=60_000)
+        return DataSet(name, *_idx_splits_in(folder, "train", "t10k"), classes=10, declared_size=60_000)
 
     def part(folder: Path) -> DataSet:
-        splits = _idx_splits(folder, "train-first7011", "t10k")
+        splits = _idx_splits_in(folder, "train-first7011", "t10k")
         note = "trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST"
         return DataSet(name, *splits, classes=10, declared_size=7_011, note=f"{note}: {_NOT_COMPARABLE}")
 
@@ -151,20 +134,16 @@ def emnist_letters(data_dir: Path | None) -> DataSet:
         found = dict(files.members(archive, names.__contains__))
         if absent := [name for name in names if name not in found]:
             raise DataError(f"{archive} is damaged or not EMNIST (it has no {absent[0]}); download it again")
-        train, train_labels, test, test_labels = (
-            read_idx(io.BytesIO(found[name]), dimensions=3 if "idx3" in name else 1, source=f"{name} in {archive}")
-            for name in names
-        )
         # The official images are transposed, and the official labels count from 1.
         splits = [
-            Split(unit_pixels(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
-            for images, labels in ((train, train_labels), (test, test_labels))
+            Split(split.inputs.swapaxes(2, 3).copy(), split.targets - 1)
+            for split in _idx_splits(archive, names, found.__getitem__)
         ]
         return DataSet("emnist-letters", *splits, classes=26, declared_size=124_800)
 
     def subset(folder: Path) -> DataSet:
         note = "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800"
-        splits = _idx_splits(folder, "train-subset", "test-subset")
+        splits = _idx_splits_in(folder, "train-subset", "test-subset")
         return DataSet("emnist-letters", *splits, classes=26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
 
     copies = {_idx_files("train-subset", "test-subset"): subset}
@@ -256,12 +235,7 @@ def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) ->
     Leaves fall one after another and hide what is below. Each has a uniform colour, a uniform place and a radius with
     a density in proportion to r^-3 within the bounds of its class. A class is a size and a kind of leaves: discs,
     rectangles in all directions, or bars in one of four directions. The same arguments give the same images.
-
-    Args:
-        images: how many.
-        seed: of the generator, which is NumPy's and public.
-        side: height and width.
-        channels: 1 for grey, 3 for colours.
+    ``seed`` is that of NumPy's generator, and public; ``channels`` is 1 for grey, 3 for colours.
 
     Guarantee: the images depend on these numbers alone, so there is no record to protect.
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; for learning features Baradad et al. 2021,

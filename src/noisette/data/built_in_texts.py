@@ -146,7 +146,7 @@ def _split(
 def _data_set(
     name: str, splits: Sequence[Split], classes: int, size: int, numbering: AnyNumbering, note: str = ""
 ) -> DataSet:
-    notes, words, vectors = "; ".join(filter(None, [note, numbering.note])), numbering.size, numbering.vectors
+    notes, words, vectors = "; ".join(filter(None, [note, numbering.note])), numbering.size, numbering.numbered_vectors
     return DataSet(name, *splits, classes=classes, declared_size=size, note=notes, words=words, vectors=vectors)
 
 

@@ -171,12 +171,8 @@ def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
     Whether a record is held out is decided by a keyed hash of its place in the file, or of its user where users are
-    known, so that all records of a user are on one side. It depends neither on what the record says nor on others.
-
-    Args:
-        data: a data set without test examples.
-        share: above 0 and below 1.
-        key: secret, drawn anew for each run; the same key gives the same split.
+    known, so that all records of a user are on one side. It depends neither on what the record says nor on others. The
+    key is secret and drawn anew for each run; the same key gives the same split.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.
@@ -201,9 +197,8 @@ def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
 
 def _fraction(unit: str, key: bytes) -> float:
     """A number in [0, 1), uniform for a random key."""
-    return (
-        int.from_bytes(hashlib.blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()) / 2**64
-    )
+    digest = hashlib.blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 def _part(split: Split, chosen: np.ndarray) -> Split:

@@ -174,10 +174,7 @@ class Declaration:
     def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
         """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.
 
-        Args:
-            subject: the name of the files.
-            test_place: where their test examples are, if they are no table, so that facts about columns do not apply.
-            images: whether they are a folder of images.
+        ``test_place`` is where the test examples of files that are no table are: facts about columns are not for these.
 
         Raises:
             DataError: names each of the two that was not declared, and each declaration that has no effect.

@@ -17,7 +17,7 @@ from noisette.data.built_in_texts import TEXTS, glove
 from noisette.data.dataset import DataError, DataSet
 from noisette.data.declaration import Declaration
 from noisette.data.files import BuiltIn
-from noisette.data.words import Numbering, VectorNumbering
+from noisette.data.words import Numbering
 
 _FORMATS: dict[str, Callable[[Path, Declaration], DataSet]] = {
     **dict.fromkeys((*tables.DELIMITED, *tables.TYPED), tables.read_set),
@@ -79,5 +79,5 @@ def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> Dat
     if replace(numbering, folder=None) != Numbering():
         raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
     if entry.tokens is not None:
-        return entry.read(data_dir, VectorNumbering(glove(data_dir), entry.tokens))
+        return entry.read(data_dir, replace(glove(data_dir), tokens=entry.tokens))
     return entry.read(data_dir)

@@ -133,11 +133,7 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
 def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     """The names of the images that lie in a folder, in order, and the images, (n, c, h, w) in [0, 1].
 
-    Hidden files are ignored.
-
-    Args:
-        path: the folder.
-        form: what the images must have, or are brought to.
+    Hidden files are ignored. Images must have this form, or are brought to it.
 
     Raises:
         DataError: there are no images, or a list of every file that is not such an image.

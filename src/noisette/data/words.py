@@ -89,7 +89,7 @@ class Numbering:
     words: int = 4096
     folder: Path | None = None
 
-    vectors: ClassVar[None] = None  # a model learns what the words mean
+    numbered_vectors: ClassVar[None] = None  # a model learns what the words mean
     note: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -102,21 +102,22 @@ class Numbering:
             numbers: dict[str, int] = {}
             found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
             return _padded(found, len(texts), self.tokens)
-        tokenizer = _tokenizer(self.folder)
+        tokenizer = tokenizer_of(self.folder)
         ids = tokenizer(list(texts), truncation=True, max_length=self.tokens, padding="max_length")["input_ids"]
         return np.array(ids, dtype=np.int64)
 
     @property
     def size(self) -> int:
         """How many different numbers there are, from 0 on."""
-        return self.words if self.folder is None else len(_tokenizer(self.folder))
+        return self.words if self.folder is None else len(tokenizer_of(self.folder))
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Different public words and their vectors, float32, (words, dims).
+    """Different public words and their vectors, float32, (words, dims); it numbers texts as :class:`Numbering` does.
 
-    ``note`` is what a report of results must mention about them; "" if nothing.
+    ``note`` is what a report of results must mention about them, "" if nothing; ``tokens`` is how many words of a text
+    are used, the first ones.
 
     Guarantee: the number of a word depends on this list alone, so neither it nor the shape of a model reveals anything
     about the texts that are numbered.
@@ -125,6 +126,9 @@ class Vocabulary:
     words: Sequence[str]
     vectors: np.ndarray
     note: str
+    tokens: int = 64
+
+    size: ClassVar[int] = 0  # no meaning is learned
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -140,43 +144,19 @@ class Vocabulary:
         padding = np.zeros_like(self.vectors[0])
         return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
 
-    def number(self, texts: Sequence[str], *, tokens: int) -> np.ndarray:
-        """The first ``tokens`` words of each text as numbers, int64, (n, tokens); short texts are padded at the end.
+    def number(self, texts: Sequence[str]) -> np.ndarray:
+        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end.
 
-        >>> vocabulary = Vocabulary(("oil", "price"), np.eye(2, dtype=np.float32), "")
-        >>> vocabulary.number(["The oil price rose", "Oil"], tokens=3)
+        >>> vocabulary = Vocabulary(("oil", "price"), np.eye(2, dtype=np.float32), "", tokens=3)
+        >>> vocabulary.number(["The oil price rose", "Oil"])
         array([[1, 2, 3],
                [2, 0, 0]])
         """
-        found = ([self._numbers.get(word, UNKNOWN) for word in split(text, tokens)] for text in texts)
-        return _padded(found, len(texts), tokens)
+        found = ([self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)] for text in texts)
+        return _padded(found, len(texts), self.tokens)
 
 
-@dataclass(frozen=True)
-class VectorNumbering:
-    """Texts as the first ``tokens`` words of a vocabulary with vectors; has what :class:`Numbering` has."""
-
-    vocabulary: Vocabulary
-    tokens: int
-
-    size: ClassVar[int] = 0  # no meaning is learned
-
-    def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The numbers of the words of each text, int64, (n, tokens)."""
-        return self.vocabulary.number(texts, tokens=self.tokens)
-
-    @property
-    def vectors(self) -> np.ndarray:
-        """The vector of each number, float32, (words, dims)."""
-        return self.vocabulary.numbered_vectors
-
-    @property
-    def note(self) -> str:
-        """What a report must mention about the words."""
-        return self.vocabulary.note
-
-
-AnyNumbering: TypeAlias = Numbering | VectorNumbering
+AnyNumbering: TypeAlias = Numbering | Vocabulary
 
 
 def _padded(rows: Iterable[list[int]], count: int, tokens: int) -> np.ndarray:
@@ -186,7 +166,7 @@ def _padded(rows: Iterable[list[int]], count: int, tokens: int) -> np.ndarray:
     return numbered
 
 
-def _tokenizer(folder: Path):
+def tokenizer_of(folder: Path):
     """The tokenizer in a folder, with a number for padding; no code of the folder is run and nothing is downloaded."""
     try:
         from transformers import AutoTokenizer

@@ -92,9 +92,6 @@ class Boundary:
         """What the model returns for these rows; a number of each row, such as its loss, as their mean or sum.
 
         Without gradients, in ``eval`` mode and after the last step it is called as it is.
-
-        Raises:
-            PrivacyError: as by :func:`.recorded_rows.record_rows`.
         """
         run, model = self._run, self._clip.model
         if run is None or not run.steps_left or not model.training or not torch.is_grad_enabled():
@@ -119,11 +116,7 @@ class Boundary:
         self._run = None
 
     def arrived(self, call: RecordedCall, batch: int, gradients: Sequence[Tensor | None]) -> None:
-        """A backward pass has brought these gradients to the outputs of a call.
-
-        Raises:
-            PrivacyError: the call is of an earlier batch or piece, or its rows are not the records of this piece.
-        """
+        """A backward pass has brought these gradients to the outputs of a call, of which each record has a row."""
         if batch != self._batch or not call.outputs:
             raise PrivacyError(
                 "backward has reached a call of the model whose records were bounded before, in an earlier batch or "

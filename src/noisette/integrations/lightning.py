@@ -229,12 +229,10 @@ class PrivateHooks(_Module):
             super().log(*args, **kwargs)
 
     def log_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Likewise."""
         if not self._private_run.computes_loss:
             super().log_dict(*args, **kwargs)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Likewise."""
         if not self._private_run.computes_loss:
             super().print(*args, **kwargs)
 
@@ -263,18 +261,13 @@ class PrivateHooks(_Module):
 
 def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
     """The user's hooks that change a batch on its way to the device, of the data module or of the module."""
-    lightning = module_of_lightning(module)
+    lightning, data = module_of_lightning(module), module.trainer.datamodule
+    plain = next((base for base in type(data).__mro__ if base.__name__ == "LightningDataModule"), None)
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
-        data = module.trainer.datamodule
-        if data is not None and _is_overridden(hook, data):
+        if data is not None and getattr(type(data), hook) is not getattr(plain, hook):
             yield getattr(data, hook)
         elif getattr(type(module), hook) is not getattr(lightning, hook):
             yield getattr(own, hook)
-
-
-def _is_overridden(hook: str, data: Any) -> bool:
-    base = next(base for base in type(data).__mro__ if base.__name__ == "LightningDataModule")
-    return getattr(type(data), hook) is not getattr(base, hook)
 
 
 @cache

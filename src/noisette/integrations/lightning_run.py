@@ -248,11 +248,7 @@ class LightningRun:
     # The start
 
     def take_over(self, module: Any) -> None:
-        """Before a fit: check the trainer, and put the module in the place of its training loader.
-
-        Raises:
-            ValueError: lists everything that contradicts the guarantee.
-        """
+        """Before a fit: check the trainer, and put the module in the place of its training loader."""
         trainer = module.trainer
         if problems := list(problems_of_fit(module)):
             raise ValueError("\n".join(problems))
@@ -288,11 +284,7 @@ class LightningRun:
         return self._loader.batch_size * self._processes
 
     def go_on_from(self, saved: Mapping[str, Any] | None) -> None:
-        """The next fit goes on from a checkpoint, of which this is the run's part.
-
-        Raises:
-            ValueError: the checkpoint has none.
-        """
+        """The next fit goes on from a checkpoint, of which this is the run's part."""
         if saved is None:
             raise ValueError(
                 "ckpt_path is a checkpoint of a training without privacy; load its weights with load_from_checkpoint, "
@@ -307,10 +299,6 @@ class LightningRun:
             module: the private module.
             step: its own ``training_step``, of a batch.
             hooks: the user's own, that change a batch on its way to the device.
-
-        Raises:
-            ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`; or the
-                problems of the loader are listed.
         """
         if self._refused:
             raise ValueError("\n".join(self._refused))
@@ -387,11 +375,7 @@ class LightningRun:
     # A step
 
     def accumulate(self, module: Any) -> None:
-        """Draw a batch and add up the clipped gradients of its records.
-
-        Raises:
-            PrivacyError: all steps are spent; and as by :meth:`noisette.PrivateRun.accumulate`.
-        """
+        """Draw a batch and add up the clipped gradients of its records."""
         run, batch = self._next()
         try:
             for rows in batch.microbatches(self._declared.microbatch_size):
@@ -405,11 +389,7 @@ class LightningRun:
             raise
 
     def give_batch(self, module: Any) -> None:
-        """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself.
-
-        Raises:
-            PrivacyError: all steps are spent; and as by :class:`.boundary.Boundary`.
-        """
+        """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
         _, batch = self._next()
         self.boundary.begin_batch(len(batch.indices))

@@ -40,7 +40,6 @@ _CLIPPING: dict[str, Callable[[float], Any]] = {
     "per_layer": PerLayerClipping,
     "automatic": AutomaticClipping,
 }
-_REDUCTIONS = ("mean", "sum")
 _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
 
 
@@ -110,10 +109,10 @@ class PrivacyEngine:
             ValueError: an argument is missing or would not be private; all problems are listed.
             PrivacyError: as by :func:`noisette.privatize`.
         """
-        problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
+        _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
         declared = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "accountant": self._accountant}
         return self._private(
-            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, problems, declared
+            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, declared
         )
 
     def make_private_with_epsilon(
@@ -140,20 +139,12 @@ class PrivacyEngine:
             target_epsilon, target_delta: the budget.
             epochs: passes over the declared size.
 
-        The other arguments are those of :meth:`make_private`.
-
-        Raises:
-            ValueError, PrivacyError: as by :meth:`make_private`.
+        The other arguments, and the errors, are those of :meth:`make_private`.
         """
-        problems = _problems(data_loader, public_size, batch_first, poisson_sampling, noise_generator)
-        declared = {
-            "epochs": epochs,
-            "epsilon": target_epsilon,
-            "delta": target_delta,
-            "accountant": self._accountant,
-        }
+        _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
+        declared = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "accountant": self._accountant}
         return self._private(
-            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, problems, declared
+            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, declared
         )
 
     def _private(
@@ -165,16 +156,9 @@ class PrivacyEngine:
         public_size: int | None,
         loss_reduction: str,
         clipping: str,
-        problems: list[str],
         declared: Mapping[str, Any],
     ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
         """The parts of a private loop, with noise and steps as declared."""
-        if loss_reduction not in _REDUCTIONS:
-            problems.append(f"loss_reduction={loss_reduction!r}: use {' or '.join(_REDUCTIONS)}")
-        if clipping not in _CLIPPING:
-            problems.append(f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}")
-        if problems:
-            raise ValueError("\n".join(problems))
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
         boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
         try:
@@ -196,11 +180,7 @@ class PrivacyEngine:
         return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far.
-
-        Raises:
-            PrivacyError: nothing was made private yet.
-        """
+        """The epsilon spent so far."""
         if self._run is None:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
         return self._run.epsilon(delta=delta)
@@ -254,19 +234,24 @@ class PoissonLoader:
             yield next(batch.microbatches(WHOLE))
 
 
-def _problems(
+def _check(
     loader: DataLoader[Any],
     public_size: int | None,
     batch_first: bool,
     poisson_sampling: bool,
     noise_generator: torch.Generator | None,
-) -> list[str]:
-    """What is missing, or would not be private, among arguments of Opacus."""
+    loss_reduction: str,
+    clipping: str,
+) -> None:
+    """Refuse what is missing, or would not be private, among arguments of Opacus; all problems are listed."""
     said = {
         "declare public_size=, the number of records: the length of the data set is private": public_size is None,
         "batch_first=False: put the examples on the first axis": not batch_first,
         "poisson_sampling=False: no price is known for shuffled batches; leave it out": not poisson_sampling,
         "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
         "the data_loader has no batch_size: give it one, not a batch_sampler": not loader.batch_size,
+        f"loss_reduction={loss_reduction!r}: use mean or sum": loss_reduction not in ("mean", "sum"),
+        f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}": clipping not in _CLIPPING,
     }
-    return [problem for problem, is_so in said.items() if is_so]
+    if any(said.values()):
+        raise ValueError("\n".join(problem for problem, is_so in said.items() if is_so))

@@ -69,33 +69,21 @@ class Declarations:
         return from_rows() if self.may_read else None
 
     def refuse_missing(self) -> None:
-        """Check that nothing is neither declared nor permitted to be read.
-
-        Raises:
-            ValueError: names each of them, and the ways out.
-        """
-        if not self.missing:
-            return
-        raise ValueError(
-            f"not declared: {', '.join(self.missing)}. What is learnt from the rows without noise is not covered by "
-            "epsilon, so declare it: "
-            + "; ".join(_WAYS_OUT[name] for name in self.missing)
-            + ". Where the rows themselves may tell it, as in a trial on public data, set "
-            "undeclared_from_rows=True: the statement in privacy_ then says what is not covered"
-        )
+        """Refuse what is neither declared nor permitted to be read, each by name and with the ways out."""
+        if self.missing:
+            raise ValueError(
+                f"not declared: {', '.join(self.missing)}. What is learnt from the rows without noise is not covered "
+                f"by epsilon, so declare it: {'; '.join(_WAYS_OUT[name] for name in self.missing)}. Where the rows "
+                "themselves may tell it, as in a trial on public data, set undeclared_from_rows=True: the statement in "
+                "privacy_ then says what is not covered"
+            )
 
 
 Pair = tuple[Any, Any]
 
 
 def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int) -> np.ndarray:
-    """The lowest and the highest value of each feature, float64, shape (2, features).
-
-    Args:
-        bounds: (low, high), each a number or one number for each feature; or a mapping from the name of a feature to
-            its (low, high).
-        names: of the features, if they have names.
-        features: their number.
+    """The lowest and the highest value of each feature, float64, shape (2, features), from any form of bounds.
 
     Raises:
         ValueError: bounds have another form, are not finite or not in ascending order, or features are missing.
@@ -120,11 +108,7 @@ def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | Non
 
 
 def check_ascending(name: str, pair: np.ndarray) -> None:
-    """Check declared bounds, shape (2, ...).
-
-    Raises:
-        ValueError: a bound is not finite, or a low one is not below its high one.
-    """
+    """Check that declared bounds, shape (2, ...), are finite, each low one below its high one."""
     with np.errstate(over="ignore"):
         usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
     if not usable:
@@ -138,11 +122,7 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
 
 
 def columns_of(columns: Columns | Path | str) -> Columns:
-    """The declared columns, read where a file is named.
-
-    Raises:
-        DataError: the file is not as :meth:`Columns.read` expects it, or a number has no bounds; all are named.
-    """
+    """The declared columns, read where a file is named; numbers without bounds are refused by name."""
     declared = columns if isinstance(columns, Columns) else Columns.read(columns)
     unbounded = [
         f"{name!r}: declare low and high, by which its values are scaled"
@@ -621,15 +601,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     target_bounds: Pair | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
-
-        Args:
-            X: rows of finite numbers, shape (n, features): an array or a frame.
-            y: the number to predict for each row, shape (n,).
-
-        Raises:
-            ValueError, PrivacyError: as for :meth:`PrivateClassifier.fit`.
-        """
+        """Train on these rows and the number to predict for each; otherwise as :meth:`PrivateClassifier.fit`."""
         with self._unchanged_if_it_fails():
             X, y = self._validated(X, y)  # noqa: N806
             declared = Declarations(self.undeclared_from_rows)

@@ -107,17 +107,7 @@ def bucketed(
 ) -> Any:
     """The training records of a trainer, padded to buckets with these ``edges`` where they are texts.
 
-    Args:
-        records: of the trainer.
-        collate: its collator.
-        edges: lengths of the buckets.
-        pad_token: fills up token ids.
-        model: whose class says whether there is a label for each token.
-        padded_fields: further fields with a value for each token, and what fills them up.
-
-    Raises:
-        TypeError: there is no training set, or one without ``len`` and indexing.
-        ValueError: a record lacks a field that the first one has, or has fields of different lengths.
+    ``pad_token`` fills up token ids; the class of the model says whether there is a label for each token.
     """
     if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
         raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
@@ -352,11 +342,7 @@ class PrivateTrainer(Trainer):
         return TrainOutput(self.state.global_step, math.nan, metrics)
 
     def get_train_dataloader(self) -> Any:
-        """Refused: batches of the training set are Poisson samples that the run draws.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refused: batches of the training set are Poisson samples that the run draws."""
         raise TypeError("a PrivateTrainer has no training loader: the private run draws its batches; call train()")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -37,7 +37,8 @@ class BoundedInput(nn.Module):
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
-        return _project_to_ball(x, self.x0)
+        norms = per_example_norms(x) / self.x0
+        return _divide(x, norms.clamp(min=1), norms.isfinite())
 
     def bound_forward(self, x: NormBound) -> NormBound:
         return NormBound(min(x.norm, self.x0), x.shape)
@@ -85,12 +86,6 @@ class NormCap(BoundedInput):
 
     def extra_repr(self) -> str:
         return f"{self.x0:g}"
-
-
-def _project_to_ball(x: Tensor, radius: float) -> Tensor:
-    """The nearest point of the ball, which is a 1-Lipschitz map; zeros for examples that are not finite."""
-    norms = per_example_norms(x) / radius
-    return _divide(x, norms.clamp(min=1), norms.isfinite())
 
 
 def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:

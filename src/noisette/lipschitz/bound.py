@@ -231,9 +231,7 @@ def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Te
 class LossWatch(TorchFunctionMode):
     """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or one of another call.
 
-    Args:
-        of_model: parameters and buffers.
-        outside: the tensors from outside that the loss used before.
+    ``outside`` are the tensors from outside that the loss used before.
     """
 
     def __init__(self, of_model: Iterable[Tensor], outside: OutsideTensors) -> None:

@@ -150,26 +150,15 @@ def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -
     """Radii at the input of a layer from radii at its output, for inputs of these norms."""
     match layer:
         case BoundedInput(x0=size) if type(layer) in (BoundedInput, NormCap):
-            return _radii_before_ball(norms, radii, size)
+            # The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside.
+            outside = torch.minimum(2 * radii * norms / (2 * size + radii), norms - size)
+            return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)
         case SphereInput(x0=size) if type(layer) is SphereInput:
-            return _radii_before_sphere(norms, radii, size)
+            # The scaling contracts outside of the sphere and expands inside.
+            known = (norms < _LARGEST_NORM) & (norms > _SMALLEST_NORM * size)
+            return torch.where(known, 2 * radii * norms / (2 * size + radii), 0.0)
         case _:
             return radii / _lipschitz_constant(layer, x)
-
-
-def _radii_before_ball(norms: Tensor, radii: Tensor, size: float) -> Tensor:
-    """Radii before the projection onto a ball of this size, for examples with these norms.
-
-    The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside of the ball.
-    """
-    outside = torch.minimum(2 * radii * norms / (2 * size + radii), norms - size)
-    return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)
-
-
-def _radii_before_sphere(norms: Tensor, radii: Tensor, size: float) -> Tensor:
-    """Radii before the scaling to a sphere of this size, which contracts outside of it and expands inside."""
-    known = (norms < _LARGEST_NORM) & (norms > _SMALLEST_NORM * size)
-    return torch.where(known, 2 * radii * norms / (2 * size + radii), 0.0)
 
 
 def _lipschitz_constant(layer: nn.Module, x: NormBound) -> float:

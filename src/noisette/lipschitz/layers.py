@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
 
 __all__ = ["Abs", "BallBias", "FullSort", "GlobalL2NormPool2d", "GroupSort2", "L2NormPool2d", "LayerCentering"]
 __all__ += ["PatchConv2d", "Patches", "ScaledAvgPool2d", "SpectralConv2d", "SpectralLinear"]
@@ -300,16 +300,12 @@ class Windows:
 
 def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Windows:
     """Windows from the arguments of a torch convolution; ValueError or TypeError if one is outside its domain."""
-    found = Windows(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
+    found = Windows(pair(kernel_size), pair(stride), pair(padding), pair(dilation))
     for k in (0, 1):
         checks.count(kernel_size=found.kernel_size[k], stride=found.stride[k], dilation=found.dilation[k])
     if not all(isinstance(pad, int) and pad >= 0 for pad in found.padding):
         raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
     return found
-
-
-def _pair(value: int | Pair) -> Pair:
-    return value if isinstance(value, tuple) else (value, value)
 
 
 @cache

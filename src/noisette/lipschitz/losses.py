@@ -234,7 +234,16 @@ class MultiMargin(Loss):
         return math.sqrt(2)
 
 
-class KR(Loss):
+class _OfOutputs(Loss):
+    """A loss of this many scores for each example."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        checks.count(outputs=outputs)
+        self.outputs = outputs
+
+
+class KR(_OfOutputs):
     """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
 
     There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1. Class
@@ -245,11 +254,6 @@ class KR(Loss):
     >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), round(KR(outputs=10).lipschitz(), 6)
     (tensor([-0.5000, -1.0000]), 1.054093)
     """
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
-        self.outputs = outputs
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.outputs == 1:
@@ -301,7 +305,7 @@ class _BinaryHinge(nn.Module):
         return 1.0
 
 
-class MAE(Loss):
+class MAE(_OfOutputs):
     """Sum over the outputs of the absolute distance to the target.
 
     ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
@@ -309,11 +313,6 @@ class MAE(Loss):
     >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
     (tensor([1., 1.]), 2.0)
     """
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
-        self.outputs = outputs
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         return residuals(scores, targets, self.outputs).abs().sum(1)
@@ -323,7 +322,7 @@ class MAE(Loss):
         return math.sqrt(self.outputs)
 
 
-class HuberLoss(Loss):
+class HuberLoss(_OfOutputs):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
     ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
@@ -334,10 +333,9 @@ class HuberLoss(Loss):
     """
 
     def __init__(self, outputs: int, delta: float = 1.0) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
+        super().__init__(outputs)
         checks.positive(delta=delta)
-        self.outputs, self.delta = outputs, delta
+        self.delta = delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         distance = residuals(scores, targets, self.outputs)
@@ -348,7 +346,7 @@ class HuberLoss(Loss):
         return self.delta * math.sqrt(self.outputs)
 
 
-class MSE(Loss):
+class MSE(_OfOutputs):
     """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
 
     ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
@@ -361,12 +359,11 @@ class MSE(Loss):
     """
 
     def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
+        super().__init__(outputs)
         checks.positive(target_bound=target_bound)
         if outputs > 1 and target_bound < 1:
             raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
-        self.outputs, self.target_bound = outputs, target_bound
+        self.target_bound = target_bound
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         losses = residuals(scores, targets, self.outputs).square().sum(1)

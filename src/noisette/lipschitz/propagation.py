@@ -200,11 +200,11 @@ def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) 
 
 def _window_pixels(module: Any) -> int:
     """The pixels of a window of a pooling layer; PrivacyError if windows overlap or extend beyond the image."""
-    kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+    kernel, stride = pair(module.kernel_size), pair(module.stride)
     if (
         kernel != stride
-        or _pair(module.padding) != (0, 0)
-        or _pair(getattr(module, "dilation", 1)) != (1, 1)
+        or pair(module.padding) != (0, 0)
+        or pair(getattr(module, "dilation", 1)) != (1, 1)
         or module.ceil_mode
         or getattr(module, "divisor_override", None)
     ):
@@ -215,7 +215,8 @@ def _window_pixels(module: Any) -> int:
     return kernel[0] * kernel[1]
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """The same value for height and width, unless there are two."""
     return value if isinstance(value, tuple) else (value, value)
 
 
@@ -262,15 +263,11 @@ def register_bounds(module: type[nn.Module], rule: BoundRule) -> None:
 
 
 _REPLACEMENTS = {
-    nn.Linear: "noisette.nn.lipschitz.SpectralLinear",
-    nn.Conv2d: "SpectralConv2d or PatchConv2d of noisette.nn.lipschitz",
-    nn.Bilinear: "noisette.nn.lipschitz.SpectralLinear",
-    nn.BatchNorm1d: "no norm, or LayerCentering of noisette.nn.lipschitz",
-    nn.BatchNorm2d: "no norm, or LayerCentering of noisette.nn.lipschitz",
-    nn.LayerNorm: "no norm, or LayerCentering of noisette.nn.lipschitz",
-    nn.GroupNorm: "no norm, or LayerCentering of noisette.nn.lipschitz",
-    nn.PReLU: "GroupSort2 of noisette.nn.lipschitz",
-    nn.MultiheadAttention: "MixerBlock of noisette.nn.lipschitz",
+    (nn.Linear, nn.Bilinear): "SpectralLinear",
+    (nn.Conv2d,): "SpectralConv2d or PatchConv2d",
+    (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm): "no norm, or LayerCentering",
+    (nn.PReLU,): "GroupSort2",
+    (nn.MultiheadAttention,): "MixerBlock",
 }
 
 
@@ -351,9 +348,11 @@ def _refuse_changed_function(module: nn.Module) -> None:
 def _refuse_trained(module: nn.Module) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         return
-    replacement = next((text for kind, text in _REPLACEMENTS.items() if isinstance(module, kind)), None)
+    replacement = next((text for kinds, text in _REPLACEMENTS.items() if isinstance(module, kinds)), None)
+    advice = "write bound_forward and bound_backward for it"
+    if replacement is not None:
+        advice = f"replace it by {replacement} of noisette.nn.lipschitz"
     raise PrivacyError(
-        f"no sensitivity is known for the parameters of {type(module).__name__}: "
-        + (f"replace it by {replacement}" if replacement else "write bound_forward and bound_backward for it")
-        + ", or freeze it (requires_grad_(False)) in front of a BoundedInput"
+        f"no sensitivity is known for the parameters of {type(module).__name__}: {advice}, or freeze it "
+        "(requires_grad_(False)) in front of a BoundedInput"
     )

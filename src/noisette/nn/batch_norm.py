@@ -188,7 +188,9 @@ class PublicNorm(ChannelNorm):
     def _mean_statistic(self, mean: Tensor) -> Statistic | None:
         """The same for the mean, whose gradient is equal for all channels if they have the same inputs."""
         layer, public = self.layer, self._public_input
-        if layer is None or public is None or not layer.weight.requires_grad or not _has_shared_inputs(layer):
+        if layer is None or public is None or not layer.weight.requires_grad:
+            return self._statistic(mean)
+        if not isinstance(layer, nn.Linear) and (layer.groups > 1 or layer.transposed):
             return self._statistic(mean)
         weight = layer.weight[:1].detach().requires_grad_()
         output = F.linear(public, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(public, weight, None)
@@ -208,10 +210,6 @@ def _in_place_of(old: Statistic | None, new: Statistic | None) -> Statistic | No
     old.value.copy_(new.value)
     old.slope[:rows].copy_(new.slope[:rows])
     return old
-
-
-def _has_shared_inputs(layer: Weighted) -> bool:
-    return isinstance(layer, nn.Linear) or (layer.groups == 1 and not layer.transposed)
 
 
 class PublicBatchNorm(PublicNorm):
@@ -303,11 +301,8 @@ class PublicBatch:
 
     The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
     ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
-    the model has its own hook, with the same public batch.
-
-    Args:
-        inputs: the model's positional inputs, each with the public examples on its first axis.
-        every: in training mode, statistics and their gradients are recomputed after this many changes of the weights.
+    the model has its own hook, with the same public batch: the model's positional inputs. In training mode statistics
+    and their gradients are recomputed after ``every`` changes of the weights.
     """
 
     def __init__(self, inputs: Sequence[Tensor], every: int) -> None:

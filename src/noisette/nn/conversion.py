@@ -113,8 +113,8 @@ def to_batch_norm(model: Model) -> Model:
     Raises:
         ValueError: the model has norms whose statistics differ from example to example.
     """
-    odd = [name for name, part in model.named_modules() if isinstance(part, ChannelNorm) and not _is_constant(part)]
-    if odd:
+    norms = [(name, part) for name, part in model.named_modules() if isinstance(part, ChannelNorm)]
+    if odd := [name for name, norm in norms if not isinstance(norm, FrozenBatchNorm | PublicBatchNorm)]:
         raise ValueError(
             f"{', '.join(odd)}: the statistics differ from example to example, so no batch norm gives the same outputs"
         )
@@ -253,10 +253,6 @@ def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_constant(norm: ChannelNorm) -> bool:
-    return isinstance(norm, FrozenBatchNorm | PublicBatchNorm)
 
 
 def _plain(norm: ChannelNorm) -> nn.Module:

@@ -34,11 +34,7 @@ def correlation_of(event: StepRelease, steps: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=16)
 def banded_coefficients(bands: int, steps: int) -> tuple[float, ...]:
-    """The first column of C, down its ``bands`` diagonals: the coefficients of a record's part in that many steps.
-
-    Args:
-        bands: the number of diagonals, at least 1.
-        steps: the number of steps whose sums are to have the least error, at least 1.
+    """The first column of C, down its ``bands`` diagonals, for which sums over so many steps have the least error.
 
     Guarantee: the Euclidean norm of the coefficients is 1 at most, and so is that of every column of C, of which the
     last ones are cut off.
@@ -86,11 +82,7 @@ def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
     >>> deviations_of((0.8, 0.6))[:3].round(2).tolist()
     [1.25, 1.56, 1.71]
     """
-    from scipy.signal import lfilter
-
-    impulse = np.zeros(_LONG)
-    impulse[0] = 1.0
-    return np.sqrt(np.cumsum(np.square(lfilter([1.0], coefficients, impulse))))
+    return np.sqrt(np.cumsum(np.square(_inverse(np.array(coefficients), _LONG))))
 
 
 def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
@@ -101,17 +93,17 @@ def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
     >>> mean_squared_error((1.0,), steps=99)
     50.0
     """
-    sums = _inverse_sums(np.array(coefficients), steps)
+    sums = np.cumsum(_inverse(np.array(coefficients), steps))
     return float(np.arange(steps, 0, -1) @ sums**2) / steps
 
 
-def _inverse_sums(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """The first column of A C^-1, shape (steps,): sums over the first column of C^-1."""
+def _inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
+    """The first column of C^-1, shape (steps,); its sums are that of A C^-1."""
     from scipy.signal import lfilter
 
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    return np.cumsum(lfilter([1.0], coefficients, impulse))
+    return np.asarray(lfilter([1.0], coefficients, impulse))
 
 
 def _log_error(coefficients: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
@@ -122,7 +114,7 @@ def _log_error(coefficients: np.ndarray, steps: int) -> tuple[float, np.ndarray]
     from scipy.signal import lfilter
 
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = _inverse_sums(coefficients, steps)
+        sums = np.cumsum(_inverse(coefficients, steps))
         weighted = np.arange(steps, 0, -1) * sums
         error, square = float(weighted @ sums), float(coefficients @ coefficients)
         if not math.isfinite(error) or coefficients[0] <= 0:
@@ -152,13 +144,8 @@ class BandedNoise:
     (the first step of a process, one after a release that failed) the recursion starts anew. C then has two blocks
     in place of one, whose columns are no longer than those of C.
 
-    Args:
-        independent: draws xi.
-        coefficients: the first column of C down to its last diagonal, of norm 1 at most; at least two, the first above
-            0.
-
     Raises:
-        ValueError: the coefficients are not such ones.
+        ValueError: not at least two coefficients, of norm 1 at most, the first above 0.
 
     Guarantee: the noise of a step is a function of (secret key, name, element) and of the steps since the recursion
     started, the same to the bit however a tensor is divided into windows, as long as each window stays the same.
@@ -187,10 +174,9 @@ class BandedNoise:
         divisor: float = 1.0,
         windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
-        """Divide each tensor by a number and add the noise of this step times ``std`` to it, in place.
+        """As :meth:`GaussianNoise.add_`: divide each tensor and add noise of this step times ``std`` to it, in place.
 
-        Where ``std`` differs between steps, the noise is correlated in units of it. The arguments and errors are those
-        of :meth:`GaussianNoise.add_`.
+        Where ``std`` differs between steps, the noise is correlated in units of it.
         """
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
         self._independent.add_(

@@ -37,17 +37,15 @@ from noisette.core.noise import (
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor.
-
-    The standard deviation is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile
-    are separate arguments, because a compiler needs a second pass to put two results into one tensor.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The standard deviation
+    is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile are separate arguments,
+    because a compiler needs a second pass to put two results into one tensor.
 
     Args:
         radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
         angles: shape (tiles, PAIRS), 32 bits each.
         std: a number in double precision.
-        cosines: gets the noise R cos(a), shape (tiles, PAIRS).
-        sines: gets R sin(a).
+        cosines, sines: get the noise R cos(a) and R sin(a), shape (tiles, PAIRS).
 
     Returns:
         The cosines; torch compiles no graph without a result.
@@ -74,7 +72,6 @@ def square_root(squared: Tensor) -> Tensor:
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Its value by Horner's rule."""
     *others, value = coefficients
     result = x * value + others.pop()
     while others:
@@ -159,10 +156,6 @@ class CompiledNoise:
     For sums in single precision on a GPU it gives the kernel, where Triton is installed. For sums on a processor it
     gives the compiled pass, as soon as that is worth it, if it gives what the plain one gives: an error in compiled
     code would leave sums without noise.
-
-    Args:
-        schedule: whether anything is compiled for a processor, and whether it is waited for; ``None``: nothing is.
-        still_to_come: how many times the work so far is still to come.
     """
 
     def __init__(self, schedule: Schedule | None, still_to_come: Callable[[], float]) -> None:
@@ -194,7 +187,6 @@ class CompiledNoise:
         return self._found.get(place)
 
     def compiled(self, dtype: torch.dtype, values: int) -> Compiled | None:
-        """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
         schedule = self._schedule
         if schedule is None or not schedule.compiles:
             return None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import WHOLE, GaussianNoise, Window
+from noisette.core.noise import GaussianNoise, Window
 from noisette.noise.banded import BandedNoise, deviations_of
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import elements_held, from_local, is_sharded
@@ -31,11 +31,7 @@ class JointSums:
     """Adds up the sums of all ranks, divides them and adds noise; the values are those of a single process.
 
     Each rank noises one part of each bucket of values, since noise is a function of key, step, name and element. Then
-    the ranks exchange the parts. With one rank nothing is copied.
-
-    Args:
-        noise: draws the noise; with the same key on all ranks.
-        ranks: the processes.
+    the ranks exchange the parts. With one rank nothing is copied. ``noise`` has the same key on all ranks.
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class JointSums:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return self._ranks.size
 
     def deviation(self, step: int) -> float:
@@ -58,22 +53,26 @@ class JointSums:
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
         """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together."""
-        whole = [(name, g) for name, p, g in sums if not is_sharded(p)]
-        parts = [(name, (g, window_of(p))) for name, p, g in sums if is_sharded(p)]
-        for group in {(g.dtype, g.device): None for _, g in whole}:
-            named = {name: g for name, g in whole if (g.dtype, g.device) == group}
-            self.release_(named, step=step, std=std, divisor=divisor)
-        for group in {(g.dtype, g.device): None for _, (g, _) in parts}:
-            held = {name: part for name, part in parts if (part[0].dtype, part[0].device) == group}
-            self.release_parts_(held, step=step, std=std, divisor=divisor)
+        groups: dict[object, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        windows: dict[str, Window] = {}
+        for name, p, g in sums:
+            whole, parts = groups.setdefault((g.dtype, g.device), ({}, {}))
+            if not is_sharded(p):
+                whole[name] = g
+            elif g.numel():  # a part: nothing is exchanged
+                parts[name], windows[name] = g, elements_held(p)
+        for whole, parts in groups.values():
+            if whole:
+                self.release_(whole, step=step, std=std, divisor=divisor)
+            if parts:
+                of_parts = {name: windows[name] for name in parts}
+                self._noise.add_(parts, step=step, std=std, divisor=divisor, windows=of_parts)
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of a parameter, sharded as it is."""
         return from_local(gradient, parameter) if is_sharded(parameter) else gradient
 
     @torch.no_grad()
     def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all ranks) / divisor + noise."""
         if self.size == 1:
             self._noise.add_(sums, step=step, std=std, divisor=divisor)
             return
@@ -97,28 +96,6 @@ class JointSums:
             self._ranks.gather_into(bucket, bucket[first : first + share])
             for run in runs:
                 flat[run.name][run.start : run.start + run.numel] = bucket[run.at : run.at + run.numel]
-
-    def release_parts_(
-        self, parts: Mapping[str, tuple[Tensor, Window]], *, step: int, std: float, divisor: float
-    ) -> None:
-        """Divide the parts of sums that this rank holds, and add their part of the noise; nothing is exchanged."""
-        held = {name: (part, window) for name, (part, window) in parts.items() if part.numel()}
-        self._noise.add_(
-            {name: part for name, (part, _) in held.items()},
-            step=step,
-            std=std,
-            divisor=divisor,
-            windows={name: window for name, (_, window) in held.items()},
-        )
-
-
-def window_of(p: Tensor) -> Window:
-    """The elements of a sharded parameter that this rank holds."""
-    held = elements_held(p)
-    if held is None:
-        return WHOLE
-    start, run, stride = held
-    return Window(start, run, stride) if run else WHOLE
 
 
 def _buckets(sizes: Mapping[str, int]) -> Iterator[list[_Run]]:

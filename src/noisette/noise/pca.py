@@ -117,7 +117,6 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         return self
 
     def _released(self, X: Any, ranks: AnyRanks) -> np.ndarray:  # noqa: N803
-        """The noised sum over the rows."""
         with ranks.unanimous("the principal components"):
             rows = _table(X)
             features = rows.shape[1]
@@ -135,14 +134,10 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 
     @_quiet
     def transform(self, X: Any) -> Any:  # noqa: N803
-        """Project rows onto the components; the rows are neither scaled nor centred.
+        """Project rows of numbers onto the components, (n, n_components); the rows are neither scaled nor centred.
 
-        Args:
-            X: rows of numbers, shape (n, features).
-
-        Returns:
-            Shape (n, n_components): a tensor for a tensor, an array otherwise; in single precision if X is, otherwise
-            in double precision.
+        A tensor gives a tensor, anything else an array; single precision stays, other rows are projected in double
+        precision.
 
         Raises:
             sklearn.exceptions.NotFittedError: there was no fit before.
@@ -174,7 +169,6 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         )
 
     def _calibrated_noise(self) -> float:
-        """The noise multiplier: as given, or computed from the budget of one fit."""
         if self.noise_multiplier is not None:
             return float(self.noise_multiplier)
         assert self.epsilon is not None
@@ -193,15 +187,7 @@ def private_pca(
     ranks: AnyRanks | None = None,
     declaration: str = "",
 ) -> PrivatePCA:
-    """Fit private principal components to these records.
-
-    The records are those of :meth:`PrivatePCA.fit`, the other arguments those of :class:`PrivatePCA`.
-
-    Guarantee: that of :class:`PrivatePCA`.
-
-    Raises:
-        ValueError: an argument is outside its domain, or the data is no table of numbers.
-        PrivacyError: there are 2^31 rows or more.
+    """Fit private principal components; arguments, guarantee and errors are those of :class:`PrivatePCA`.
 
     >>> digits = torch.rand(100, 64)
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
@@ -225,9 +211,6 @@ def _table(data: Any) -> Any:
     """The rows as a dense tensor, an array or a scipy sparse matrix with two axes.
 
     The number of rows is private, so no error message contains it.
-
-    Raises:
-        ValueError: the data is no table of real numbers.
     """
     if not isinstance(data, Tensor) and not sparse.issparse(data):
         try:
@@ -260,9 +243,6 @@ def _second_moment(rows: Any, ranks: AnyRanks) -> np.ndarray:
     """The exact sum of the outer products of the rows at norm one, in integer multiples of the unit squared.
 
     Each rank takes every ``ranks.size``-th block of rows.
-
-    Raises:
-        PrivacyError: there are so many rows that the integers could overflow.
     """
     if rows.shape[0] >= _MAX_ROWS:
         raise PrivacyError(f"a sum over {_MAX_ROWS} records or more is not exact; fit a public part of the table")

@@ -97,7 +97,6 @@ def _block(key, counter, nonce):
 
 @triton.jit
 def _bits(low, high):
-    """k - 1 from the two halves of a word."""
     return (high.to(tl.int64) << 32 | low.to(tl.int64)) & _MASK
 
 
@@ -118,7 +117,6 @@ def _radius(bits, level):
 
 @triton.jit
 def _sine(turned):
-    """The sine of the quarter turn less the absolute value of this angle."""
     t = (-tl.abs(turned) + _QUARTER).to(tl.float32) * _TO_TURNS
     y = t * t
     return ((((y * _S4 + _S3) * y + _S2) * y + _S1) * y + _S0) * t
@@ -160,17 +158,11 @@ def _rows(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, 
 
 @triton.jit
 def _add(sums, values, wanted, within, run, begin, size, divisor):
-    """Add values to the elements of a run that they belong to.
+    """Add values (lanes, 16) to the elements of a run that they belong to, after dividing these by ``divisor``.
 
-    Args:
-        sums: where the tensor begins.
-        values: shape (lanes, 16).
-        wanted: of each lane a bit for each value, whether it is added.
-        within: which element of its run the first value of each lane is for.
-        run: elements of a run.
-        begin: the element of the tensor at which the run of each lane begins.
-        size: elements of the tensor.
-        divisor: by which the sums are divided first.
+    ``wanted`` has a bit for each value of a lane, whether it is added; ``within`` says which element of its run the
+    first value is for, ``run`` has the elements of a run, and ``begin`` the element of the tensor at which a lane's run
+    begins.
     """
     place = within[:, None] + tl.arange(0, 16)[None, :]
     element = begin[:, None] + place
@@ -240,14 +232,10 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
 
 
 class TritonNoise:
-    """Noise of one key on one device, for sums in single precision.
+    """Noise of one key on one device (a GPU, or a processor for Triton's interpreter), for sums in single precision.
 
-    The keys of the streams lie in the memory of the device as long as this object lives.
-
-    Args:
-        key: the secret key.
-        device: a GPU, or a processor for Triton's interpreter.
-        tiles: of one program, a power of two.
+    The keys of the streams lie in the memory of the device as long as this object lives. A program computes ``tiles``
+    tiles, a power of two.
     """
 
     def __init__(self, key: SecretKey, device: torch.device, tiles: int = _TILES) -> None:
@@ -286,6 +274,5 @@ class TritonNoise:
         return self._tables[parts]
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
-        """A copy on the device, for which the host does not wait."""
         here = torch.from_numpy(numbers.copy())
         return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here

@@ -23,8 +23,7 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
     """The ranks that were given, or all processes of the default group, or this process alone.
 
     Raises:
-        PrivacyError: several processes were started together, and nothing says how they belong together. As separate
-            runs each would spend the budget, and count it once.
+        PrivacyError: several processes were started together, and nothing says how they belong together.
     """
     if given is not None:
         return given
@@ -68,11 +67,7 @@ def were_started_together() -> bool:
 
 
 def refuse_several_processes(what: str) -> None:
-    """Check that this process is alone.
-
-    Raises:
-        PrivacyError: it is one of several, each of which would do the same.
-    """
+    """Check that this process is alone: each of several would do the same."""
     if were_started_together() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         raise PrivacyError(f"{what} is not made for several processes, each of which would make one: start one process")
 

@@ -34,11 +34,8 @@ _ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS
 class Message:
     """What one rank says at a point where all ranks meet.
 
-    Args:
-        phase: the point at which it is.
-        error: the type of the error that keeps it from going on; empty if nothing does.
-        text: of the error.
-        numbers: of which the largest of all ranks is asked for.
+    ``error`` is the type of the error that keeps it from going on, empty if nothing does, and ``text`` is that of the
+    error. Of the ``numbers`` the largest of all ranks is asked for.
     """
 
     phase: str
@@ -48,7 +45,6 @@ class Message:
 
     @classmethod
     def refusing(cls, phase: str, error: BaseException) -> Message:
-        """The message of a rank that cannot go on."""
         names = [kind.__name__ for kind in type(error).__mro__]
         try:
             text = str(error)
@@ -67,7 +63,6 @@ class Message:
 
     @classmethod
     def unpacked(cls, content: Tensor) -> Message:
-        """The message with these bytes."""
         return cls(*json.loads(bytes(content.tolist())))
 
 
@@ -77,12 +72,7 @@ def are_together(messages: list[Message]) -> bool:
 
 
 def raise_if_any_refuses(messages: list[Message]) -> None:
-    """Check that all ranks are at the same point, and that none of them refuses.
-
-    Raises:
-        Exception: of the type that the first refusing rank met.
-        PrivacyError: the ranks are at different points.
-    """
+    """Check that all ranks are at the same point, and that none refuses; raise what the first refusing rank met."""
     for rank, message in enumerate(messages):
         if message.error:
             kind = _ERRORS.get(message.error)
@@ -141,7 +131,6 @@ class Ranks:
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
-        """The secret key of rank 0."""
         secret = torch.zeros(KEY_BYTES, dtype=torch.uint8)
         if self.rank == 0:
             secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)
@@ -153,11 +142,7 @@ class Ranks:
         return indices[self.rank :: self.size]
 
     def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
-        """What the function returns on rank 0, as JSON; the other ranks do not call it.
-
-        Raises:
-            Exception: what it raised on rank 0, on all ranks.
-        """
+        """What the function returns on rank 0, as JSON, or raises there; the other ranks do not call it."""
         content = b""
         with self.unanimous(what):
             if self.rank == 0:
@@ -171,11 +156,8 @@ class Ranks:
     def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
         """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
 
-        Args:
-            phase: what the ranks do in it, for messages; ranks that are at different phases raise.
-
-        Yields:
-            An empty dictionary for numbers that must be the same on all ranks at the end.
+        Gives an empty dictionary for numbers that must be the same on all ranks at the end. ``phase`` says what the
+        ranks do.
 
         Raises:
             PrivacyError: a rank does not answer, is at another phase, or has other numbers.
@@ -196,11 +178,7 @@ class Ranks:
             raise PrivacyError(f"the ranks differ at {phase}: {', '.join(different)}. Change them on all ranks alike")
 
     def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The largest of each number on all ranks.
-
-        Raises:
-            PrivacyError: a rank does not answer, refuses, or is at another phase.
-        """
+        """The largest of each number on all ranks; errors are those of :meth:`of_all`."""
         told = self.of_all(phase, numbers)
         return {name: max(of_rank[name] for of_rank in told) for name in numbers}
 
@@ -236,22 +214,13 @@ class Ranks:
                 )
 
     def add_up(self, sums: Sequence[Tensor]) -> None:
-        """Replace each of these contiguous tensors by its sum over all ranks; bit for bit the same on each.
-
-        Raises:
-            PrivacyError: a rank does not answer.
-        """
+        """Replace each of these contiguous tensors by its sum over all ranks; bit for bit the same on each."""
         for tensor in sums:
             group = self._group_for(tensor)
             self._meeting("the sum over ranks", lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group))
 
     def gather_into(self, whole: Tensor, part: Tensor) -> None:
-        """Fill a tensor with the parts of all ranks, in the order of the ranks.
-
-        Args:
-            whole: contiguous, of ``size`` times the elements of ``part``.
-            part: this rank's, contiguous; it may lie in ``whole``.
-        """
+        """Fill a contiguous tensor with the parts of all ranks, in the order of the ranks; a part may lie in it."""
         parts, group = list(whole.view(self.size, -1).unbind()), self._group_for(whole)
         self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=group))
 
@@ -282,24 +251,18 @@ class Ranks:
         return self._control if tensor.device.type == "cpu" else self._sums
 
     def _exchanged(self, own: Message) -> list[Message]:
-        """The messages of all ranks at this point."""
         content = own.packed()
         received = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
         return [Message.unpacked(one) for one in received]
 
     def _opened(self, members: list[int], backend: str | None, wait: timedelta) -> Any:
-        """Connections of this object's own between all ranks."""
         opened: list[Any] = []
         self._meeting("the start", lambda: opened.append(dist.new_group(members, backend=backend, timeout=wait)))
         return opened[0]
 
     def _meeting(self, phase: str, collective: Callable[[], object]) -> None:
-        """Call what needs all ranks.
-
-        Raises:
-            PrivacyError: they do not meet.
-        """
+        """Call what needs all ranks; a PrivacyError if they do not meet."""
         if self._is_broken:
             raise PrivacyError(
                 "the ranks no longer agree since an earlier error, or their connections were closed with the run that "
@@ -317,7 +280,6 @@ class Ranks:
 
 
 def _members(data: Any) -> list[int]:
-    """The ranks of a mesh, a process group, or of all processes."""
     if data is None:
         return list(range(dist.get_world_size()))
     if isinstance(data, DeviceMesh):
@@ -390,7 +352,6 @@ class Unwrapped:
                 setattr(wrapper, flag, value)
 
     def close(self) -> None:
-        """The wrapper exchanges as before."""
         for wrapper, flag, before in self._before:
             setattr(wrapper, flag, before)
         self._before = []

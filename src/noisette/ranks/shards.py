@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
 from noisette.ranks.process_group import canonical_parameters
 
@@ -73,12 +74,7 @@ def _rows_held(p: Tensor, axis: int) -> tuple[int, int]:
 
 
 def landed(total: Tensor, p: Tensor) -> Tensor:
-    """This rank's part of the sum of all ranks' sums for a sharded parameter.
-
-    Args:
-        total: the sum over the examples of this rank, of the shape of the whole parameter.
-        p: the parameter.
-    """
+    """This rank's part of the sum of all ranks' sums, given this rank's whole one, for a sharded parameter."""
     from torch.distributed.tensor import DTensor, Partial
 
     sharded: Any = p
@@ -87,19 +83,12 @@ def landed(total: Tensor, p: Tensor) -> Tensor:
     return everywhere.redistribute(placements=sharded.placements).to_local().contiguous()
 
 
-def elements_held(p: Tensor) -> tuple[int, int, int] | None:
-    """Which elements of a sharded parameter this rank holds: the first, how many follow each other, and their period.
-
-    Returns:
-        ``None`` if it holds all of them.
-
-    Raises:
-        PrivacyError: the shards are of a kind whose elements are not known.
-    """
+def elements_held(p: Tensor) -> Window:
+    """Which elements of a sharded parameter this rank holds; a PrivacyError where that is not known."""
     from torch.distributed.tensor import Replicate, Shard
 
     sharded: Any = p
-    found: tuple[int, int, int] | None = None
+    found: Window | None = None
     for axis, placement in enumerate(sharded.placements):
         if type(placement) is Replicate:
             continue
@@ -110,22 +99,21 @@ def elements_held(p: Tensor) -> tuple[int, int, int] | None:
             )
         inner = math.prod(p.shape[placement.dim + 1 :])
         first, last = _rows_held(p, axis)
-        found = first * inner, (last - first) * inner, p.shape[placement.dim] * inner
-    return found
+        found = Window(first * inner, (last - first) * inner, p.shape[placement.dim] * inner) if last > first else WHOLE
+    return found or WHOLE
 
 
 class Shards:
     """The parts of a model that ``fully_shard`` was called on; none for an ordinary model.
-
-    Args:
-        root: the model.
 
     Raises:
         PrivacyError: it is sharded in a way that cannot be trained privately; all reasons are listed.
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._modules: list[Any] = [m for m in root.modules() if _is_a(m, "FSDPModule")]
+        self._modules: list[Any] = [
+            m for m in root.modules() if "FSDPModule" in {kind.__name__ for kind in type(m).__mro__}
+        ]
         self.reshard()
         named = dict(canonical_parameters(root))
         if problems := _problems(root, named, self._modules):
@@ -173,11 +161,8 @@ class Shards:
     def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.
 
-        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached.
-
-        Args:
-            sums: by name; whole. They are used up.
-            parameters: the seen ones that are trained.
+        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached. The
+        whole ``sums`` are used up; ``parameters`` are the seen ones that are trained.
         """
         left = dict(sums)
         found: dict[str, Tensor] = {}
@@ -203,7 +188,6 @@ class Shards:
 
 
 def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[Any]) -> list[str]:
-    """Why this model cannot be trained privately on several ranks."""
     problems: list[str] = []
     kinds = {type(module).__name__ for module in root.modules()} | {type(p).__name__ for p in named.values()}
     if "FullyShardedDataParallel" in kinds or "FlatParameter" in kinds:
@@ -219,7 +203,3 @@ def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[An
     if not modules and any(is_sharded(p) for p in named.values()):
         problems.append("its parameters are DTensors without fully_shard (tensor parallel), which is not supported yet")
     return problems
-
-
-def _is_a(module: nn.Module, name: str) -> bool:
-    return name in {kind.__name__ for kind in type(module).__mro__}

@@ -37,7 +37,10 @@ def embedding_weight(
     sparse: bool = False,
 ) -> ExampleGradients:
     """G[id_t] += dy_t, but for the padding row."""
-    _require_independent_rows(max_norm, scale_grad_by_freq)
+    if max_norm is not None:
+        raise ValueError("max_norm changes the rows that a batch looks up, without noise; leave it out")
+    if scale_grad_by_freq:
+        raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
     ids = examples.first(input).reshape(examples.count, -1)
     return touched_rows(ids, examples.sequences(dy), weight, padding_idx)
 
@@ -55,13 +58,6 @@ def _dense(operation: Operation) -> Rewrite:
 
 rewrite(F.embedding)(_dense(F.embedding))
 rewrite(F.embedding_bag)(_dense(F.embedding_bag))
-
-
-def _require_independent_rows(max_norm: float | None, scale_grad_by_freq: bool) -> None:
-    if max_norm is not None:
-        raise ValueError("max_norm changes the rows that a batch looks up, without noise; leave it out")
-    if scale_grad_by_freq:
-        raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
 
 
 def touched_rows(ids: Tensor, rows: Tensor, weight: Tensor, padding_idx: int | None) -> Rows:

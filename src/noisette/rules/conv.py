@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ from noisette.core.forms import (
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]
-Explicit = Callable[["KernelFactors"], Tensor]  # gradients (b, o, c / groups, *kernel)
-Norms = Callable[["KernelFactors"], Tensor]  # squared norms, (b,)
+Explicit = Callable[["KernelGradients"], Tensor]  # gradients (b, o, c / groups, *kernel)
+Norms = Callable[["KernelGradients"], Tensor]  # squared norms, (b,)
 Plan = TypeVar("Plan")
 
 # Of several exact plans, the one that was fastest for this shape on this device
@@ -51,8 +51,8 @@ class NotMeasuredError(RuntimeError):
 def few_operations() -> Iterator[None]:
     """Within it only plans are chosen whose number of operations does not depend on the number of examples.
 
-    For a step that is traced: every operation becomes a node of the graph, and a graph of thousands of nodes takes
-    minutes to compile. Run the same step within this context before the trace, so that its plans are measured.
+    For a step that is traced: a graph of thousands of nodes takes minutes to compile. Run the same step within this
+    context before the trace, so that its plans are measured.
     """
     token = _FEW_OPERATIONS.set(True)
     try:
@@ -70,11 +70,8 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
     """Name of the fastest candidate for this key, measured at its first use.
 
     Under ``torch.use_deterministic_algorithms(True)`` nothing is measured and the first candidate is chosen, so that
-    two runs have the same rounding errors.
-
-    Raises:
-        NotMeasuredError: the call is traced, and this key has not been measured: times of a trace mean nothing, and the
-            operations of every candidate would be part of the graph.
+    two runs have the same rounding errors. Within a trace nothing is measured: it would mean nothing, and all
+    candidates would be part of the graph.
     """
     if torch.are_deterministic_algorithms_enabled() or len(candidates) == 1:
         return next(iter(candidates))
@@ -93,7 +90,6 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
 
 def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of the fastest of this many calls."""
     seconds = _seconds_on_gpu if device.type == "cuda" else _seconds_on_processor
     return min(seconds(candidate, device) for _ in range(repeats))
 
@@ -105,7 +101,7 @@ def _seconds_on_processor(candidate: Callable[[], object], device: torch.device)
 
 
 def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> float:
-    """The time between two events in the GPU's own queue, which leaves out what the processor does before and after."""
+    """The time between two events in the GPU's own queue."""
     stream = torch.cuda.current_stream(device)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record(stream)
@@ -134,8 +130,8 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class KernelFactors:
-    """Images, and gradients of the convolution's output on them."""
+class KernelGradients:
+    """G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding), for output position p and kernel offset u."""
 
     x: Tensor  # (b, c, *image)
     dy: Tensor  # (b, o, *positions)
@@ -150,12 +146,10 @@ class KernelFactors:
 
     @property
     def factors_size(self) -> int:
-        """Number of elements of the factors."""
         return self.x.numel() + self.dy.numel()
 
     @property
     def size_of_an_example(self) -> int:
-        """Number of elements of one example's factors."""
         return self.x.shape[1:].numel() + self.dy.shape[1:].numel()
 
     @property
@@ -167,16 +161,14 @@ class KernelFactors:
         """Number of elements of one example's unfolded image."""
         return self.x.shape[1] * self.geometry.offsets * self.positions
 
-    def select(self, examples: Tensor | slice) -> Self:
+    def select(self, examples: Tensor | slice) -> KernelGradients:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
-    def split(self, size: int) -> list[Self]:
-        """The same for this many examples at a time."""
+    def split(self, size: int) -> list[KernelGradients]:
         pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
         return [replace(self, x=x, dy=dy) for x, dy in pairs]
 
     def padded(self) -> Tensor:
-        """The images with zeros around them."""
         padding = self.geometry.padding
         return F.pad(self.x, [n for n in reversed(padding) for _ in range(2)]) if any(padding) else self.x
 
@@ -196,6 +188,31 @@ class KernelFactors:
         )
         return windows.reshape(b * g.groups, c // g.groups * g.offsets, self.positions)
 
+    @property
+    def has_few_positions(self) -> bool:
+        """Gram matrices over positions are no larger than the gradients; where they are larger, they never pay off."""
+        return self.geometry.groups * self.positions**2 <= self.weight.numel()
+
+    @property
+    def affordable(self) -> int:
+        """Number of temporary elements per example that a plan may need: that of the gradient, or of the factors.
+
+        A patch embedding of kernel and stride 16 on images of 224 x 224 would take a Gram matrix of pixels of 10 GB.
+        """
+        return max(self.weight.numel(), _SMALL, self.size_of_an_example)
+
+    def squared_norms(self) -> Tensor:
+        if len(self.x) == 0:
+            return self.dy.new_zeros(0)
+        plans = plans_of_few_parts(self) if operations_are_few() else plans_of_small_parts(self)
+        return _fastest_plan(self, plans, lambda plan: plan(self))(self)
+
+    def explicit(self) -> Tensor:
+        return written(next(iter(explicit_plans(self).values())), self).gradients
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
+
 
 def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     """The backend's own weight gradient (o, c / groups, *kernel), summed over the batch."""
@@ -209,7 +226,7 @@ def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
 _CACHED = 2**19
 
 
-def by_unfold(form: KernelFactors) -> Tensor:
+def by_unfold(form: KernelGradients) -> Tensor:
     """Matrix products of dy (o, positions) and the unfolded images (positions, channels and offsets), in parts."""
     out = form.x.new_empty(form.shape)
     at_once = _CACHED if out.device.type == "cpu" else form.factors_size
@@ -220,18 +237,18 @@ def by_unfold(form: KernelFactors) -> Tensor:
     return out
 
 
-def by_whole_unfold(form: KernelFactors) -> Tensor:
+def by_whole_unfold(form: KernelGradients) -> Tensor:
     """The same with the whole batch as one part."""
     return torch.bmm(*_matrices(form)).view(form.shape)
 
 
-def _matrices(form: KernelFactors) -> tuple[Tensor, Tensor]:
+def _matrices(form: KernelGradients) -> tuple[Tensor, Tensor]:
     """(example and group, o / groups, position) and (example and group, position, channel and offset)."""
     patches = form.unfolded().transpose(1, 2)
     return form.dy.reshape(len(patches), form.dy.shape[1] // form.geometry.groups, form.positions), patches
 
 
-def by_loop(form: KernelFactors) -> Tensor:
+def by_loop(form: KernelGradients) -> Tensor:
     """The backend's weight gradient, one example after another."""
     out = form.x.new_empty(form.shape)
     for one, gradient in zip(form.split(1), out, strict=True):
@@ -239,7 +256,7 @@ def by_loop(form: KernelFactors) -> Tensor:
     return out
 
 
-def by_backend(form: KernelFactors) -> Tensor:
+def by_backend(form: KernelGradients) -> Tensor:
     """One weight gradient of the backend, of a single image that has the channels of every example as groups."""
     if len(form.x) == 0:
         return form.x.new_empty(form.shape)
@@ -248,7 +265,7 @@ def by_backend(form: KernelFactors) -> Tensor:
     return backend_gradient(x, dy, replace(form.geometry, groups=groups)).view(form.shape)
 
 
-def by_groups(form: KernelFactors) -> Tensor:
+def by_groups(form: KernelGradients) -> Tensor:
     """One convolution with a group for every example and dy as its kernel.
 
     The roles of stride and dilation are exchanged: two neighbouring outputs of this convolution are two neighbouring
@@ -272,7 +289,7 @@ EXPLICIT_PLANS: dict[str, Explicit] = {
 }
 
 
-def few_operations_plans(form: KernelFactors) -> dict[str, tuple[Explicit, int]]:
+def few_operations_plans(form: KernelGradients) -> dict[str, tuple[Explicit, int]]:
     """Plans whose number of operations is that of one example, each with its temporary elements per example."""
     size = form.weight.numel()
     return {
@@ -282,7 +299,7 @@ def few_operations_plans(form: KernelFactors) -> dict[str, tuple[Explicit, int]]
     }
 
 
-def gram_of_pixels(form: KernelFactors) -> Tensor:
+def gram_of_pixels(form: KernelGradients) -> Tensor:
     """Norms from one Gram matrix of the padded image; the unfolded image is never formed.
 
     The entry (p, q) of U^T U is the sum over kernel offsets u of the inner product of pixels p + u and q + u, so one
@@ -312,30 +329,30 @@ def _sum(terms: list[Tensor]) -> Tensor:
     return total
 
 
-def gram_of_patches(form: KernelFactors) -> Tensor:
+def gram_of_patches(form: KernelGradients) -> Tensor:
     """Norms from the same Gram matrices, with the images unfolded: fewer passes where the kernel has many offsets."""
     patches = form.unfolded()
     return _gram_norms(form, torch.bmm(patches.transpose(1, 2), patches))
 
 
-def _gram_norms(form: KernelFactors, patches: Tensor) -> Tensor:
+def _gram_norms(form: KernelGradients, patches: Tensor) -> Tensor:
     """Squared norms (b,) from the Gram matrices of patches, (example and group, position, position)."""
     dy = form.dy.reshape(patches.shape[0], -1, form.positions)
     norms = gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
     return norms.view(-1, form.geometry.groups).sum(1)
 
 
-def _pixel_gram_size(form: KernelFactors) -> int:
+def _pixel_gram_size(form: KernelGradients) -> int:
     g = form.geometry
     return g.groups * math.prod(n + 2 * p for n, p in zip(form.x.shape[2:], g.padding, strict=True)) ** 2
 
 
-def _patch_gram_size(form: KernelFactors) -> int:
+def _patch_gram_size(form: KernelGradients) -> int:
     return form.unfolded_size + form.geometry.groups * form.positions**2
 
 
 # Each with its number of temporary elements per example.
-GRAM_PLANS: dict[str, tuple[Norms, Callable[[KernelFactors], int]]] = {
+GRAM_PLANS: dict[str, tuple[Norms, Callable[[KernelGradients], int]]] = {
     "gram of pixels": (gram_of_pixels, _pixel_gram_size),
     "gram of patches": (gram_of_patches, _patch_gram_size),
 }
@@ -352,36 +369,6 @@ _MEASURED_FROM = 16
 # Where operations are few: temporary elements of a part of the batch in multiples of the whole batch's factors, and the
 # number of parts.
 _PART, _PARTS = 2, 4
-
-
-@dataclass(frozen=True)
-class KernelGradients(KernelFactors):
-    """G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding), for output position p and kernel offset u."""
-
-    @property
-    def has_few_positions(self) -> bool:
-        """Gram matrices over positions are no larger than the gradients; where they are larger, they never pay off."""
-        return self.geometry.groups * self.positions**2 <= self.weight.numel()
-
-    @property
-    def affordable(self) -> int:
-        """Number of temporary elements per example that a plan may need: that of the gradient, or of the factors.
-
-        A patch embedding of kernel and stride 16 on images of 224 x 224 would take a Gram matrix of pixels of 10 GB.
-        """
-        return max(self.weight.numel(), _SMALL, self.size_of_an_example)
-
-    def squared_norms(self) -> Tensor:
-        if len(self.x) == 0:
-            return self.dy.new_zeros(0)
-        plans = plans_of_few_parts(self) if operations_are_few() else plans_of_small_parts(self)
-        return _fastest_plan(self, plans, lambda plan: plan(self))(self)
-
-    def explicit(self) -> Tensor:
-        return written(next(iter(explicit_plans(self).values())), self).gradients
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
 
 
 def explicit_plans(form: KernelGradients) -> dict[str, Explicit]:
@@ -452,12 +439,12 @@ def _fastest_plan(form: KernelGradients, plans: Mapping[str, Plan], rehearse: Ca
     return plans[fastest(key, {name: partial(rehearse, plan) for name, plan in plans.items()}, form.x.device)]
 
 
-def written(plan: Explicit, form: KernelFactors) -> Dense:
+def written(plan: Explicit, form: KernelGradients) -> Dense:
     """The explicit gradients, which replace their factors."""
     return Dense(plan(form).view(len(form.x), *form.weight))
 
 
-def dropped(plan: Explicit, form: KernelFactors) -> Tensor:
+def dropped(plan: Explicit, form: KernelGradients) -> Tensor:
     """Squared norms (b,) of explicit gradients, which are dropped."""
     return written(plan, form).squared_norms()
 
@@ -465,7 +452,7 @@ def dropped(plan: Explicit, form: KernelFactors) -> Tensor:
 def _in_parts(norms: Norms, size: int) -> Norms:
     """The same norms, computed over parts of the batch; ``size`` is the number of temporary elements per example."""
 
-    def over_parts(form: KernelFactors) -> Tensor:
+    def over_parts(form: KernelGradients) -> Tensor:
         return torch.cat([norms(part) for part in form.split(examples_at_once(size, form.factors_size))])
 
     return over_parts
@@ -474,7 +461,7 @@ def _in_parts(norms: Norms, size: int) -> Norms:
 def _in_few_parts(norms: Norms, size: int) -> Norms:
     """The same, in a number of parts that depends on the shape of an example alone."""
 
-    def over_parts(form: KernelFactors) -> Tensor:
+    def over_parts(form: KernelGradients) -> Tensor:
         parts = min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example)))
         found = [norms(part) for part in form.split(math.ceil(len(form.x) / parts))]
         return found[0] if len(found) == 1 else torch.cat(found)

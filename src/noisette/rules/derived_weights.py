@@ -103,8 +103,7 @@ def _is_view(derived: Tensor, parameter: Tensor) -> bool:
 def _overlaps_itself(view: Tensor) -> bool:
     """Whether two elements of the view may share memory, as after ``expand`` or ``unfold``.
 
-    Axes are added from the smallest stride on; each stride must exceed the extent of the axes before it. Stride 1 and
-    size 3 has extent 2: a next stride of 3 is free of overlap, a next stride of 2 is not.
+    Axes are added from the smallest stride on; each stride must exceed the extent of the axes before it.
     """
     extent = 0
     for stride, n in sorted(zip(view.stride(), view.shape, strict=True)):
@@ -121,11 +120,7 @@ def to_parameters(
     """The gradients of each parameter, once, given those of the parameters and derived weights that were used.
 
     All gradients of one parameter are added before any norm is taken: those of its own uses, of views of it, and of
-    other weights derived from it.
-
-    Args:
-        gradients: each tensor that was used, with its gradients; a tensor may occur several times.
-        derived: how derived weights were computed, by their identity.
+    other weights derived from it. ``derived`` has how these were computed, by their identity.
     """
     direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
     views: dict[int, list[tuple[Region, ExampleGradients]]] = {}

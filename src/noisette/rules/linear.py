@@ -97,8 +97,7 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
     """Per-example gradients of an operand from ``dy``, those of the operand after broadcasting to the output's shape.
 
-    ``dy`` is summed over every axis that was broadcast but that of the examples: over t for an output with axes
-    (example, t, f) and an operand (f,).
+    ``dy`` is summed over every axis that was broadcast but that of the examples.
     """
     first = examples.first(dy)
     aligned = (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
@@ -138,11 +137,9 @@ class GroupedOuter:
 
     @property
     def _each_group(self) -> Outer:
-        """The same with every pair of example and group as an example."""
         return Outer(self.left.flatten(0, 1), self.right.flatten(0, 1))
 
     def _permuted(self, gradients: Tensor) -> Tensor:
-        """Axes (example, *sizes) permuted to (example, *tensor.shape)."""
         return gradients.permute(0, *(1 + k for k in self.order))
 
     def squared_norms(self) -> Tensor:
@@ -218,7 +215,6 @@ def _sizes(factors: Sequence[Factor]) -> dict[str, int]:
 
 
 def _without_stretched_axes(factor: Factor, sizes: dict[str, int]) -> Factor:
-    """The factor without its axes of one element that are stretched."""
     shape = factor.tensor.shape
     full = [k for k, letter in enumerate(factor.letters) if shape[k] == sizes[letter]]
     return Factor(factor.tensor.reshape([shape[k] for k in full]), "".join(factor.letters[k] for k in full))

@@ -58,7 +58,6 @@ class Channels:
         return split.transpose(2, 3).reshape(len(weights), self.groups * self.weight[1], -1)
 
     def weights(self, rows: Tensor) -> Tensor:
-        """The inverse of :meth:`rows`."""
         if self.groups is None:
             return rows.reshape(len(rows), *self.weight)
         split = rows.reshape(len(rows), self.groups, self.weight[1], -1, self.weight[2:].numel())
@@ -148,9 +147,8 @@ def scale_gradients(
 ) -> ExampleGradients:
     """Gradients of the scale of a normalized input, G = sum over positions of dy times the normalized input.
 
-    The batch is split, so that the normalized input is never held as a whole: ``normalize`` takes a part of it, and
-    ``reduce`` sums gradients in the shape of the input to those of the weight. A graph is not split: what normalizes
-    the whole input is there already, in the forward pass, and a compiler makes one kernel of product and sum.
+    The batch is split, so that the normalized input is never held as a whole. A graph is not split: what normalizes the
+    whole input is there already, in the forward pass, and a compiler makes one kernel of product and sum.
     """
     if operations_are_few():
         return reduce(examples, normalize(input).mul_(dy), weight)
@@ -172,12 +170,9 @@ def _register(
 ) -> None:
     """The rules of scale and shift: G_c = sum over positions of dy_c x_hat_c, and G_c = sum over positions of dy_c.
 
-    Args:
-        operation: the normalization.
-        reduce: sums gradients in the shape of the input to those of the scale or shift.
-        normalize: takes the arguments of the operation; called for parts of the batch, without scale and shift.
-        operands: the scale, and the shift if the operation has one.
-        check: refuses arguments with which examples are not independent.
+    ``reduce`` sums gradients in the shape of the input to those of the scale or shift. ``normalize`` takes the
+    arguments of the operation, without scale and shift, for parts of the batch. ``check`` refuses arguments with which
+    examples are not independent.
     """
 
     names = tuple(inspect.signature(operation).parameters)
@@ -221,13 +216,7 @@ _register(F.batch_norm, unbroadcast_channels, F.batch_norm, check=_check_batch_n
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of each output channel of a layer over a public batch, and its derivative by the layer's weight.
-
-    Args:
-        value: shape (c,).
-        slope: the derivative of each value by the weight of its channel, (c, r).
-        channels: which elements of the weight belong to which channel.
-    """
+    """A statistic (c,) of each channel of a layer over a public batch, and its derivative by the weight, (c, r)."""
 
     value: Tensor
     slope: Tensor
@@ -256,27 +245,19 @@ def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     return at.value + (at.slope * change).sum(1)
 
 
-def _operand_gradients(gradients: Tensor, weight: Tensor, *bias_and_statistic: Any) -> list[Any]:
-    """Gradients of the weight, and of the bias if there is one, from gradients (b, c) of the mean or variance."""
-    *biases, at = bias_and_statistic
-    of_weight = (weight, SharedSlope(gradients, at.slope, at.channels))
-    return [of_weight, *((bias, Dense(gradients)) for bias in biases if bias is not None)]
-
-
 @derivation(public_mean, public_variance)
 def statistics_operands(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """From gradients (b, c) of a statistic to those of its operands that train."""
-    found = _operand_gradients(form.explicit(), *weight.args)
+    gradients, (operand, *biases, at) = form.explicit(), weight.args
+    found: list[tuple[Tensor, ExampleGradients]] = [(operand, SharedSlope(gradients, at.slope, at.channels))]
+    found += [(bias, Dense(gradients)) for bias in biases if bias is not None]
     return [(of, gradient) for of, gradient in found if of.requires_grad]
 
 
 def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> Tensor:
     """The output scale (input - mean) / sqrt(variance + eps) + shift, with one of each for each channel on axis 1.
 
-    Args:
-        input: (b, c, ...).
-        weights: mean and variance, followed by scale and shift if there are any; (c,) each.
-        eps: added to the variance.
+    ``weights`` are mean and variance, followed by scale and shift if there are any; (c,) each.
     """
     operands = (input, *weights)
     if has_torch_function(operands):
@@ -288,7 +269,6 @@ def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> 
 
 
 def _scale(weights: Sequence[Tensor], eps: float) -> Tensor:
-    """The factor (c,) of each channel."""
     scale = (weights[1] + eps).rsqrt()
     return scale if len(weights) == 2 else scale * weights[2]
 

@@ -29,7 +29,6 @@ F = torch.nn.functional
 
 
 def _named(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
@@ -64,10 +63,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
 
 
 def _no_view(output: Tensor) -> Tensor:
-    """The output of an operation as autograd sees one of its own.
-
-    Where it is a view of an inner result, writing into it would lead the graph past the recorded edge.
-    """
+    """The output as autograd sees one of its own: writing into an inner view would lead past the recorded edge."""
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
@@ -141,23 +137,18 @@ def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs
     return _merged(run, b, func, arguments)
 
 
-@leaves(F.group_norm, F.instance_norm, normalise_channels)
+@leaves(F.group_norm, F.instance_norm, normalise_channels, F.batch_norm)
 def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Norms of (n, c, ...) that treat the first axis as separate examples; running statistics stay with ``vmap``."""
-    arguments = _named(OPERANDS[func], args, kwargs)
-    if not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
-        return NotImplemented
-    if arguments.get("running_mean") is not None or arguments.get("running_var") is not None:
-        return NotImplemented
-    return _merged(run, b, func, arguments)
+    """Norms of (n, c, ...) that treat the first axis as separate examples; running statistics stay with ``vmap``.
 
-
-@leaves(F.batch_norm)
-def fixed_batch_norm(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Batch norm of (n, c, ...) with fixed statistics."""
+    Batch norm does so where its statistics are fixed.
+    """
     arguments = _named(OPERANDS[func], args, kwargs)
-    fixed = not arguments.get("training", False) and arguments.get("running_mean") is not None
-    if not fixed or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
+    if func is F.batch_norm:
+        is_separate = not arguments.get("training", False) and arguments.get("running_mean") is not None
+    else:
+        is_separate = arguments.get("running_mean") is None and arguments.get("running_var") is None
+    if not is_separate or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
         return NotImplemented
     return _merged(run, b, func, arguments)
 
@@ -215,30 +206,21 @@ def _merge_at(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
-    """The inverse of :func:`_merge_at`."""
     return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
 
 
-@leaves(F.dropout)
+_BY_NUMBER = {
+    F.dropout: ("input", "p", "training", "inplace"),
+    F.rrelu: ("input", "lower", "upper", "training", "inplace"),
+}
+
+
+@leaves(*_BY_NUMBER)
 def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Each number is dropped by a random number of its own, wherever the examples are."""
-    input, *others = args if args else (kwargs["input"],)
-    rest = {name: value for name, value in kwargs.items() if name != "input"}
-    inplace = (len(args) > 3 and args[3]) or kwargs.get("inplace")
-    if inplace or not is_wrapped(input):
-        return NotImplemented  # the result must be the same object, or this is a weight of another model
-    return run(func, (physical(input), *others), rest)
-
-
-_RRELU = ("input", "lower", "upper", "training", "inplace")
-
-
-@leaves(F.rrelu)
-def random_slope(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Each number has a slope of its own, wherever the examples are."""
-    arguments = _named(_RRELU, args, kwargs)
+    """Each number is dropped, or has a slope, by a random number of its own, wherever the examples are."""
+    arguments = _named(_BY_NUMBER[func], args, kwargs)
     if arguments.get("inplace") or not is_wrapped(arguments["input"]):
-        return NotImplemented
+        return NotImplemented  # the result must be the same object, or this is a weight of another model
     return run(func, (), arguments | {"input": physical(arguments["input"])})
 
 
@@ -282,5 +264,4 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """(b, n, ...) as (b n, ...)."""
     return tensor.flatten(0, 1) if tensor.shape[1] > 1 else tensor.squeeze(1)

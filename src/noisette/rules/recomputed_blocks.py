@@ -36,7 +36,6 @@ class Surroundings:
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
-        """Those at this moment, on the processor and on the devices of these tensors."""
         devices = {tensor.device for tensor in tensors}
         cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
         kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
@@ -63,9 +62,7 @@ class Surroundings:
 def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> ForwardPass:
     """The forward pass that ``record`` makes, with what makes the same once more.
 
-    Args:
-        record: runs the forward pass; it leaves the buffers of the model as they are.
-        tensors: those on whose devices the pass computes.
+    ``record`` leaves the buffers of the model as they are; ``tensors`` are those on whose devices it computes.
     """
     surroundings = Surroundings.now(tensors)
 
@@ -146,18 +143,13 @@ class _Block:
         return saved.tensor
 
     def without_arguments(self, use: Use) -> Use:
-        """The use as the tape keeps it until the block is recomputed."""
         self._uses += 1
         fields = {field.name: getattr(use, field.name) for field in dataclasses.fields(use)}
         fields |= {"args": (), "kwargs": {}, "versions": ()}
         return _UseInBlock(**fields, block=self, number=self._uses - 1)
 
     def use(self, kept: _UseInBlock) -> Use:
-        """The use with its arguments, which are given away.
-
-        Raises:
-            PrivacyError: they were given away before.
-        """
+        """The use with its arguments, which are given away once."""
         self._recompute()
         again = self._recomputed.pop(kept.number, None)
         if again is None:
@@ -168,11 +160,7 @@ class _Block:
         return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
 
     def _recompute(self) -> None:
-        """Run the function once more, for what it saves and for the arguments of its uses.
-
-        Raises:
-            PrivacyError: it does not do the same as before.
-        """
+        """Run the function once more, for what it saves and for the arguments of its uses, if it does the same."""
         if self._call is None:
             return
         call, self._call = self._call, None  # nothing of the call is held afterwards: the graph leads back to here
@@ -207,11 +195,7 @@ class _Call:
             self._surroundings = Surroundings.now(self._given)
 
     def again(self, save: Callable[[Tensor], None]) -> list[Use]:
-        """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses.
-
-        Raises:
-            PrivacyError: an argument was written to since.
-        """
+        """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses."""
         if self._versions != self._versions_now():
             raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
         with (

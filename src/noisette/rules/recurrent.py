@@ -255,7 +255,6 @@ class LayerWeights:
 
     @property
     def detached(self) -> LayerWeights:
-        """The same without gradients."""
         return LayerWeights.of([weight.detach() for weight in self.listed], self.b_ih is not None)
 
 
@@ -275,7 +274,6 @@ class _OneStep:
             return cls(own_products, before, step(own_products, before))
 
     def gradients(self, dafter: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The gradients at the products and at the states before the step."""
         arriving = [(state, dy) for state, dy in zip(self.after, dafter, strict=True) if dy is not None]
         states, dys = zip(*arriving, strict=True)
         sources = (*self.products, *self.before)
@@ -293,7 +291,6 @@ class Unrolled:
 
     @classmethod
     def run(cls, step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights) -> Unrolled:
-        """Compute all steps."""
         now, steps, each = [state.detach() for state in states], [], []
         with torch.no_grad():
             w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
@@ -314,7 +311,6 @@ class Unrolled:
         return cls(steps, values, unprojected)
 
     def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Gradients at z, a, the product of a projection if there is one, and the states before the first step."""
         w_hh, *w_hr = weights
         outside = [None if of_value is None else of_value.unbind(1) for of_value in dy[: len(self.values)]]
         dstates: list[Tensor | None] = [None] * len(self.values)  # what the later steps give
@@ -337,7 +333,6 @@ class Unrolled:
 
 
 def _joint_product(x: Tensor, weights: LayerWeights) -> Tensor:
-    """W_ih x_t + b_ih + b_hh of all steps."""
     both = None if weights.b_ih is None or weights.b_hh is None else weights.b_ih + weights.b_hh
     return F.linear(x, weights.w_ih, both)
 
@@ -348,7 +343,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-F = torch.nn.functional
 Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
 
 # Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
@@ -404,10 +398,7 @@ class _Kind:
     def _with_known_states(
         self, x: Tensor, states: list[Tensor], weights: LayerWeights, batch_first: bool
     ) -> tuple[Tensor, ...]:
-        """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
-
-        ``x`` is (b, t, features) and ``states`` before the first step are (b, features).
-        """
+        """One layer in one direction of x (b, t, features): h_t, for an LSTM also c_t, (b, t, features)."""
         with torch.no_grad():
             before_first = [state.unsqueeze(0) for state in states]
             hx = before_first if len(states) > 1 else before_first[0]
@@ -422,7 +413,6 @@ class _Kind:
         return self.recurrence(KnownStates(z, a, before, states, output, weights.w_hh.detach(), weights.w_hr))
 
     def _unrolled(self, x: Tensor, states: list[Tensor], weights: LayerWeights) -> tuple[Tensor, ...]:
-        """The same for a graph that is traced."""
         steps = Unrolled.run(self.step, self.is_of_sum, x.detach(), states, weights.detached)
         values = steps.values
         with torch.no_grad():
@@ -434,7 +424,6 @@ class _Kind:
 
 
 def _simple_step(activation: Callable[[Tensor], Tensor]) -> Step:
-    """h' = activation(z + a)."""
     return lambda products, states: (activation(products[0]),)
 
 

@@ -65,11 +65,7 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
 
 
 def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The operation, called once for all examples.
-
-    Raises:
-        PrivacyError: its output or a gradient is another one than that of an example alone.
-    """
+    """The operation, called once for all examples; refused if that gives something else than each example alone."""
     values, structure = tree_flatten((args, dict(kwargs)))
     batched = [isinstance(value, Tensor) and is_wrapped(value) for value in values]
     values = [physical(value) if of_examples else value for value, of_examples in zip(values, batched, strict=True)]
@@ -95,8 +91,6 @@ def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], 
 
 
 def _shapes(b: int, arguments: Mapping[str, Any]) -> Hashable:
-    """The shapes of a call, independent of the number of examples."""
-
     def described(value: Any) -> Hashable:
         if isinstance(value, Tensor):
             return value.dtype, tuple(0 if size == b else size for size in value.shape)
@@ -114,11 +108,7 @@ def _compare(
     structure: TreeSpec,
     b: int,
 ) -> None:
-    """Compare an operation and the rule of an operand with calls for each example alone and autograd.
-
-    Raises:
-        PrivacyError: they differ.
-    """
+    """Compare an operation and the rule of an operand with calls for each example alone and autograd."""
     rule = find_rule(func, operand)
     assert rule is not None
     with torch._C.DisableTorchFunction(), torch.enable_grad():  # nothing here is a part of the loss
@@ -171,10 +161,7 @@ def _described(func: Operation) -> str:
 
 
 def _clamped(value: Any) -> Any:
-    """A tensor in single precision or better, without non-finite and huge values.
-
-    Otherwise rounding, or one non-finite example, could conceal an error of the rule or look like one.
-    """
+    """A tensor in single precision or better, without non-finite and huge values, which could conceal an error."""
     if isinstance(value, Tensor) and value.is_floating_point():
         precise = value.detach() if value.dtype is torch.float64 else value.detach().float()
         return precise.nan_to_num(0, 0, 0).clamp(-_LARGE, _LARGE)

@@ -28,6 +28,8 @@ from noisette.ranks.shards import part_of, whole
 
 FILE = "checkpoint.safetensors"
 _FORMAT = "noisette checkpoint 3"
+_OLDER = "checkpoint.json"  # what earlier versions wrote
+_WAY_OUT = "finish the run with the version of noisette that began it"
 
 
 def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
@@ -73,6 +75,10 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / FILE
     if not path.is_file():
+        if (folder / _OLDER).is_file():
+            raise ValueError(
+                f"{folder} holds a checkpoint of an earlier version, which this one does not read: {_WAY_OUT}"
+            )
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, "pt") as file:
@@ -83,7 +89,7 @@ def read(folder: Path) -> dict[str, Any]:
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
     if facts["format"] != _FORMAT:
-        raise ValueError(f"{path} has the format {facts['format']!r}; this version reads {_FORMAT!r}")
+        raise ValueError(f"{path} has the format {facts['format']!r}; this version reads {_FORMAT!r}: {_WAY_OUT}")
     try:
         return _unpack(json.loads(facts["content"]), tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -135,7 +141,7 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights, buffers and the optimizer's state, and the facts that :func:`check_fits` compares.
+    """Weights, buffers and the optimizer's state, as :meth:`SavedRun.check_fits` compares them.
 
     Sharded tensors are put together, for which all ranks call this.
     """
@@ -147,12 +153,7 @@ def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Check that a captured state fits this model and this optimizer.
-
-    Raises:
-        ValueError: it does not; the first five problems are listed.
-    """
+def _check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     weights, own = state["weights"], _weights(model)
     problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
     for name, value in own.items():
@@ -248,10 +249,15 @@ class SavedRun:
         """The run with these :meth:`facts`.
 
         Raises:
-            KeyError, TypeError, ValueError: they are not those of a run.
+            ValueError: they are not those of a run.
         """
-        checks.count(steps_taken=facts["steps_taken"] + 1)
-        return cls(**{**facts, "terms": RunParameters.of(facts["terms"])})
+        try:
+            checks.count(steps_taken=facts["steps_taken"] + 1)
+            return cls(**{**facts, "terms": RunParameters.of(facts["terms"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"what was saved of the run is not as this version keeps it ({error}): {_WAY_OUT}"
+            ) from error
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -264,16 +270,16 @@ class SavedRun:
         content = read(folder)
         try:
             return cls.told(content)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{folder} holds no checkpoint of a run: {error}") from error
 
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Check that bound, model and optimizer are like those of the run.
 
         Raises:
-            ValueError: they are not.
+            ValueError: they are not; the first five problems with model and optimizer are listed.
         """
-        check_fits(self.learned, bound.model, optimizer)
+        _check_fits(self.learned, bound.model, optimizer)
         if self.trained != list(bound.parameters):
             raise ValueError("the checkpoint is of a run that trained other parameters; freeze the same ones")
         if self.terms.event.parts != parts_of(bound.pop_sums()) or self.bound.keys() != bound.state().keys():

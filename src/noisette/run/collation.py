@@ -27,23 +27,16 @@ _ONE_SHAPE = (
 def collated(records: list[Any], remedy: str = _ONE_SHAPE) -> Any:
     """The records as one microbatch, by ``default_collate``, which then treats each record by itself.
 
-    Args:
-        records: of the microbatch.
-        remedy: what to do with fields that differ in shape, after a colon or a comma.
-
     Raises:
-        ValueError: they differ in their fields, in the type of one or in its shape; or values are masked.
+        ValueError: they differ in their fields, in the type of one or in its shape; or values are masked. The message
+            ends with ``remedy`` where fields differ in shape.
     """
     check_one_form(records, remedy)
     return default_collate(records)
 
 
 def check_one_form(records: list[Any], remedy: str) -> None:
-    """Check that the records of a microbatch have one form.
-
-    Raises:
-        ValueError: as of :func:`collated`.
-    """
+    """Check that the records of a microbatch have one form, as :func:`collated` says it."""
     _at_each_place(records, remedy, _check_alike, _are_plain_alike)
 
 
@@ -66,11 +59,7 @@ def joined(microbatches: list[Any]) -> Any:
 
 
 def row_of(microbatch: Mapping[str, Any]) -> dict[str, Any]:
-    """The only row of a microbatch that was made of one record, without fields that are ``None``.
-
-    Raises:
-        ValueError: a tensor has not the record on its first axis.
-    """
+    """The only row of a microbatch that was made of one record, without fields that are ``None``."""
     return {
         name: _at_each_place([value], _ONE_SHAPE, _rows, _are_without_tensors, name)[0]
         for name, value in microbatch.items()
@@ -303,11 +292,7 @@ class PaddedBuckets:
         return self._records
 
     def collate(self, at: np.ndarray) -> Any:
-        """The records with these indices as one microbatch; all of them are of one bucket.
-
-        Raises:
-            ValueError: a field that is not padded has another shape in some record, or records differ in their fields.
-        """
+        """The records with these indices, which are of one bucket, as one microbatch."""
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)
 
     def _lengths(self) -> Iterator[int]:

@@ -120,11 +120,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
-    """The records one by one; of columns, the rows, each in the form of the data set.
-
-    Raises:
-        TypeError: other processes hold some of them.
-    """
+    """The records one by one; of columns, the rows, each in the form of the data set."""
     if isinstance(dataset, OwnRecords):
         raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
     records = records_of(dataset)
@@ -200,11 +196,7 @@ class EachAlone:
 
 
 def record(dataset: Any, index: int) -> Any:
-    """One record, as the loader of torch fetches it for a batch of one.
-
-    Raises:
-        ValueError: the data set makes none or several of it.
-    """
+    """One record, as the loader of torch fetches it for a batch of one; refused where it makes none or several."""
     if not hasattr(dataset, "__getitems__"):
         return dataset[index]
     found = dataset.__getitems__([index])
@@ -250,13 +242,9 @@ def _mapped(
 def _place_in_file(array: Any) -> Any:
     """What maps this array once more, if it is mapped from a file and shows what is there; otherwise the array."""
     mapped: Any = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
-    if (
-        mapped is None
-        or array.filename is None
-        or array.mode == "c"
-        or not array.size
-        or min(array.strides, default=0) < 0
-    ):
+    if mapped is None or array.filename is None or array.mode == "c":
+        return array
+    if not array.size or min(array.strides, default=0) < 0:
         return array
     array.flush()
     # A view has the offset of the array that was mapped, and the mapping begins at a whole number of pages before it.
@@ -300,9 +288,6 @@ class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
     Guarantee: they get how records are gathered, and indices; never the key.
-
-    Raises:
-        RuntimeError: a process died.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:
@@ -358,12 +343,7 @@ class Fetch:
         self._arriving: Iterator[Any] = iter(())
 
     def __call__(self, part: np.ndarray, plan: Callable[[], Parts]) -> Any:
-        """The microbatch with these indices.
-
-        Args:
-            part: the indices.
-            plan: makes the parts from this one on, of this batch and of those that may be drawn ahead.
-        """
+        """The microbatch with these indices; ``plan`` makes the parts from this one on, also of batches drawn ahead."""
         if not self._planned or not np.array_equal(self._planned[0], part):
             self._arriving = self._source.microbatches(self._noted(plan()))
         try:
@@ -387,11 +367,7 @@ class Fetch:
 
 
 def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
-    """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it.
-
-    Raises:
-        TypeError, ValueError: a number is not a whole number of at least 0, or processes have nothing to load ahead.
-    """
+    """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it."""
     checks.whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
     if not workers:
@@ -404,7 +380,7 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
 
 @dataclass
 class WorkerRecords:
-    """What a loading process gets: how records are gathered."""
+    """What a loading process gets."""
 
     gather: Gather
 
@@ -492,11 +468,7 @@ class JointBatch(Batch):
 
 
 def blank(records: Records) -> Any:
-    """A microbatch of one record with zeros in place of its values.
-
-    Raises:
-        PrivacyError: this rank has no record whose shape it could take.
-    """
+    """A microbatch of one record with zeros in place of its values; refused where this rank has no record."""
     if not (records.size if records.own is None else len(records.own)):
         raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
     return _with_tensors(records.gather(np.arange(1)), torch.zeros_like)

@@ -175,12 +175,7 @@ class Users:
         return f"Users(most_records={self.most_records}{declared})"
 
     def numbers(self, dataset: Any, size: int) -> np.ndarray:
-        """The users of all records as numbers from 0 on, in the order of their first records, int64, (size,).
-
-        Raises:
-            TypeError: an id cannot be compared by value.
-            ValueError: the number of ids is not that of the records, or a record has no id.
-        """
+        """The users of all records as numbers from 0 on, in the order of their first records, int64, (size,)."""
         ids = _listed(map(self.ids, each_record(dataset)) if callable(self.ids) else self.ids)
         if len(ids) != size:
             raise ValueError(f"users has {len(ids)} ids for {size} records; give one for each record, in their order")
@@ -444,12 +439,7 @@ def releases(
     public_size: int | None,
     parts: Parts,
 ) -> Sequence[ReleaseOf]:
-    """The releases that a step may make with these parts, as declared: one, or with users of records and of users.
-
-    Raises:
-        TypeError: ``sampling`` or ``users`` is of another kind.
-        ValueError: a number is missing or contradicts another.
-    """
+    """The releases that a step may make with these parts, as declared: one, or with users of records and of users."""
     if not isinstance(sampling, Sampling):
         raise TypeError(
             "expected sampling to be Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..), got "
@@ -482,12 +472,7 @@ def releases(
 def user_records(
     event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
 ) -> UserRecords | None:
-    """The records by their users, where the release of a step has a guarantee for users.
-
-    Raises:
-        TypeError, ValueError: the ids are not those of the records.
-        PrivacyError: the event has a guarantee for users and none were given, or they may have more records than it.
-    """
+    """The records by their users, where the release of a step has a guarantee for users."""
     if not isinstance(event, UserLevel):
         if users is not None:
             raise PrivacyError(f"the run has a guarantee to {event.relation}, not for users; leave users out")
@@ -503,11 +488,7 @@ def user_records(
 
 
 def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int, users: UserRecords | None) -> Sampler:
-    """The sampler whose batches of ``size`` records the release of a step describes, from ``first_step`` on.
-
-    Raises:
-        PrivacyError: there are more records than the event is paid for.
-    """
+    """The sampler whose batches of ``size`` records the release of a step describes, from ``first_step`` on."""
     match event:
         case PoissonGaussian():
             return PoissonSampler(size, event.sampling_rate, key)

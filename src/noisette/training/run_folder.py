@@ -23,6 +23,7 @@ from noisette.accounting.ledger import LEDGER_FILE
 CHECKPOINT = "checkpoint"
 NAME = re.compile(r"(.+)\.unfinished-\d+")
 _SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
+_OLDER = "checkpoint.json"  # written by earlier versions
 _SETTINGS = "settings.json"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
 
@@ -50,6 +51,11 @@ def in_words(folder: Path) -> str:
         return (
             f"{folder} is a run that has not ended: it is still trained, or was cut off. To continue it: noisette "
             f"train --resume {shlex.quote(str(folder))}"
+        )
+    if (folder / CHECKPOINT / _OLDER).is_file():
+        return (
+            f"{folder} is a run of an earlier version of noisette, whose checkpoints this one does not read: finish it "
+            "with the version that began it"
         )
     return (
         f"{folder} is a run that was cut off before its first checkpoint, so it cannot be continued. What it spent is "
@@ -92,6 +98,8 @@ class RunFolder:
             folder, out = place, place.with_name(named[1])
         else:
             folder, out = _only_one_unfinished(place), place
+        if (folder / CHECKPOINT / _OLDER).is_file():
+            raise ValueError(in_words(folder))
         if not can_continue(folder):
             spent = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
             raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{spent}")

@@ -17,7 +17,7 @@ from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
 from noisette.data.declaration import ImageForm
 from noisette.data.own_files import unlabelled
-from noisette.data.words import VectorNumbering
+from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
@@ -144,14 +144,14 @@ class SavedModel:
         return names, torch.as_tensor(scores, dtype=torch.float64).softmax(1).numpy()
 
 
-def _numbering(vectors: np.ndarray, tokens: int) -> VectorNumbering:
+def _numbering(vectors: np.ndarray, tokens: int) -> Vocabulary:
     """How words were numbered whose vectors are these, by GloVe's list on this machine.
 
     Raises:
         DataError: it is absent, or is not the list that the run had.
     """
-    numbering = VectorNumbering(glove(None), tokens)
-    if not np.array_equal(numbering.vectors, vectors):
+    numbering = replace(glove(None), tokens=tokens)
+    if not np.array_equal(numbering.numbered_vectors, vectors):
         raise DataError(
             f"the run had {len(vectors) - 2:,} of GloVe's words with vectors of {vectors.shape[1]} numbers, and the "
             "file on this machine holds others, so words cannot be numbered as they were; put that file in its place"

@@ -1,4 +1,4 @@
-"""A model of Hugging Face in a local folder, as a function from numbers of words to scores."""
+"""Builds models by name, from a folder of Hugging Face, or with public weights from a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from noisette.data.words import tokenizer_of
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.models import REGISTRY, BuiltIn
+from noisette.nn.models import REGISTRY
 from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
 
 __all__ = ["build", "pretrained", "projected"]
@@ -38,12 +39,10 @@ def text_model(folder: Path, classes: int) -> HuggingFaceText:
     No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded. There is no
     guarantee for what the weights were trained on, which is taken to be public.
     """
+    padding = tokenizer_of(folder).pad_token_id
+    from transformers import AutoModelForSequenceClassification
+
     try:
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-    except ImportError as error:
-        raise ValueError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_pretrained(
             folder,
             num_labels=classes,
@@ -54,7 +53,6 @@ def text_model(folder: Path, classes: int) -> HuggingFaceText:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{folder} holds no model for texts that can be loaded: {error}") from error
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     model.config.pad_token_id = padding
     return HuggingFaceText(model, padding)
 
@@ -78,13 +76,8 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
     Layers that the file does not hold keep their initial weights and are trained. A file for other classes is the state
     dict without the layer whose size depends on their number, such as ``head.scores`` of ``resnet-18``.
 
-    Args:
-        model: such as one of :func:`build`; its weights are overwritten.
-        path: a file of tensors under their names in the model's state dict.
-        frozen: names of the parts that are not trained.
-
-    Returns:
-        The model, as :class:`FixedFeatures` if it consists of ``features``, all of them frozen, and ``head``.
+    The file has tensors under their names in the model's state dict; ``frozen`` names parts that are not trained. The
+    result is a :class:`FixedFeatures` if the model consists of ``features``, all of them frozen, and ``head``.
 
     Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
     the release of the file.
@@ -215,12 +208,9 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
             if words
             else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
         )
-    return _built_in(model)(shape, classes, words=words) if words else _built_in(model)(shape, classes)
-
-
-def _built_in(model: BuiltIn) -> Factory:
     made = model.factory
-    return _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
+    factory: Factory = _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
+    return factory(shape, classes, words=words) if words else factory(shape, classes)
 
 
 def _users_own(name: str) -> Factory:

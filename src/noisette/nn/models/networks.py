@@ -153,8 +153,17 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     Tanh bounds activations and thereby gradients, which helps under clipping (Papernot et al. 2021).
     """
     need_images("cnn", shape)
-    small = max(shape[1:]) < 16
-    features = nn.Sequential(Centred(), *(_small_features(shape[0]) if small else _features(shape[0])))
+    if max(shape[1:]) < 16:
+        convolutions = [
+            *(nn.Conv2d(shape[0], 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()),
+            *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(8, 32), nn.Tanh()),
+        ]
+    else:
+        convolutions = [
+            *(nn.Conv2d(shape[0], 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
+            *(nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
+        ]
+    features = nn.Sequential(Centred(), *convolutions)
     flat = numbers_of(output_shape(features, shape))
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes))
 
@@ -179,8 +188,17 @@ def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
     need_images("scattering-cnn", shape)
     normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
     channels, *_ = coefficients = output_shape(normalised, shape)
-    small = max(shape[1:]) < 32
-    convolutions = nn.Sequential(*(_strided(channels) if small else _pooled(channels)), nn.Flatten())
+    if small := max(shape[1:]) < 32:
+        layers = [
+            *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
+        ]
+    else:
+        layers = [
+            *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
+        ]
+    convolutions = nn.Sequential(*layers, nn.Flatten())
     flat = numbers_of(output_shape(convolutions, coefficients))
     scores = [nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes)] if small else [nn.Linear(flat, classes)]
     return FixedFeatures(normalised, nn.Sequential(*convolutions, *scores))
@@ -191,39 +209,11 @@ def _normalised_coefficients(channels: int) -> list[nn.Module]:
     return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
 
 
-def _strided(channels: int) -> list[nn.Module]:
-    return [
-        *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
-    ]
-
-
-def _pooled(channels: int) -> list[nn.Module]:
-    return [
-        *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
-    ]
-
-
 class Centred(nn.Module):
     """Maps pixels from [0, 1] to [-1, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x - 1
-
-
-def _small_features(channels: int) -> list[nn.Module]:
-    return [
-        *(nn.Conv2d(channels, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh()),
-        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(8, 32), nn.Tanh()),
-    ]
-
-
-def _features(channels: int) -> list[nn.Module]:
-    return [
-        *(nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
-        *(nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1)),
-    ]
 
 
 def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
@@ -232,12 +222,8 @@ def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm
     11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
     change the shape are a 1 x 1 convolution with a norm.
 
-    Args:
-        shape: (channels, height, width) of one image, 32 x 32 in the paper.
-        classes: number of scores for each image.
-        depth: 18, 34, 50 or 101.
-        width: channels of the first stage; each of the other three has twice as many as the one before.
-        norm: after each convolution.
+    ``depth`` is 18, 34, 50 or 101; ``width`` is the channels of the first stage, and each of the other three has twice
+    as many as the one before; ``norm`` follows each convolution. In the paper images have 32 x 32 pixels.
 
     Source: He et al. 2016, section 4.2.
     """

@@ -86,14 +86,13 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
     """The features of each scale, flat."""
     leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=channels))
-    return [_of_scale(scale, leaves) for scale in scales]
-
-
-def _of_scale(scale: PatchScale, leaves: Tensor) -> nn.Module:
-    public = nn.functional.avg_pool2d(leaves, scale.averaged)
-    resemblances = PatchFeatures.of_public(public, scale.filters, side=scale.side, stride=scale.stride)
-    averaged = nn.AvgPool2d(scale.averaged) if scale.averaged > 1 else nn.Identity()
-    return nn.Sequential(averaged, *_normalised(MirrorAverage(resemblances), 2 * scale.filters))
+    found: list[nn.Module] = []
+    for averaged, filters, side, stride in scales:
+        public = nn.functional.avg_pool2d(leaves, averaged)
+        features = PatchFeatures.of_public(public, filters, side=side, stride=stride)
+        smaller = nn.AvgPool2d(averaged) if averaged > 1 else nn.Identity()
+        found.append(nn.Sequential(smaller, *_normalised(MirrorAverage(features), 2 * filters)))
+    return found
 
 
 def _normalised(features: nn.Module, channels: int) -> nn.Sequential:
