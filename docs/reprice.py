@@ -4,6 +4,11 @@ Uses NumPy, SciPy and dp-accounting (pip install dp-accounting). The script chec
 before it, adds up the steps that were reserved or charged and not given back, and prints an upper bound on their
 epsilon at this delta, for the neighbouring relation of the ledger: the larger epsilon of both directions.
 
+That number holds if the parameters of all releases were fixed before the first. For a ledger of several declarations,
+each of which may have been chosen by the results of earlier ones, it is no bound. The script then writes to standard
+error the epsilon of an odometer, which is one: the least, over 16 orders, of the sum of the Rényi divergences plus
+log(16 / delta) / (order - 1). Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi DP".
+
 dp-accounting composes privacy losses by Fourier transforms with rounding errors near 1e-16 of the whole probability.
 Below a delta of 1e-10 the script therefore says that its result is not resolved, and exits with 1.
 """
@@ -28,6 +33,9 @@ LEAST_DELTA = 1e-10  # the least delta that dp-accounting resolves
 INTERVAL = 1e-4  # between the privacy losses of a distribution
 UNLIKELY = 1e-18  # the probability of privacy losses beyond the ends of a distribution
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [80, 96, 128, 192, 256, 512, 1024]
+ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256)
+OF_THE_LINE = ("sequence", "kind", "dataset", "steps", "mark", "previous", "run_id", "dimensions", "parts", "tool")
+OF_THE_LINE += ("planned", "declaration")
 Loss = pld.PrivacyLossDistribution
 
 
@@ -56,8 +64,7 @@ def releases_of(lines: list[dict]) -> list[tuple[dict, int]]:
     """Return each kind of release with its number. Which run made it, and its dimensions, change no cost."""
     times: Counter[str] = Counter()
     for line in lines:
-        names = ("sequence", "kind", "dataset", "steps", "mark", "previous", "run_id", "dimensions", "parts", "tool")
-        facts = {name: value for name, value in line.items() if name not in names}
+        facts = {name: value for name, value in line.items() if name not in OF_THE_LINE}
         times[json.dumps(facts, sort_keys=True)] += WEIGHT[line["kind"]] * line["steps"]
     if min(times.values(), default=0) < 0:
         sys.exit("more steps were given back than were reserved")
@@ -65,6 +72,37 @@ def releases_of(lines: list[dict]) -> list[tuple[dict, int]]:
     if len(relations := {facts["neighbouring"] for facts, _ in found}) > 1:
         sys.exit(f"releases of different neighbouring relations have no common epsilon: {', '.join(sorted(relations))}")
     return found
+
+
+def declarations_of(lines: list[dict]) -> int:
+    """Return how many groups of releases there are that were fixed together: of one name, or else of one run."""
+    paid: Counter[str] = Counter()
+    for line in lines:
+        event = {name: value for name, value in line.items() if name not in OF_THE_LINE or name in ("parts", "tool")}
+        name = line.get("declaration") or [line.get("run_id", ""), event]
+        paid[json.dumps(name, sort_keys=True)] += WEIGHT[line["kind"]] * line["steps"]
+    return sum(times > 0 for times in paid.values())
+
+
+def odometer(releases: list[tuple[dict, int]], delta: float) -> float | None:
+    """Return epsilon whatever was chosen after looking, or nothing where a mechanism is not an ordinary one."""
+    total = RdpAccountant(ODOMETER_ORDERS)
+    for facts, times in releases:
+        noise = dp_event.GaussianDpEvent(facts.get("noise_multiplier", 0.0))
+        match facts["mechanism"]:
+            case "Gaussian":
+                event = noise
+            case "Poisson Gaussian":
+                event = dp_event.PoissonSampledDpEvent(facts["sampling_rate"], noise)
+            case "declared zCDP":
+                event = dp_event.ZCDpEvent(facts["rho"])
+            case "repeated runs":
+                event = search(facts)
+            case _:
+                return None
+        total.compose(event, times)
+    orders = np.array(ODOMETER_ORDERS)
+    return float(np.min(total._rdp + np.log(len(orders) / delta) / (orders - 1)))
 
 
 # The privacy loss of one release
@@ -257,11 +295,19 @@ def epsilon_of(path: str, delta: float) -> float:
             f"dp-accounting does not resolve a delta of {delta:g}; the least that this script takes is {LEAST_DELTA:g}"
         )
     total = pld.identity(INTERVAL)
-    for facts, times in releases_of(lines_of(path)):
+    releases = releases_of(lines := lines_of(path))
+    for facts, times in releases:
         total = total.compose(loss_of(facts, times, delta))
     epsilon = float(total.get_epsilon_for_delta(delta))
     if math.isinf(epsilon):
         sys.exit(f"no finite epsilon at a delta of {delta:g}: losses beyond what dp-accounting holds are more likely")
+    if (declarations := declarations_of(lines)) > 1:
+        adaptive = odometer(releases, delta)
+        print(
+            f"as if all {declarations} declarations had been made together: {epsilon:.6g}; whatever was chosen after "
+            f"looking: {'not known to this script' if adaptive is None else f'{adaptive:.6g}'}",
+            file=sys.stderr,
+        )
     return epsilon
 
 

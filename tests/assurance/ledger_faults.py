@@ -10,9 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from noisette.accounting import Event, Ledger
+from noisette.accounting import Event, Ledger, PldAccountant
 from noisette.accounting import ledger_file as lines
 from noisette.accounting.budget import PrivacyBudget, RunParameters
+from noisette.accounting.filters import RenyiFilter
 from noisette.accounting.ledger import RecordedRun, Tally
 from noisette.accounting.ledger_file import LedgerFile
 from noisette.run.private import LedgerAccount
@@ -123,8 +124,28 @@ def run_renamed_on_resume(patch: pytest.MonkeyPatch) -> None:
 
 def more_steps_ignored(patch: pytest.MonkeyPatch) -> None:
     """The budget is compared with what was spent, and not with what the run still needs."""
-    whole = PrivacyBudget.epsilon
-    patch.setattr(PrivacyBudget, "epsilon", lambda self, *, delta, more_steps=0: whole(self, delta=delta))
+    whole = PrivacyBudget._excess
+    patch.setattr(PrivacyBudget, "_excess", lambda self, steps: whole(self, 0))
+
+
+def second_run_composed(patch: pytest.MonkeyPatch) -> None:
+    """A run that may have been chosen by the results of another has the noise of one declared together with it."""
+    patch.setattr("noisette.run.privatize.accountant_beside", lambda earlier, accountant, **budget: accountant)
+
+
+def filter_composed(patch: pytest.MonkeyPatch) -> None:
+    """Declarations that were chosen by each other's results are composed."""
+    patch.setattr(RenyiFilter, "compose", lambda self, events: PldAccountant().compose(events))
+
+
+def plans_left_out(patch: pytest.MonkeyPatch) -> None:
+    """After a look at half a run one may choose between its rest and what the filter leaves."""
+    patch.setattr(RenyiFilter, "problem_of_plans", lambda self, declarations: "")
+
+
+def orders_for_free(patch: pytest.MonkeyPatch) -> None:
+    """Each order has the whole of delta."""
+    patch.setattr("noisette.accounting.filters._SHARES", (1.0, 1.0, 1.0))
 
 
 def long_leases(patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +172,7 @@ def unlocked_threads(patch: pytest.MonkeyPatch) -> None:
 
 
 _LINKS, _READERS = "accounting/test_ledger_links.py::", "accounting/test_ledger_readers.py::"
+_FILTERS = "accounting/test_filters.py::"
 _RUNS, _SHARED = "accounting/test_ledger_runs.py::", "run/test_shared_ledger.py::"
 
 MUTANTS = [
@@ -208,6 +230,36 @@ MUTANTS = [
         "runs that take turns exceed the budget of each",
         more_steps_ignored,
         (_SHARED + "test_two_runs_of_equal_terms_keep_the_budget_in_every_order",),
+    ),
+    Mutant(
+        "second run composed with the first",
+        "a second run that is chosen by the result of the first exceeds delta",
+        second_run_composed,
+        (_SHARED + "test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget",),
+    ),
+    Mutant(
+        "declarations chosen by each other's results composed",
+        "a second run that is chosen by the result of the first exceeds delta",
+        filter_composed,
+        (
+            _FILTERS + "test_a_second_run_chosen_by_the_first_stays_within_delta_by_the_filter",
+            _FILTERS + "test_a_budget_beside_a_charge_is_kept_by_the_filter",
+        ),
+    ),
+    Mutant(
+        "plan of a stopped run left out",
+        "one who looks at half a run chooses between two budgets",
+        plans_left_out,
+        (
+            _FILTERS + "test_nothing_follows_a_run_that_was_stopped_before_it_spent_the_whole_budget",
+            _SHARED + "test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped",
+        ),
+    ),
+    Mutant(
+        "each order of the filter has the whole delta",
+        "delta is up to three times the stated one",
+        orders_for_free,
+        (_FILTERS + "test_conversion_of_one_order_is_that_of_the_library",),
     ),
     Mutant(
         "cut line hidden from readers",

@@ -5,13 +5,16 @@ import pytest
 from typer.testing import CliRunner
 
 from noisette.accounting import (
+    BallsInBinsGaussian,
     FixedSizeGaussian,
     Gaussian,
     Ledger,
     PldAccountant,
     PoissonGaussian,
 )
+from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
+from noisette.cli.account import rounded_up
 from noisette.cli.ledger import ledger as app
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
@@ -229,3 +232,31 @@ def test_a_device_is_refused_in_words(command):
     refused = run(*command, "/dev/full")
     assert refused.exit_code == 2
     assert "a device, a pipe or a socket" in refused.stderr
+
+
+def test_price_of_several_declarations_tells_both_numbers(folder):
+    priced = facts("price", folder, "--delta", "1e-5")
+    adaptive = RenyiOdometer().compose(Ledger.read(folder / "ledger.jsonl").events).epsilon(delta=1e-5)
+    assert (priced["declarations"], priced["whatever_was_chosen"]) == (3, adaptive)
+    assert adaptive > max(row["epsilon"] for row in priced["prices"] if row["accountant"] in ("pld", "rdp"))
+    shown = run("price", folder, "--delta", "1e-5").stdout
+    assert f"rdp-odometer {rounded_up(adaptive)}" in " ".join(shown.split())
+    assert "3; the accountants take them as declared together" in shown
+
+
+def test_price_of_one_declaration_is_one_number(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(PROJECTION, declaration="all")
+        ledger.charge(FIRST, 9, declaration="all")
+    priced = facts("price", tmp_path, "--delta", "1e-5")
+    assert (priced["declarations"], priced["whatever_was_chosen"]) == (1, None)
+    assert "odometer" not in run("price", tmp_path, "--delta", "1e-5").stdout
+
+
+def test_several_declarations_without_divergences_have_no_odometer(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(BallsInBinsGaussian(10, 4.0), 10)
+        ledger.charge(FIRST)
+    assert "Declare everything together" in facts("price", tmp_path, "--delta", "1e-5")["whatever_was_chosen"]
+    shown = " ".join(run("price", tmp_path, "--delta", "1e-5").stdout.split())
+    assert "rdp-odometer not supported" in shown

@@ -149,7 +149,7 @@ def test_a_checkpoint_within_a_batch_holds_nothing_of_it(tmp_path: Path) -> None
 
 
 def test_later_fits_of_the_same_weights_add_up(tmp_path: Path) -> None:
-    module = private()
+    module = private(noise_multiplier=4.0)
     trainer(tmp_path / "one").fit(module, loader())
     trainer(tmp_path / "two").fit(module, loader())
     assert not (tmp_path / "two" / "ledger.jsonl").exists()

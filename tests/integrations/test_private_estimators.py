@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from noisette import Ledger, PrivateClassifier, PrivateRegressor
+from noisette.accounting import ZcdpAmount
+from noisette.accounting.filters import RenyiFilter
 from noisette.core.noise import SecretKey
 from noisette.integrations.scikit_learn import (
     Declarations,
@@ -144,9 +147,11 @@ def test_clones_write_to_the_same_ledger() -> None:
 @pytest.mark.parametrize("spent", [True, False])
 def test_noise_that_hides_everything_is_warned_of(spent: bool) -> None:
     ledger = Ledger()
-    if spent:  # all but a part in a thousand
-        classifier(ledger=ledger, epsilon=1.0, epochs=6.0).fit(X, Y)
-    model = classifier(ledger=ledger, epsilon=1.0 + 1e-5 if spent else 1e-3, epochs=0.6)
+    if spent:  # all but a part in a million, by the filter
+        limit = RenyiFilter(1.0, 1e-5)
+        rho = brentq(lambda rho: limit.compose({ZcdpAmount(rho): 1}).epsilon(delta=1e-5) - 1.0, 1e-6, 1.0)
+        ledger.charge(ZcdpAmount(rho * (1 - 1e-6)))
+    model = classifier(ledger=ledger, epsilon=1.0 if spent else 1e-3, epochs=0.6)
     with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
         model.fit(X, Y)
 

@@ -234,7 +234,10 @@ def test_activations_are_recomputed_where_asked(name: str, tmp_path: Path) -> No
 def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> None:
     PrivateTrainer(model(), arguments(tmp_path), train_dataset=records()).train()
     again = PrivateTrainer(model(), arguments(tmp_path), train_dataset=records())
-    with pytest.warns(UserWarning, match=r"holds 8 earlier releases, .*epsilon=.* of 8: .*noise multiplier \d"):
+    with pytest.raises(ValueError, match=r"choose a larger epsilon than 8 .*, or go on with the earlier run"):
+        again.train()
+    again = PrivateTrainer(model(), arguments(tmp_path, epsilon=30.0), train_dataset=records())
+    with pytest.warns(UserWarning, match=r"holds 8 earlier releases, .*epsilon=.* of 30: .*noise multiplier \d"):
         again.train()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

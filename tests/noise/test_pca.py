@@ -269,6 +269,7 @@ def test_estimator_of_scikit_learn() -> None:
         "delta": 1e-6,
         "ledger": pca.ledger,
         "ranks": None,
+        "declaration": "",
     }
     with pytest.raises(NotFittedError):
         pca.transform(many_rows())

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
-from noisette.accounting import Event, Events, Gaussian
+from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, noise_multiplier_for, privatize
+from noisette.accounting import Accountant, Event, Events, Gaussian
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer
 from noisette.accounting.ledger import RecordedRun
 from noisette.accounting.rdp import RdpCurve
 
@@ -218,3 +219,82 @@ def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: 
     with Ledger(tmp_path / "ledger.jsonl") as ledger, go_on(tmp_path / "saved", ledger) as again:
         assert again.steps_left >= 17
         assert len(list(steps_of(again))) == 19
+
+
+def take_all(run: PrivateRun) -> PrivateRun:
+    with run:
+        list(steps_of(run))
+    return run
+
+
+def noise_beside(first: PrivateRun, accountant: Accountant) -> float:
+    """The noise of a second run in the rest of the budget, composed with the first by this accountant."""
+    return noise_multiplier_for(
+        epsilon=BUDGET,
+        delta=DELTA,
+        sampling_rate=0.5,
+        steps=STEPS,
+        accountant=accountant,
+        prior_events={first.event: STEPS},
+    )
+
+
+def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None:
+    ledger = Ledger()
+    first = take_all(begin(ledger, epsilon=BUDGET / 2))
+    assert first.epsilon(delta=DELTA) <= BUDGET / 2
+    second = begin(ledger)
+    assert second.noise_multiplier == noise_beside(first, RenyiFilter(BUDGET, DELTA))
+    assert second.noise_multiplier > 1.02 * noise_beside(first, ACCOUNTANT)
+    take_all(second)
+    assert len(ledger.declarations) == 2
+    together = price(ledger)
+    assert together < second.epsilon(delta=DELTA) == BUDGET
+    assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
+
+
+def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
+    ledger = Ledger()
+    first = take_all(begin(ledger, epsilon=BUDGET / 2))
+    with pytest.raises(PrivacyError, match="beyond the budget of 3"):
+        begin(ledger, noise_multiplier=noise_beside(first, ACCOUNTANT))
+
+
+def test_runs_that_were_declared_together_are_composed() -> None:
+    ledger = Ledger()
+    ledger.charge(Gaussian(6.0), declaration="all")
+    first = take_all(begin(ledger, epsilon=BUDGET / 2, declaration="all"))
+    alone = noise_multiplier_for(
+        epsilon=BUDGET / 2,
+        delta=DELTA,
+        sampling_rate=0.5,
+        steps=STEPS,
+        accountant=ACCOUNTANT,
+        prior_events={Gaussian(6.0): 1},
+    )
+    assert first.noise_multiplier == alone
+    second = take_all(begin(ledger, declaration="all", noise_multiplier=20.0))
+    assert len(ledger.declarations) == 1
+    assert second.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
+
+
+def test_a_run_that_is_resumed_is_one_declaration(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        run = begin(ledger)
+        going = steps_of(run)
+        next(going)
+        run.save(tmp_path / "saved")
+        run.end()
+        again = take_all(go_on(tmp_path / "saved", ledger))
+        (declared,) = ledger.declarations
+        assert declared.planned == {run.event: STEPS}
+        assert again.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
+
+
+def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped() -> None:
+    ledger = Ledger()
+    with begin(ledger) as run:
+        next(steps_of(run))
+    assert run.epsilon(delta=DELTA) < BUDGET / 1.5
+    with pytest.raises(ValueError, match=r"a declaration of 4 × .* choose a larger epsilon than 3"):
+        begin(ledger)

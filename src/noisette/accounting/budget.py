@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from noisette import errors as checks
 from noisette.accounting.calibrate import SEE_PLAN, check_ranges
-from noisette.accounting.events import Event, StepRelease, event_of, facts_of
+from noisette.accounting.events import Event, Events, StepRelease, event_of, facts_of
+from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
 from noisette.accounting.interface import Accountant, PrivacyCurve
-from noisette.accounting.ledger import Ledger
+from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
 
 
@@ -84,6 +85,7 @@ class RunParameters:
         delta: probability with which the bound on epsilon may fail, if declared.
         epsilon: the budget of everything in the ledger, if there is one.
         run: the id in the run's lines, drawn at random unless given.
+        declaration: the name of what was declared together with the run; empty for a run that was declared alone.
     """
 
     event: StepRelease
@@ -92,6 +94,12 @@ class RunParameters:
     delta: float | None = None
     epsilon: float | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    declaration: str = ""
+
+    @property
+    def recorded(self) -> RecordedRun:
+        """The run as a ledger records it."""
+        return RecordedRun(self.run, planned=self.steps, declaration=self.declaration)
 
     def spent(self, ledger: Ledger) -> int:
         """How many steps of this run a ledger holds: taken, reserved, or lost in a crash."""
@@ -123,7 +131,8 @@ class RunParameters:
         if type(facts["run"]) is not str or not facts["run"]:
             raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
         checks.positive(expected_batch_size=facts["expected_batch_size"])
-        return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run")))
+        numbers = (facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run"))
+        return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
 
 NOISE_TAIL = 1e-30
@@ -141,7 +150,8 @@ class PrivacyBudget:
         accountant: computes the cost.
         ledger: the releases, as recorded at the time of each call.
 
-    Guarantee: every epsilon up to 900 is an upper bound.
+    Guarantee: every epsilon up to 900 is an upper bound. A budget holds however the declarations in the ledger were
+    chosen by each other's results, see :mod:`noisette.accounting.filters`, if it was fixed before the first of them.
     """
 
     def __init__(self, terms: RunParameters, accountant: Accountant, ledger: Ledger) -> None:
@@ -150,15 +160,51 @@ class PrivacyBudget:
         self._terms = terms
         self._curves: dict[frozenset[tuple[Event, int]], PrivacyCurve] = {}
 
-    def epsilon(self, *, delta: float, more_steps: int = 0) -> float:
-        """Epsilon of the ledger at this delta, with this many further steps of the run."""
+    def epsilon(self, *, delta: float) -> float:
+        """Epsilon of the ledger at this delta; of several declarations whatever was chosen after looking.
+
+        That is the odometer's, or the budget where it holds.
+        """
         checks.open_fraction(delta=delta)
-        events = Counter(self.ledger.events)
-        events[self._terms.event] += more_steps
-        spent = frozenset((event, times) for event, times in events.items() if times)
-        if spent not in self._curves:
-            self._curves[spent] = self.accountant.compose(dict(spent))
-        return self._curves[spent].epsilon(delta=delta - NOISE_TAIL) if delta > NOISE_TAIL else math.inf
+        left = delta - NOISE_TAIL
+        declarations = self.ledger.declarations
+        if left <= 0:
+            return math.inf
+        if len(declarations) < 2:
+            return self._curve(self.ledger.events).epsilon(delta=left)
+        found = odometer_epsilon(declarations, delta=left)
+        budget, of_budget = self._terms.epsilon, self._terms.delta
+        if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
+            found = min(found, budget)
+        return found
+
+    def _curve(self, events: Events) -> PrivacyCurve:
+        key = frozenset((event, times) for event, times in events.items() if times)
+        if key not in self._curves:
+            self._curves[key] = self.accountant.compose(dict(key))
+        return self._curves[key]
+
+    def _excess(self, steps: int) -> str | None:
+        """How this many further steps would exceed the budget, if they do."""
+        budget, delta = self._terms.epsilon, self._terms.delta
+        assert budget is not None
+        assert delta is not None
+        further = [(self._terms.recorded.series(self._terms.event), steps)] if steps else []
+        declarations = declared([*self.ledger.paid.items(), *further])
+        if (left := delta - NOISE_TAIL) <= 0:
+            return f"no epsilon at a delta of {delta:g}"
+        if len(declarations) < 2:
+            epsilon = self._curve(all_events(declarations)).epsilon(delta=left)
+            by = f"the {self.accountant.name} accountant"
+        else:
+            limit = RenyiFilter(budget, delta)
+            if problem := limit.problem_of_plans(declarations):
+                return problem
+            epsilon = limit.compose(all_events(declarations)).epsilon(delta=left)
+            by = f"the Rényi filter, for {len(declarations)} declarations"
+        if epsilon <= budget * (1 + 1e-9):  # the last digits depend on the order of the events
+            return None
+        return f"with the {steps} steps that are left the ledger would reach epsilon={epsilon:.4g} by {by}"
 
     def check_budget(self, steps: int) -> None:
         """Check that this many further steps keep the budget, if there is one.
@@ -166,14 +212,12 @@ class PrivacyBudget:
         Raises:
             PrivacyError: they do not.
         """
-        budget, delta = self._terms.epsilon, self._terms.delta
-        if budget is None or delta is None:
+        budget = self._terms.epsilon
+        if budget is None or self._terms.delta is None:
             return
-        epsilon = self.epsilon(delta=delta, more_steps=steps)
-        if epsilon > budget * (1 + 1e-9):  # the last digits depend on the order of the events
+        if problem := self._excess(steps):
             raise PrivacyError(
-                f"with the {steps} steps that are left the ledger would reach epsilon={epsilon:.4g} by the "
-                f"{self.accountant.name} accountant, beyond the budget of {budget:g}: the noise is too small for so "
+                f"{problem}, beyond the budget of {budget:g}: the noise is too small for so "
                 "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
                 + SEE_PLAN
             )

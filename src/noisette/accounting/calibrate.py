@@ -205,7 +205,9 @@ def noise_multiplier_for(
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
         accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records, which count towards the same budget.
+        prior_events: other releases about the same records, which count towards the same budget and were declared
+            together with these: they are composed, which is no bound where these are chosen by their results. For that
+            give ``privatize`` the ledger, or :class:`~noisette.accounting.filters.RenyiFilter` as the accountant.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
     cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.

@@ -66,6 +66,20 @@ Events: TypeAlias = Mapping[Event, int]
 """Which releases were made, and how many times each. Their order does not matter."""
 
 
+class Declaration(NamedTuple):
+    """Releases whose parameters were all fixed before the first of them, such as a run.
+
+    Args:
+        name: of the declaration in its ledger.
+        events: the releases that count: made, or allowed.
+        planned: the releases that were declared; a run that is stopped early makes fewer.
+    """
+
+    name: tuple[object, ...]
+    events: Events
+    planned: Events
+
+
 def in_whole_rounds(event: Event, times: int) -> int:
     """This many releases of an event, rounded up to whole rounds."""
     return -(-times // event.round_length) * event.round_length

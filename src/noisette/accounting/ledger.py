@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from html import escape
 from pathlib import Path
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
-from noisette.accounting.events import Event, StepRelease, check_events, in_whole_rounds
+from noisette.accounting.events import Declaration, Event, StepRelease, check_events, in_whole_rounds
 from noisette.accounting.ledger_file import (
     End,
     Entry,
@@ -93,10 +93,36 @@ class RecordedRun:
 
     Args:
         id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
+        planned: the steps that the run was declared with, if it is one of steps.
+        declaration: the name of what was declared together with this run; empty for a run that was declared alone.
     """
 
-    def __init__(self, id: str | None = None) -> None:
+    def __init__(self, id: str | None = None, *, planned: int | None = None, declaration: str = "") -> None:
         self.id = secrets.token_hex(8) if id is None else id
+        self.planned = planned
+        self.declaration = declaration
+
+    def series(self, event: Event) -> Series:
+        """The releases of one event by this run."""
+        return Series(event, self.id, None, self.planned, self.declaration)
+
+
+def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
+    """What was declared together, in the order of the first lines: the releases of one name, or of one run.
+
+    A charge is a run of its own. Lines that name no run are one declaration for each event.
+    """
+    counts: dict[tuple[str, str, Event], tuple[int, int]] = {}
+    for series, times in paid:
+        key = series.declaration, series.run, series.event
+        already, planned = counts.get(key, (0, 0))
+        counts[key] = already + times, max(planned, series.planned or 0)
+    found: dict[tuple[object, ...], tuple[Counter[Event], Counter[Event]]] = {}
+    for (name, run, event), (times, planned) in counts.items():
+        events, plan = found.setdefault((name,) if name else (run, event), (Counter(), Counter()))
+        events[event] += times
+        plan[event] += max(times, planned)
+    return [Declaration(name, events, plan) for name, (events, plan) in found.items()]
 
 
 class Ledger:
@@ -251,6 +277,14 @@ class Ledger:
             return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
 
     @property
+    def declarations(self) -> list[Declaration]:
+        """What counts towards the privacy cost, by what was declared together before its first release.
+
+        Several of them may each have been chosen by the results of those before.
+        """
+        return declared(self.paid.items())
+
+    @property
     def totals(self) -> str:
         """Lines of a ledger with the same counts of each run and event."""
         tail = Tail()
@@ -286,8 +320,15 @@ class Ledger:
             self._spend(Kind.RESERVE, event, steps, run)
             self._unused[run][event] += steps
 
-    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None) -> None:
+    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None, declaration: str = "") -> None:
         """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
+
+        Args:
+            event: the event of the release.
+            times: how many such releases, all declared at once.
+            run: whose release it is; one of its own unless given.
+            declaration: a name which all releases share that were fixed together before the first of them, as for
+                :func:`noisette.privatize`.
 
         >>> from noisette.accounting import Gaussian
         >>> ledger = Ledger()
@@ -297,7 +338,7 @@ class Ledger:
         """
         count(times=times)
         with self._lock:
-            self._spend(Kind.CHARGE, event, times, run or self._unnamed)
+            self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration))
 
     def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
         """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
@@ -367,7 +408,7 @@ class Ledger:
         raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
-        if Series(event, run.id) not in self._tallies:
+        if run.series(event) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
         if steps % event.round_length:
             check_whole_rounds(event, steps)
@@ -384,7 +425,7 @@ class Ledger:
             raise PrivacyError(
                 f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
             )
-        entry, end = Entry(kind, self.dataset, Series(event, run.id), steps), self._end
+        entry, end = Entry(kind, self.dataset, run.series(event), steps), self._end
         if self._file is not None:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)
@@ -445,7 +486,7 @@ class LedgerAccount:
     Args:
         ledger: records each step before its batch is drawn, and each release before its noise is.
         event: the release of a step.
-        run: the id of the run.
+        run: under which the ledger records the steps.
         check_budget: raises where so many further steps do not fit in the budget.
         ranks: the processes of the run; the ledger of rank 0 is the one that counts.
         steps: of the whole run.
@@ -456,7 +497,7 @@ class LedgerAccount:
         self,
         ledger: Ledger,
         event: StepRelease,
-        run: str,
+        run: RecordedRun,
         check_budget: Callable[[int], None],
         ranks: Exchange,
         *,
@@ -467,7 +508,7 @@ class LedgerAccount:
         self._event = event
         self._check_budget = check_budget
         self._ranks = ranks
-        self._recorded = RecordedRun(run)
+        self._recorded = run
         lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
         self.lease = in_whole_rounds(event, lease)
         self.reserved = 0

@@ -53,11 +53,15 @@ class Series(NamedTuple):
         event: the event.
         run: the random id of the run; empty in lines that were written before lines named their run.
         dimensions: number of elements with noise in each release, which older lines state; it counts for nothing.
+        planned: the steps that the run was declared with, if it is one of steps.
+        declaration: the name of what was declared together with this run; empty for a run that was declared alone.
     """
 
     event: Event
     run: str = ""
     dimensions: int | None = None
+    planned: int | None = None
+    declaration: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,13 @@ class Entry:
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
-        named = {"run_id": self.series.run, "dimensions": self.series.dimensions}
+        series = self.series
+        named = {
+            "run_id": series.run,
+            "dimensions": series.dimensions,
+            "planned": series.planned,
+            "declaration": series.declaration,
+        }
         facts = {
             "sequence": after.lines,
             "kind": self.kind.value,
@@ -96,8 +106,14 @@ class Entry:
             ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds none.
         """
         facts = json.loads(line)
-        count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
-        series = Series(event_of(facts), str(facts.get("run_id", "")), facts.get("dimensions"))
+        count(steps=facts["steps"], dimensions=facts.get("dimensions", 1), planned=facts.get("planned", 1))
+        series = Series(
+            event_of(facts),
+            str(facts.get("run_id", "")),
+            facts.get("dimensions"),
+            facts.get("planned"),
+            str(facts.get("declaration", "")),
+        )
         if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
             check_whole_rounds(series.event, facts["steps"])
         return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))

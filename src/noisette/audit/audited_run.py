@@ -241,7 +241,7 @@ class AuditedRun:
         _check_kind(recipe)
         shapes = Shapes.of(data)
         with Ledger() as ledger:
-            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger, Alone())
+            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger, Alone(), _ONE_RUN)
             event = run.event
             run.close()
         assert isinstance(event, PoissonGaussian)
@@ -348,11 +348,16 @@ class AuditedRun:
         return self.recipe
 
 
+_ONE_RUN = "the recipe"  # whose projection and steps are declared together
+
+
 def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     """The model, bound and optimizer of a recipe on random records."""
     records = shapes.random_data(0)
     public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
-    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone()))
+    return TrainingSetup(
+        recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone(), _ONE_RUN)
+    )
 
 
 def _check_kind(recipe: Recipe) -> None:

@@ -27,10 +27,11 @@ from noisette.accounting import (
 )
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import Event, check_events, facts_of
+from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.account import accountant_facts, costs, in_words, rounded_up
+from noisette.cli.account import accountant_facts, costs, in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
 
@@ -231,12 +232,16 @@ def price(
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
 
+    Each accountant tells the cost as if all had been declared together. Of several declarations an odometer tells what
+    holds whatever was chosen after looking at earlier results.
+
     Example: noisette ledger price run --delta 1e-5
     """
     checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
     path = ledger_at(place)
     read = Ledger.read(path)
     events: Events = read.events
+    declarations = len(read.declarations)
     if group_size > 1:
         events = {GroupPrivacy(event, group_size): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
     check_events(events)
@@ -250,6 +255,7 @@ def price(
     refusals = {name: str(cost) for name, cost in found.items() if not isinstance(cost, float)}
     if not epsilons:
         raise UnsupportedEventError("\n".join(refusals.values()))
+    adaptive = _whatever_was_chosen(events, left) if declarations > 1 else None
     relation = "; ".join({event.relation for event in events}) or "no releases"
     if as_json:
         facts = {
@@ -260,17 +266,34 @@ def price(
             "head": read.head,
             "prices": [accountant_facts(name, epsilon) for name, epsilon in epsilons.items()],
             "no_price": refusals,
+            "declarations": declarations,
+            "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
         }
         typer.echo(json.dumps(facts))
         return
     table = Table("accountant", "epsilon", "", box=None, pad_edge=False, header_style="bold")
     for name, epsilon in epsilons.items():
         table.add_row(name, rounded_up(epsilon), ACCOUNTANTS[name].description)
+    together: list[tuple[str, str]] = []
+    if adaptive is not None:
+        shown = rounded_up(adaptive) if isinstance(adaptive, float) else "not supported"
+        table.add_row(RenyiOdometer.name, shown, RenyiOdometer.description)
+        together = [
+            ("declarations", f"{declarations}; the accountants take them as declared together: see the odometer")
+        ]
     for name in refusals:  # the reason is printed where one accountant is chosen
         table.add_row(name, "not supported", ACCOUNTANTS[name].description)
     tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
     below = [("delta", f"{delta:g}"), *([("", tail)] if left <= 0 else [])]
-    _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
+    _print(table, [*below, *together, ("neighbouring", relation), ("data set", read.dataset)])
+
+
+def _whatever_was_chosen(events: Events, delta: float) -> float | str:
+    """Epsilon where each declaration may have been chosen by the results before it, or why it is not known."""
+    try:
+        return RenyiOdometer().compose(events).epsilon(delta=delta) if delta > 0 else math.inf
+    except UnsupportedEventError as error:
+        return str(error)
 
 
 @ledger.command()

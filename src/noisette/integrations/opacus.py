@@ -110,7 +110,7 @@ class PrivacyEngine:
             PrivacyError: as by :func:`noisette.privatize`.
         """
         _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        declared = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier}
+        declared = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "accountant": self._accountant}
         return self._private(
             module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, declared
         )
@@ -183,7 +183,7 @@ class PrivacyEngine:
         """The epsilon spent so far."""
         if self._run is None:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
-        return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
+        return self._run.epsilon(delta=delta)
 
 
 class PrivateModule(nn.Module):

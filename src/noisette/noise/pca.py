@@ -54,6 +54,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             the data set, so that its releases are composed. Clones write to the same ledger.
         ranks: as for :func:`noisette.privatize`. Each rank gives all rows, computes with a part of them, and has the
             same components.
+        declaration: as for :func:`noisette.privatize`: the name that a fit shares with the training that was fixed
+            together with it.
 
     Attributes:
         components_: the leading eigenvectors, shape (n_components, features), signed so that the entry of largest
@@ -84,6 +86,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         delta: float | None = None,
         ledger: Ledger | None = None,
         ranks: AnyRanks | None = None,
+        declaration: str = "",
     ) -> None:
         self.n_components = n_components
         self.noise_multiplier = noise_multiplier
@@ -91,6 +94,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         self.delta = delta
         self.ledger = ledger if ledger is not None else Ledger()
         self.ranks = ranks
+        self.declaration = declaration
 
     def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
         """Release the noised sum of these rows and keep its leading eigenvectors. Each call has a privacy cost.
@@ -124,7 +128,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
         with ranks.unanimous("the price of the principal components"):
             event = Gaussian(noise_multiplier, parts=((PART, 1.0),))
-            self.ledger.charge(event)
+            self.ledger.charge(event, declaration=self.declaration)
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
         return _noised(total, noise_multiplier, ranks.key())
 
@@ -181,6 +185,7 @@ def private_pca(
     *,
     ledger: Ledger | None = None,
     ranks: AnyRanks | None = None,
+    declaration: str = "",
 ) -> PrivatePCA:
     """Fit private principal components; arguments, guarantee and errors are those of :class:`PrivatePCA`.
 
@@ -188,7 +193,8 @@ def private_pca(
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
     (8, 64)
     """
-    return PrivatePCA(components, noise_multiplier=noise_multiplier, ledger=ledger, ranks=ranks).fit(data)
+    pca = PrivatePCA(components, noise_multiplier=noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration)
+    return pca.fit(data)
 
 
 def _check_fits(n_components: int, features: int) -> None:

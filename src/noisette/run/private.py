@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import StepRelease, UserLevel
-from noisette.accounting.ledger import LedgerAccount, as_html, as_text
+from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.clipping.engines import RecordedCall
 from noisette.clipping.per_example import PerExampleClip
@@ -185,7 +185,7 @@ class PrivateRun(DpSgd):
         self._paid = LedgerAccount(
             ledger,
             event,
-            terms.run,
+            terms.recorded,
             self._spending.check_budget,
             ranks,
             steps=terms.steps,
@@ -297,9 +297,17 @@ class PrivateRun(DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
+        With other declarations in the ledger it is that of an odometer, which holds however they were chosen by each
+        other's results, or the run's budget if that holds and is less.
+
         Guarantee: an upper bound, up to 900.
         """
         return self._spending.epsilon(delta=delta)
+
+    @property
+    def is_beside_others(self) -> bool:
+        """Whether the ledger holds other declarations, by whose results this run may have been chosen."""
+        return len(declared([*self.ledger.paid.items(), (self.terms.recorded.series(self.event), 1)])) > 1
 
     def before_call(self) -> None:
         """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""

@@ -14,6 +14,7 @@ from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import RunParameters, check_delta, check_numbers
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import StepRelease, check_events
+from noisette.accounting.filters import accountant_beside
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain
@@ -44,6 +45,7 @@ def privatize(
     users: Users | None = None,
     collate_fn: Collate | None = None,
     ranks: AnyRanks | None = None,
+    declaration: str = "",
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
 
@@ -78,9 +80,14 @@ def privatize(
             sequences differ in length.
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
+        declaration: a name that the run shares with other releases in the ledger, such as private principal components,
+            whose parameters were all fixed before the first of them, with nothing else released before the last. They
+            are composed by ``accountant``. With other runs and charges in the ledger, by whose results this one may
+            have been chosen, a Rényi filter keeps the budget, which needs more noise.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
-    one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says,
+    one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says, and
+    however the runs and charges of the ledger were chosen by each other's results if the budget was fixed before,
     provided that the key stays in the processes of the run, and that these and the network between them are one
     trusted party.
     Source: Abadi et al. 2016, algorithm 1.
@@ -134,10 +141,16 @@ def privatize(
             undone.callback(own.close)
 
         def terms() -> dict[str, Any]:
-            event = _release(
-                possible, ledger, steps, epsilon, noise_multiplier, delta, accountant, delta or one_over_size / 10
+            by = accountant
+            if epsilon is not None and delta is not None and noise_multiplier is None:
+                by = accountant_beside(
+                    ledger.declarations, accountant, declaration=declaration, epsilon=epsilon, delta=delta
+                )
+            event = _release(possible, ledger, steps, epsilon, noise_multiplier, delta, by, delta or one_over_size / 10)
+            parameters = RunParameters(
+                event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, declaration=declaration
             )
-            return RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon).facts()
+            return parameters.facts()
 
         with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
             make = partial(

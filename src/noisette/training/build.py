@@ -231,13 +231,15 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     return models.FixedFeatures(words, model) if words else model
 
 
-def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks) -> Tensor:
+def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
     from noisette.noise.pca import private_pca
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection
-    found = private_pca(rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks)
+    found = private_pca(
+        rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration
+    )
     return torch.as_tensor(found.components_)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import secrets
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 from noisette import errors as checks
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
 from noisette.accounting.calibrate import SEE_PLAN, schedule
+from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.features import Whitening
@@ -32,11 +34,14 @@ _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _ROOM = 1.001  # of the budget of a small run above its price, which the run computes again
 
 
-def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks) -> PrivateRun:
+def start_run(
+    recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks, declaration: str
+) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
     It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
-    with Poisson batches of records alone: with others a run that exceeds the budget is refused.
+    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds
+    of the same declaration was fixed together with the run.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -47,7 +52,13 @@ def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, r
             delta=privacy.delta,
             sampling_rate=sampling_rate,
             noise_multiplier=noise,
-            accountant=accountant,
+            accountant=accountant_beside(
+                ledger.declarations,
+                accountant,
+                declaration=declaration,
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
+            ),
             prior_events=ledger.events,
         )
         if affordable == 0:
@@ -74,6 +85,7 @@ def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, r
         sampling=setup.sampling,
         users=setup.users,
         ranks=ranks,
+        declaration=declaration,
     )
 
 
@@ -97,11 +109,12 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
 
 def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
     """Epsilon spent after each of these steps; never more than the budget, which holds for the whole run."""
+    accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
     epsilons = epsilon_curve(
         run.event,
         checkpoints=steps,
         delta=recipe.privacy.delta,
-        accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
+        accountant=RenyiOdometer() if run.is_beside_others else accountant,
         prior_events=run.terms.beside(run.ledger),
     )
     return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
@@ -148,11 +161,14 @@ def train(
     ranks = ranks_of(ranks)
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
-        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks))
+        declaration = secrets.token_hex(8) if recipe.projection.components else ""  # of the projection and the steps
+        setup = TrainingSetup(
+            recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks, declaration)
+        )
         if noise_multiplier is not None:
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
-        with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
+        with start_run(recipe, setup, data.declared_size, shared, ranks, declaration) as run:
             outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 

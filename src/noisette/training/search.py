@@ -379,6 +379,7 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
         facts_of(found.outcome),
         epsilon=search.epsilon,
         released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
+        declarations=len(ledger.declarations),
         ledger_head=ledger.head,
         points=(),
         seconds=None,

@@ -63,6 +63,13 @@ def test_a_run_that_was_stopped_says_so_and_names_the_budget(facts: Facts) -> No
     assert "stopped by hand" not in words(facts)
 
 
+def test_several_declarations_say_which_epsilon_it_is(facts: Facts) -> None:
+    assert "odometer" not in words(facts)
+    text = words(replace(facts, declarations=2))
+    assert "The ledger holds 2 declarations" in text
+    assert "that of a Rényi odometer, or the budget" in text
+
+
 def test_a_large_delta_is_stamped(facts: Facts) -> None:
     text = words(with_recipe(facts, privacy={"delta": 0.01, "allow_large_delta": True}))
     assert "Unsafe switches: allow_large_delta" in text

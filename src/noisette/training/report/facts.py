@@ -225,6 +225,7 @@ class Facts:
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
     search: SearchFacts | None = None  # that chose the run: epsilon and ``released`` are then those of the search
+    declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
 
     @property
     def unit(self) -> str:
@@ -308,6 +309,7 @@ def facts_of(outcome: Outcome) -> Facts:
         test=outcome.test,
         features=data.features,
         words=data.words,
+        declarations=len(run.ledger.declarations),
     )
 
 

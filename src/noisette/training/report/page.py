@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from noisette.accounting.events import event_of
+from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.data import names
@@ -81,7 +82,8 @@ def page(facts: Facts) -> str:
 def _attack(facts: Facts) -> TradeOff:
     """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
     events = {event_of(event): times for event, times in facts.released}
-    return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events))
+    accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
+    return TradeOff(accountant.compose(events))
 
 
 def attack_rows(attack: TradeOff) -> list[tuple[str, str]]:

@@ -578,6 +578,13 @@ def _cost(facts: Facts) -> Iterator[str]:
         f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
         "rounded upwards. Epsilon is the larger of the values for adding and for removing a record."
     )
+    if facts.declarations > 1 and facts.search is None:
+        yield (
+            f"The ledger holds {facts.declarations} declarations, each of which may have been chosen by the results of "
+            "those before it. So epsilon is not that of this accountant, which would need all of them to be fixed "
+            "before the first release, but that of a Rényi odometer, or the budget, if that is less and a Rényi filter "
+            "at orders that depend on the budget alone has kept it."
+        )
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
     yield (
         f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the sampling "

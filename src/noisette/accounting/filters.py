@@ -1,0 +1,239 @@
+"""Privacy costs that hold whatever was chosen after looking at earlier results: a filter and an odometer.
+
+Accountants compose releases whose parameters were all fixed before the first. A ledger with several declarations may
+hold others: who trains a first model, looks at it, and fits a second one into the rest of the budget chooses the second
+by the outcome of the first. The privacy loss distribution of both then says too little (Rogers et al. 2016), while
+Rényi divergences may be added up. Let P and Q be the distributions of everything that is released, with and without a
+record; L_t the logarithm of their ratio at what the first t releases were; and rho_t(alpha) the sum of the Rényi
+divergences of order alpha of these releases, whose parameters depend on outcomes before them. Given those outcomes, the
+mean of exp((alpha - 1) L) under P for the next release is at most exp((alpha - 1) rho) for its rho, so
+
+    M_t = exp((alpha - 1) (L_t - rho_t(alpha)))
+
+never grows in the mean: it is a supermartingale that begins at 1 (Feldman and Zrnic 2021; Lécuyer 2021). The same holds
+with P and Q exchanged.
+
+Filter. Let the budget (epsilon, delta) fix some orders, each with a share delta_alpha of delta and the limit
+epsilon - c(alpha, delta_alpha), where c is the conversion of Canonne, Kamath and Steinke 2020, Proposition 12. Stop
+before a release with which the limits of all orders would be exceeded. Delta is the sum over all paths of what P
+exceeds e^epsilon Q by. Every path ends with an order within its limit; assign it to one. For an order, the paths
+assigned to it are paths of the process that stops when this order's limit would be exceeded. For all losses
+
+    (1 - e^(epsilon - L))+ <= e^((alpha - 1) (L - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1),
+
+and within the limit the right side is at most delta_alpha M. So the paths of this order contribute at most delta_alpha,
+and all together delta. No order may depend on results, so they are functions of the budget alone.
+
+A first declaration alone in its ledger is composed as before, and its budget may then be exhausted beyond every order's
+limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise the choice to
+stop would have been one between two budgets. So every path with several declarations, or the choice of having them, is
+one of the filter.
+
+Odometer. Without a budget set beforehand, M_t exceeds K / delta at any time with probability at most delta / K (Ville's
+inequality). So with probability 1 - delta, for all K orders and at all times at once,
+L_t <= rho_t(alpha) + log(K / delta) / (alpha - 1): epsilon is the least of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from noisette.accounting.events import BallsInBinsGaussian, Declaration, DpAmount, Event, Events
+from noisette.accounting.interface import Accountant, composed_events
+from noisette.accounting.rdp import RdpAccountant
+from noisette.errors import UnsupportedEventError, not_negative, open_fraction, positive
+
+_SHARES = (0.8, 0.1, 0.1)  # of delta: of the best order of a Gaussian mechanism, of half and of twice that order
+_CANDIDATES = np.geomspace(1.1, 4096, 1000)  # of the best order
+ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256)
+
+
+def _improved(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
+    """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
+    return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveCurve:
+    """Epsilon and delta of sums of Rényi divergences, with a share of delta for each order.
+
+    Unlike the curve of :class:`RdpAccountant`, it does not choose the best order without paying for the choice.
+    """
+
+    orders: np.ndarray
+    shares: np.ndarray
+    divergences: np.ndarray
+    improved: bool
+
+    def epsilon(self, *, delta: float) -> float:
+        """Epsilon at this delta."""
+        open_fraction(delta=delta)
+        if not self.divergences.any():
+            return 0.0
+        logs = math.log(delta) + np.log(self.shares)
+        added = _improved(self.orders, logs) if self.improved else -logs / (self.orders - 1)
+        return max(0.0, float(np.min(self.divergences + added)))
+
+    def delta(self, *, epsilon: float) -> float:
+        """Delta at this epsilon."""
+        not_negative(epsilon=epsilon)
+        if not self.divergences.any():
+            return 0.0
+        logs = (self.orders - 1) * (self.divergences - epsilon) - np.log(self.shares)
+        if self.improved:
+            logs += (self.orders - 1) * np.log1p(-1 / self.orders) - np.log(self.orders)
+        return math.exp(min(0.0, float(np.min(logs))))
+
+
+def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
+    """The sums of the divergences.
+
+    Raises:
+        UnsupportedEventError: an event has none.
+    """
+    for event in composed_events(events):
+        if isinstance(event, BallsInBinsGaussian) or (isinstance(event, DpAmount) and event.delta > 0):
+            raise UnsupportedEventError(
+                f"{event!r} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
+                "of earlier ones. Declare everything together before the first release, with one name as declaration=, "
+                + (
+                    "or charge its epsilon alone and take its delta off that of the budget"
+                    if isinstance(event, DpAmount)
+                    else "or give each run a ledger of its own and add up their epsilons and deltas"
+                )
+            )
+    return RdpAccountant(orders=orders).compose(events).divergences
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """The accountant that keeps a budget where releases are chosen by the results of earlier ones.
+
+    Args:
+        budget: epsilon, above 0, fixed before the first release.
+        budget_delta: its delta, in (0, 1), likewise.
+
+    Guarantee: releases whose epsilon by this accountant never exceeds the budget are (epsilon, delta)-differentially
+    private together, however each was chosen by the results before it.
+    Source: Feldman and Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter"; Lécuyer 2021, "Practical Privacy
+    Filters and Odometers with Rényi Differential Privacy"; for several orders, the proof above.
+
+    >>> from noisette.accounting.events import Gaussian
+    >>> events = {Gaussian(noise_multiplier=4.0): 4}
+    >>> round(RenyiFilter(2.5, 1e-5).compose(events).epsilon(delta=1e-5), 2)
+    2.2
+    """
+
+    name = "rdp-filter"
+    description = "Rényi filter, for releases chosen by earlier results"
+    method = "a Rényi filter"
+    upper_bound = True
+
+    budget: float
+    budget_delta: float
+
+    def __post_init__(self) -> None:
+        positive(budget=self.budget)
+        open_fraction(budget_delta=self.budget_delta)
+
+    @cached_property
+    def orders(self) -> tuple[float, ...]:
+        """The best order of a Gaussian mechanism that spends the budget, half of it, and twice of it.
+
+        Its divergence is proportional to the order, so the best order allows the most divergence over order.
+        """
+        logs = np.full(len(_CANDIDATES), math.log(_SHARES[0] * self.budget_delta))
+        allowed = (self.budget - _improved(_CANDIDATES, logs)) / _CANDIDATES
+        best = float(_CANDIDATES[np.argmax(allowed)])
+        return tuple(round(order) if order > 8 else round(order, 1) for order in (best, max(best / 2, 1.1), 2 * best))
+
+    def compose(self, events: Events) -> AdaptiveCurve:
+        """The curve of all releases together.
+
+        Raises:
+            UnsupportedEventError: one of them has no Rényi divergences.
+        """
+        return AdaptiveCurve(np.array(self.orders), np.array(_SHARES), _divergences(events, self.orders), improved=True)
+
+    def problem_of_plans(self, declarations: Sequence[Declaration]) -> str:
+        """Why nothing may be declared beside one of these, "" if something may."""
+        for each in declarations:
+            epsilon = self.compose(each.planned).epsilon(delta=self.budget_delta)
+            if epsilon > self.budget * (1 + 1e-9):
+                listed = ", ".join(f"{times} × {event!r}" for event, times in each.planned.items())
+                return (
+                    f"a declaration of {listed} has epsilon={epsilon:.4g} by the Rényi filter, which the other "
+                    "releases in the ledger need, as one may have been chosen by the results of the other"
+                )
+        return ""
+
+
+@dataclass(frozen=True)
+class RenyiOdometer:
+    """The accountant of what was spent so far, without a budget, whatever was chosen by earlier results.
+
+    Guarantee: with probability 1 - delta the privacy loss is at most the epsilon of what was released so far, at all
+    times at once.
+    Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
+
+    >>> from noisette.accounting.events import Gaussian
+    >>> round(RenyiOdometer().compose({Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
+    2.84
+    """
+
+    name = "rdp-odometer"
+    description = "Rényi odometer, for releases chosen by earlier results"
+    method = "a Rényi odometer"
+    upper_bound = True
+
+    def compose(self, events: Events) -> AdaptiveCurve:
+        """The curve of all releases together; the errors are those of :meth:`RenyiFilter.compose`."""
+        orders = np.array(ODOMETER_ORDERS)
+        shares = np.full(len(orders), 1 / len(orders))
+        return AdaptiveCurve(orders, shares, _divergences(events, ODOMETER_ORDERS), improved=False)
+
+
+def accountant_beside(
+    earlier: Sequence[Declaration], accountant: Accountant, *, declaration: str, epsilon: float, delta: float
+) -> Accountant:
+    """The accountant for a further run within a budget: the given one, or the filter where others were declared before.
+
+    Args:
+        earlier: what the ledger holds.
+        accountant: computes the cost of releases that were declared together.
+        declaration: the name of what was declared together with the run, "" for nothing.
+        epsilon: the budget.
+        delta: its delta.
+
+    Raises:
+        ValueError: an earlier declaration alone may exceed the filter, so that nothing may follow it.
+    """
+    others = [each for each in earlier if not declaration or each.name != (declaration,)]
+    if not others:
+        return accountant
+    limit = RenyiFilter(epsilon, delta)
+    if problem := limit.problem_of_plans(others):
+        raise ValueError(
+            f"{problem}; choose a larger epsilon than {epsilon:g} for all of them, or go on with the earlier run. For "
+            "other records take another ledger"
+        )
+    return limit
+
+
+def all_events(declarations: Sequence[Declaration]) -> Events:
+    """The releases of all declarations together."""
+    total: Counter[Event] = Counter()
+    for each in declarations:
+        total.update(each.events)
+    return total
+
+
+def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
+    """Epsilon of these declarations at this delta, whatever was chosen after looking."""
+    return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)

@@ -1,0 +1,242 @@
+"""Costs that hold whatever was chosen after looking: the filter, the odometer, and which ledgers need them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from noisette import Ledger, PldAccountant, noise_multiplier_for
+from noisette.accounting import BallsInBinsGaussian, DpAmount, Event, Events, Gaussian, PoissonGaussian, ZcdpAmount
+from noisette.accounting.budget import PrivacyBudget, RunParameters
+from noisette.accounting.events import Declaration
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer, odometer_epsilon
+from noisette.accounting.interface import Accountant
+from noisette.accounting.ledger import RecordedRun
+from noisette.errors import PrivacyError, UnsupportedEventError
+
+EPSILON, DELTA = 3.0, 1e-5
+RATES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 3e-5, 1e-5)
+Z = np.linspace(-14, 14, 100_001)
+WEIGHT = np.exp(-Z * Z / 2) / np.exp(-Z * Z / 2).sum()
+
+
+def profile(rate: float, noise: float, epsilons: np.ndarray) -> np.ndarray:
+    """Delta of one Gaussian release over a Poisson batch at each epsilon, for a record that is removed."""
+    m = 1 / noise
+    if rate == 1:
+        return ndtr(-epsilons / m + m / 2) - np.exp(epsilons) * ndtr(-epsilons / m - m / 2)
+    t = np.expm1(epsilons) + rate
+    u = np.where(t > 0, (np.log(np.where(t > 0, t, 1) / rate) + m * m / 2) / m, -np.inf)
+    inner = (1 - rate) * ndtr(-u) + rate * ndtr(m - u) - np.exp(epsilons) * ndtr(-u)
+    return np.where(t > 0, inner, -np.expm1(epsilons))
+
+
+def chosen_delta(share: float, accountant: Accountant | None) -> tuple[list[float], float]:
+    """Delta of a Gaussian release followed by one of seven: of each of them alone, and of the best for each outcome.
+
+    It is the mean, over outcomes of the first, of the second's delta at what the privacy loss has left of epsilon.
+    """
+    first = noise_multiplier_for(epsilon=EPSILON * share, delta=DELTA, sampling_rate=1.0, steps=1)
+    noises = [
+        noise_multiplier_for(
+            epsilon=EPSILON,
+            delta=DELTA,
+            sampling_rate=rate,
+            steps=1,
+            accountant=accountant,
+            prior_events={Gaussian(first): 1},
+        )
+        for rate in RATES
+    ]
+    left = EPSILON - 1 / first**2 / 2 - Z / first
+    deltas = np.stack([profile(rate, noise, left) for rate, noise in zip(RATES, noises, strict=True)])
+    return [float(WEIGHT @ each) for each in deltas], float(WEIGHT @ deltas.max(0))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_second_run_chosen_by_the_first_stays_within_delta_by_the_filter(share: float) -> None:
+    alone, chosen = chosen_delta(share, RenyiFilter(EPSILON, DELTA))
+    assert max(alone) <= chosen <= DELTA
+    assert chosen >= 0.02 * DELTA, "the bound is not far away"
+
+
+def test_composition_alone_does_not_bound_a_second_run_chosen_by_the_first() -> None:
+    alone, chosen = chosen_delta(0.5, None)
+    assert max(alone) <= DELTA * 1.001
+    assert chosen >= 1.5 * DELTA, "the defect that the filter is for"
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-3), (50.0, 1e-2)])
+def test_orders_are_a_function_of_the_budget_and_the_filter_costs_little(epsilon: float, delta: float) -> None:
+    spent = RenyiFilter(epsilon, delta)
+    assert spent.orders == RenyiFilter(epsilon, delta).orders
+    assert len(spent.orders) == 3
+    assert min(spent.orders) >= 1.1
+    noise = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=1)
+    by_filter = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=1, accountant=spent)
+    assert noise < by_filter < 1.25 * noise
+
+
+MIXED: list[Events] = [
+    {Gaussian(5.0): 3},
+    {PoissonGaussian(0.01, 1.1): 1000},
+    {PoissonGaussian(0.1, 3.0): 50, Gaussian(10.0): 2, ZcdpAmount(0.01): 1},
+    {PoissonGaussian(1e-3, 1.2): 10_000, DpAmount(0.2): 1},
+]
+
+
+@pytest.mark.parametrize("events", MIXED, ids=str)
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_neither_is_below_the_price_of_composition(events: Events, delta: float) -> None:
+    price = PldAccountant().compose(events).epsilon(delta=delta)
+    for adaptive in (RenyiOdometer(), RenyiFilter(price, delta)):
+        curve = adaptive.compose(events)
+        epsilon = curve.epsilon(delta=delta)
+        assert price <= epsilon < 3 * price + 0.5
+        assert curve.delta(epsilon=epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+def test_conversion_of_one_order_is_that_of_the_library() -> None:
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    limit = RenyiFilter(2.0, 1e-5)
+    curve = limit.compose({Gaussian(4.0): 4})
+    expected = [
+        compute_epsilon([order], [divergence], 1e-5 * share)[0]
+        for order, divergence, share in zip(limit.orders, curve.divergences, (0.8, 0.1, 0.1), strict=True)
+    ]
+    assert curve.epsilon(delta=1e-5) == pytest.approx(min(expected), rel=1e-12)
+
+
+def test_no_releases_cost_nothing() -> None:
+    assert RenyiOdometer().compose({}).epsilon(delta=1e-9) == 0
+    assert RenyiFilter(1.0, 1e-5).compose({}).delta(epsilon=0.0) == 0
+
+
+@pytest.mark.parametrize("event", [BallsInBinsGaussian(10, 2.0), DpAmount(0.1, 1e-9)])
+def test_events_without_divergences_are_refused_with_the_way_out(event: Event) -> None:
+    with pytest.raises(UnsupportedEventError, match="Declare everything together"):
+        RenyiOdometer().compose({Gaussian(4.0): 1, event: 1})
+
+
+# Declarations of a ledger
+
+
+STEP = PoissonGaussian(0.01, 2.0)
+
+
+def reserve(ledger: Ledger, steps: int, run: RecordedRun) -> None:
+    ledger.reserve(STEP, steps, run=run)
+    for _ in range(steps):
+        ledger.commit(STEP, run=run)
+
+
+def test_each_charge_and_each_run_is_a_declaration(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        for _ in range(2):
+            ledger.charge(Gaussian(9.0))
+        ledger.charge(Gaussian(9.0), 5)
+        run = RecordedRun("one", planned=40)
+        reserve(ledger, 3, run)
+    with Ledger(path) as ledger:  # resumed
+        reserve(ledger, 2, RecordedRun("one", planned=40))
+        reserve(ledger, 1, RecordedRun("two", planned=1))
+        ledger.shorten()
+        here = ledger.declarations
+    for declarations in (here, Ledger.read(path).declarations):
+        assert [each.events for each in declarations] == [
+            {Gaussian(9.0): 1},
+            {Gaussian(9.0): 1},
+            {Gaussian(9.0): 5},
+            {STEP: 5},
+            {STEP: 1},
+        ]
+        assert declarations[3].planned == {STEP: 40}
+
+
+def test_releases_of_one_name_are_one_declaration(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        ledger.charge(Gaussian(9.0), declaration="both")
+        reserve(ledger, 3, RecordedRun(planned=40, declaration="both"))
+        reserve(ledger, 2, RecordedRun(planned=10, declaration="both"))
+        mirrored = Ledger.mirror(ledger.dataset, ledger.totals).declarations
+    expected = [Declaration(("both",), {Gaussian(9.0): 1, STEP: 5}, {Gaussian(9.0): 1, STEP: 50})]
+    assert mirrored == Ledger.read(path).declarations == expected
+
+
+def test_a_run_that_gave_all_its_steps_back_is_no_declaration() -> None:
+    ledger = Ledger()
+    run = RecordedRun()
+    ledger.reserve(STEP, 3, run=run)
+    ledger.release(run=run)
+    assert ledger.declarations == []
+
+
+# The budget of a run
+
+
+def spending(ledger: Ledger, *, steps: int, epsilon: float | None = EPSILON) -> tuple[PrivacyBudget, RunParameters]:
+    terms = RunParameters(STEP, 100.0, steps, delta=DELTA, epsilon=epsilon)
+    return PrivacyBudget(terms, PldAccountant(), ledger), terms
+
+
+def test_one_run_costs_what_its_accountant_says_however_often_it_is_resumed() -> None:
+    ledger = Ledger()
+    budget, terms = spending(ledger, steps=1000)
+    for _ in range(2):
+        reserve(ledger, 100, terms.recorded)
+    assert budget.epsilon(delta=DELTA) == PldAccountant().compose({STEP: 200}).epsilon(delta=DELTA)
+    budget.check_budget(800)
+
+
+def test_beside_a_charge_epsilon_is_the_odometer_s_or_the_budget() -> None:
+    ledger = Ledger()
+    ledger.charge(Gaussian(20.0))
+    free, _ = spending(ledger, steps=1000, epsilon=None)
+    bound, terms = spending(ledger, steps=1000)
+    reserve(ledger, 1000, terms.recorded)
+    together = PldAccountant().compose(ledger.events).epsilon(delta=DELTA)
+    odometer = odometer_epsilon(ledger.declarations, delta=DELTA)
+    assert together < free.epsilon(delta=DELTA) == pytest.approx(odometer, rel=1e-9)
+    assert bound.epsilon(delta=DELTA) == pytest.approx(min(odometer, EPSILON), rel=1e-9)
+
+
+def test_a_budget_beside_a_charge_is_kept_by_the_filter() -> None:
+    """As many steps as composition allows are too many, and as many as the filter allows are not."""
+    ledger = Ledger()
+    ledger.charge(Gaussian(3.0))
+
+    def most(accountant: Accountant) -> int:
+        low, high = 1, 100_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            price = accountant.compose({Gaussian(3.0): 1, STEP: middle}).epsilon(delta=DELTA)
+            low, high = (middle, high) if price <= EPSILON else (low, middle)
+        return low
+
+    composed, filtered = most(PldAccountant()), most(RenyiFilter(EPSILON, DELTA))
+    assert filtered < composed
+    spending(ledger, steps=filtered)[0].check_budget(filtered)
+    with pytest.raises(PrivacyError, match=r"by the Rényi filter, for 2 declarations, beyond the budget of 3"):
+        spending(ledger, steps=filtered + 1)[0].check_budget(filtered + 1)
+
+
+def test_nothing_follows_a_run_that_was_stopped_before_it_spent_the_whole_budget() -> None:
+    """Else one who looks at half a run would choose between two budgets, its rest and that of the filter."""
+    noise = noise_multiplier_for(epsilon=EPSILON, delta=DELTA, sampling_rate=0.01, steps=1000)
+    first = PoissonGaussian(0.01, noise)
+    ledger = Ledger()
+    run = RecordedRun(planned=1000)
+    ledger.reserve(first, 10, run=run)
+    budget, _ = spending(ledger, steps=1)
+    with pytest.raises(PrivacyError, match=r"a declaration of 1000 × .* which the other\s+releases in the ledger need"):
+        budget.check_budget(1)
+    of_first = RunParameters(first, 100.0, 1000, delta=DELTA, epsilon=EPSILON, run=run.id)
+    PrivacyBudget(of_first, PldAccountant(), ledger).check_budget(990)
+    assert not math.isinf(budget.epsilon(delta=DELTA))
