@@ -43,8 +43,13 @@ _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+_FOLDERS = ("audit", "data", "nn")  # with public names of their own
+
+
 def __getattr__(name: str) -> object:
     # Modules are imported on first use, so that the accounting commands never wait for torch.
+    if name in _FOLDERS:
+        return import_module(f"noisette.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'noisette' has no attribute {name!r}")
     module = import_module(f"noisette.{_MODULES[name]}")
@@ -54,4 +59,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_FOLDERS, *__all__]

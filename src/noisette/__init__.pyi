@@ -1,6 +1,8 @@
 """The public names, for type checkers: the same list as in `__init__.py`."""
 
-__version__: str
+from noisette import audit as audit
+from noisette import data as data
+from noisette import nn as nn
 from noisette.accounting import BallsInBinsGaussian as BallsInBinsGaussian
 from noisette.accounting import BandedGaussian as BandedGaussian
 from noisette.accounting import DiscreteGaussian as DiscreteGaussian
@@ -69,3 +71,5 @@ from noisette.run.sampling import Poisson as Poisson
 from noisette.run.sampling import TruncatedPoisson as TruncatedPoisson
 from noisette.run.sampling import Users as Users
 from noisette.training.optimizers import AdamBC as AdamBC
+
+__version__: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 def typed_names() -> dict[str, str]:
     """Return the name and the module of each import in the stub."""
-    imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "noisette"]
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
-    return {alias.name: node.module or "" for node in imports for alias in node.names if alias.name != "__version__"}
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
 def test_all_is_sorted_and_as_typed() -> None:
@@ -40,6 +42,12 @@ def test_name_has_a_docstring_and_no_keyword_dictionary(name: str) -> None:
     if inspect.isfunction(thing):
         kinds = {p.kind for p in inspect.signature(thing).parameters.values()}
         assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+@pytest.mark.parametrize("folder", ["audit", "data", "nn"])
+def test_folders_with_public_names_need_no_import_of_their_own(folder: str) -> None:
+    code = f"import noisette; assert noisette.{folder}.__name__ == 'noisette.{folder}'"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_unknown_name() -> None:

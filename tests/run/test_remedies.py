@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -49,6 +51,9 @@ def test_batch_norm_is_converted_as_the_message_says() -> None:
     with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):
         run_of(model)
     train(convert_batch_norm(model, to=torch.nn.GroupNorm))
+    # As who has imported noisette alone writes it.
+    written = "noisette.nn.convert_batch_norm(torch.nn.Sequential(torch.nn.BatchNorm1d(8)), to=torch.nn.GroupNorm)"
+    subprocess.run([sys.executable, "-c", f"import torch, noisette; {written}"], check=True)
 
 
 def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None:

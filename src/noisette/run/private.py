@@ -50,7 +50,7 @@ def _mixing(module: nn.Module) -> str:
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
-            "to=torch.nn.GroupNorm) does, or call .eval() on it"
+            "to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() on it"
         )
     if (
         isinstance(module, nn.modules.instancenorm._InstanceNorm)
@@ -70,7 +70,7 @@ def check_no_batch_norm(model: nn.Module) -> None:
         PrivacyError: listing every module that does.
     """
     if problems := batch_mixing_modules(model):
-        raise PrivacyError(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
+        raise PrivacyError(f"modules of the model mix examples ({len(problems)} in all):\n  " + "\n  ".join(problems))
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
