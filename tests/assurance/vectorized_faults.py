@@ -105,8 +105,14 @@ MUTANTS = [
     Mutant(
         "tensors from outside are not looked at in the first step",
         "class weights of the first batch couple its examples, and stay for good",
-        lambda patch: patch.setattr(OutsideTensors, "before_first_batch", lambda self: None),
+        lambda patch: patch.setattr(OutsideTensors, "before_first_batch", lambda *_: None),
         ("core/test_outside.py::test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step",),
+    ),
+    Mutant(
+        "the records themselves are taken for a constant",
+        "inputs are centred by the mean of all records, without noise",
+        lambda patch: patch.setattr(OutsideTensors, "_holds_records", lambda *_: False),
+        ("run/test_remedies.py::test_a_loss_that_reads_the_data_set_itself_centres_by_public_data",),
     ),
     Mutant(
         "texts are passed through",

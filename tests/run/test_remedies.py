@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette import Loss, PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette.nn import convert_batch_norm
 
 X, Y = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
 
 
-def run_of(model: nn.Module) -> PrivateRun:
+def run_of(model: nn.Module, rows: Tensor = X) -> PrivateRun:
     return privatize(
         PerExampleClip(model, 1.0),
         torch.optim.SGD(model.parameters(), lr=0.1),
-        (X, Y),
+        (rows, Y),
         expected_batch_size=10,
         sampling_rate=0.25,
         steps=3,
@@ -37,13 +38,29 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def train(model: nn.Module) -> None:
-    with run_of(model) as run:
+def train(model: nn.Module, loss: Loss = loss, rows: Tensor = X) -> None:
+    with run_of(model, rows) as run:
         for batch in run.batches():
             for x, y in batch.microbatches(8):
                 run.accumulate(loss, x, y)
             run.optimizer.step()
             run.optimizer.zero_grad()
+
+
+VIEWS = {"all": lambda x: x, "some": lambda x: x[:5], "in another shape": lambda x: x.flatten(1)}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_loss_that_reads_the_data_set_itself_centres_by_public_data(view: Callable[[Tensor], Tensor]) -> None:
+    def centred_by(others: Tensor) -> Loss:
+        return lambda model, x, y: F.cross_entropy(model(x - others.mean()), y)
+
+    model, rows = network(nn.GroupNorm(2, 8)), X.clone()
+    with pytest.raises(PrivacyError, match=r"holds records of the data set.* from public data"):
+        train(model, centred_by(view(rows)), rows)
+    train(model, centred_by(torch.zeros(50)), rows)
+    both = torch.cat([X, X])
+    train(model, centred_by(view(both[40:])), both[:40])  # in the same memory, behind the records
 
 
 def test_batch_norm_is_converted_as_the_message_says() -> None:

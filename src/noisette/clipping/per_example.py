@@ -153,9 +153,9 @@ class PerExampleClip:
 
     # A batch
 
-    def before_first_batch(self) -> None:
-        """Remember which tensors exist, so that a loss uses no other from outside."""
-        self._outside.before_first_batch()
+    def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
+        """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
+        self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
         """The first records of a batch are about to be read: the losses compute with the buffers as they are now.

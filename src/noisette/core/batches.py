@@ -163,6 +163,7 @@ class Records:
     buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
     check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
     own: range | None = None  # the records that this process holds, where every process holds others
+    columns: tuple[torch.Tensor, ...] = ()  # that rows are gathered from
 
     def held(self, indices: np.ndarray) -> np.ndarray:
         """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.

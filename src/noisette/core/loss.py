@@ -41,8 +41,8 @@ class Loss(Protocol):
                               within a batch; the ledger is written before noise is drawn
     Checked, with a remedy    batch norm in training mode; an argument that is no tensor and has entries of several
                               examples; buffers or weights that the loop writes between the first record of a batch and
-                              its release; a tensor of examples that is kept for the next call; a new tensor from
-                              outside in a step; numbers drawn from Python's or NumPy's global generator; gradients
+                              its release; a tensor of examples that is kept for the next call; a tensor of the data
+                              set, or one made in a step, from outside; numbers drawn from Python's or NumPy's global generator; gradients
                               that the run did not write; a closure; a second optimizer
     Yours                     what a data set does in ``__getitem__``; Python values taken out of records; state kept in
                               Python objects; generators of your own; what undoes ``vmap`` on purpose; the criterion
@@ -181,12 +181,14 @@ class OutsideTensors:
         self._existing: dict[int, weakref.ref[Tensor]] | None = None  # before the first batch; None without a run
         self._known: dict[int, tuple[Tensor, int]] = {}  # used in a call so far, and their versions
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # inside of calls, from constants alone
+        self._columns: list[tuple[int, int]] = []  # where the records lie
         self._current: set[int] = set()  # made or used in this call
         self._public: dict[int, Tensor] = {}
         self._calls = 0
 
-    def before_first_batch(self) -> None:
-        """No record has been read yet, so no tensor that exists now was computed from a batch."""
+    def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
+        """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
+        self._columns = [_memory_of(column) for column in columns]
         found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in found}
 
@@ -217,7 +219,7 @@ class OutsideTensors:
         """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
 
         Raises:
-            PrivacyError: it was made after the first batch was drawn, or was written to since.
+            PrivacyError: it was made after the first batch was drawn, or was written to since, or it holds records.
         """
         key = id(tensor)
         if key in self._current or key in self._public or tensor.is_meta:
@@ -227,6 +229,11 @@ class OutsideTensors:
             if key not in self._known and not self._may_be_new(tensor):
                 raise PrivacyError(
                     f"{_described(tensor)}, and it was made after the first batch was drawn. {_DECLARE_PUBLIC}"
+                )
+            if key not in self._known and self._holds_records(tensor):
+                raise PrivacyError(
+                    f"{_described(tensor)}, and it holds records of the data set, which a loss may read through its "
+                    "arguments alone; compute a constant, such as the mean that inputs are centred by, from public data"
                 )
             version = self._known.setdefault(key, (tensor, version_of(tensor)))[1]
         if version != version_of(tensor):
@@ -239,6 +246,18 @@ class OutsideTensors:
             return self._calls == 1
         existing = self._existing.get(id(tensor))
         return existing is not None and existing() is tensor
+
+    def _holds_records(self, tensor: Tensor) -> bool:
+        begin, end = _memory_of(tensor) if self._columns else (0, 0)
+        return any(begin < last and first < end for first, last in self._columns)
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor's elements lie; none where they have no address."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_sparse or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _described(tensor: Tensor) -> str:

@@ -82,8 +82,8 @@ class GradientBound(Stateful, Protocol):
         """The trainable parameters it covers, by name."""
         ...
 
-    def before_first_batch(self) -> None:
-        """Called before any record is read."""
+    def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
+        """Called before any record is read; records are rows of the columns, or come from elsewhere."""
         ...
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:

@@ -174,7 +174,7 @@ class DpSgd:
         fetch = self._open_fetch(workers, to, ahead)
         if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
             self._warn_that_it_is_finished()
-        self.bound.before_first_batch()
+        self.bound.before_first_batch(self._records.columns)
         drawn: dict[int, Batch] = {}  # those ahead, by their steps
         try:
             while self.steps_left:

@@ -548,9 +548,9 @@ class LipschitzBound:
             g = g_input
         return bounds[::-1]
 
-    def before_first_batch(self) -> None:
-        """Remember which tensors exist, so that a loss uses no other from outside."""
-        self._outside.before_first_batch()
+    def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
+        """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
+        self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
         """Project weights that were loaded or changed since the last step, and remember the buffers."""

@@ -116,7 +116,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
         raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
-    return Records(lengths.pop(), Rows(dataset))
+    return Records(lengths.pop(), Rows(dataset), columns=tuple(each for each in columns if isinstance(each, Tensor)))
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
