@@ -148,6 +148,7 @@ MUTANTS = [
         "steps before the checkpoint have noise of a budget that was not divided",
         new_run,
         (f"{_RUNS}::test_a_crashed_run_goes_on_within_its_budget",),
+        seen_as=(ValueError,),  # the ledger holds a run whose plan spends the budget
     ),
     Mutant(
         "a second fit of the same weights begins a new ledger",

@@ -42,8 +42,8 @@ class Loss(Protocol):
     Checked, with a remedy    batch norm in training mode; an argument that is no tensor and has entries of several
                               examples; buffers or weights that the loop writes between the first record of a batch and
                               its release; a tensor of examples that is kept for the next call; a tensor of the data
-                              set, or one made in a step, from outside; numbers drawn from Python's or NumPy's global generator; gradients
-                              that the run did not write; a closure; a second optimizer
+                              set, or one made in a step, from outside; numbers drawn from Python's or NumPy's global
+                              generator; gradients that the run did not write; a closure; a second optimizer
     Yours                     what a data set does in ``__getitem__``; Python values taken out of records; state kept in
                               Python objects; generators of your own; what undoes ``vmap`` on purpose; the criterion
                               over a batch in loops written for Opacus
