@@ -56,6 +56,7 @@ READS: dict[str, tuple[Any, Callable[[Any], float]]] = {
     "an array in a product": (np.arange(3.0), lambda entries: 2 * entries),
     "by name": ({"text": TEXTS}, lambda entries: len(entries["text"])),
     "objects": ([object(), object(), object()], lambda entries: hash(entries[0]) % 7),
+    "an argument of torch": (TEXTS, lambda entries: torch.add(torch.ones(1), entries)),
     "a set": ({"a", "b"}, lambda entries: float("a" in entries)),
     "a number of entries": ([1.0, 2.0], lambda entries: float(entries[0])),  # which tells how many examples there are
 }
@@ -66,6 +67,11 @@ def test_entries_of_several_examples_are_refused_where_the_loss_reads_them(name:
     entries, read = READS[name]
     with pytest.raises(PrivacyError, match=r"entries of several examples.*microbatches\(1\)"):
         summed(lambda model, x, entries: model(x).square().sum() * read(entries), X, entries)
+
+
+def test_texts_as_labels_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="entries of several examples, such as str"):
+        summed(lambda model, x, labels: torch.nn.functional.cross_entropy(model(x), labels), X, TEXTS)
 
 
 def test_entries_that_nobody_reads_and_plain_values_pass() -> None:

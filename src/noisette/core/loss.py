@@ -156,6 +156,10 @@ class _Unreadable:
     def _refuse(self, *_: Any) -> Never:
         raise PrivacyError(object.__getattribute__(self, "_said"))
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Never:
+        next(leaf for leaf in leaves((args, kwargs or {})) if type(leaf) is cls)._refuse()
+
     def __repr__(self) -> str:
         return "<entries of several examples>"
 

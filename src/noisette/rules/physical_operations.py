@@ -241,7 +241,12 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if weight is not None and (is_wrapped(weight) or weight.requires_grad):
         return NotImplemented
-    if not (is_wrapped(input) and is_wrapped(target)) or input.dim() != 2 or target.dim() > 2:
+    if (
+        not isinstance(target, Tensor)
+        or not (is_wrapped(input) and is_wrapped(target))
+        or input.dim() != 2
+        or target.dim() > 2
+    ):
         return NotImplemented
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")
