@@ -157,7 +157,7 @@ def test_class_weights_of_the_batch_are_refused_as_eagerly() -> None:
     weights = torch.ones(4, dtype=torch.float64)
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x), y, weight=weights)
+        return F.cross_entropy(model(x), y, weight=weights, reduction="sum")
 
     for _ in range(6):
         clip.accumulate(loss, *batch())

@@ -63,6 +63,19 @@ def test_a_loss_that_reads_the_data_set_itself_centres_by_public_data(view: Call
     train(model, centred_by(view(both[40:])), both[:40])  # in the same memory, behind the records
 
 
+def test_class_weights_have_an_effect_on_sums() -> None:
+    def step(**reduction: str) -> Tensor:
+        torch.manual_seed(0)
+        clip = PerExampleClip(nn.Sequential(nn.Flatten(), nn.Linear(108, 3)), 100.0)
+        weights = torch.tensor([1.0, 2.0, 3.0])
+        clip.accumulate(lambda m, x, y: F.cross_entropy(m(x), y, weight=weights, **reduction), X, Y)
+        return clip.pop_sums()[0].grads[0]
+
+    with pytest.warns(UserWarning, match=r'class weights have no effect in cross_entropy.*give reduction="sum"'):
+        without = step()
+    assert not torch.allclose(step(reduction="sum"), without)
+
+
 def test_batch_norm_is_converted_as_the_message_says() -> None:
     model = network(nn.BatchNorm2d(8))
     with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):

@@ -13,6 +13,7 @@ Axes: b example, n the batch axis inside the loss of one example, usually of len
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_letters
 from typing import Any
@@ -227,12 +228,18 @@ def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], k
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 
 
+_WEIGHTS_CANCEL = (
+    "class weights have no effect in {}(..., weight=...) with the mean of one example's loss, which divides by the "
+    'weight of its class; give reduction="sum"'
+)
+
+
 @leaves(F.cross_entropy, F.nll_loss)
 def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Losses of scores (n, classes) and labels (n,) or probabilities (n, classes), reduced over n in each example.
 
     The mean goes over the labels that are not ignored, each with the weight of its class; without any it is not a
-    number, as outside of ``vmap``.
+    number, as outside of ``vmap``. Of one label the mean divides by the weight it was multiplied by, which is said.
     """
     arguments = _named(_CROSS_ENTROPY, args, kwargs)
     input, target = arguments["input"], arguments["target"]
@@ -256,6 +263,8 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
     if reduction == "none":
         return losses
+    if reduction == "mean" and weight is not None and not several and not arguments.get("label_smoothing"):
+        warnings.warn(_WEIGHTS_CANCEL.format(func.__name__), stacklevel=2)
     total = losses.sum(1) if several else losses.squeeze(1)
     if reduction == "sum":
         return total
