@@ -1,4 +1,4 @@
-"""Entries of the tables of names that a recipe or an option can give."""
+"""The accountants by name, and the form of such tables, from which recipes and options take their names."""
 
 from __future__ import annotations
 

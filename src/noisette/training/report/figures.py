@@ -223,8 +223,9 @@ def _draw(panel: Panel, axes: Axes) -> None:
         axes.margins(y=0.1)
         axes.set_xlim(0, 1.001 * max(x for _, points in shown for x, _ in points) or 1)  # the last tick is shown
         axes.set_ylim(bottom=panel.lowest)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=6))
+        for k, axis in enumerate((axes.xaxis, axes.yaxis)):
+            counts = all(isinstance(at[k], int) for _, points in shown for at in points)  # such as steps
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
     else:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = axis.get_view_interval()
