@@ -68,8 +68,7 @@ def bench(
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,
     image: Annotated[
-        str | None,
-        _of_experiment("N,N,..", "Width of images in pixels, for models that accept any size: at least 32."),
+        str | None, _of_experiment("N,N,..", "Width of images in pixels, for models that accept any size: at least 32.")
     ] = None,
     rounds: Annotated[int, option("N", "Number of measured turns of each method.")] = 15,
     seconds: Annotated[

@@ -66,11 +66,7 @@ def listed(rows: Rows) -> str:
 
 def with_results(text: str, results: Json, planted: Rows, around: Rows, attacks: Rows) -> str:
     """The page with its generated parts updated, given the rows of faults.json, run-faults.json and attacks.json."""
-    made = {
-        "summary": summary(results, planted, around, attacks),
-        "mutants": areas(planted),
-        "audits": audits(results),
-    }
+    made = {"summary": summary(results, planted, around, attacks), "mutants": areas(planted), "audits": audits(results)}
     for name, part in made.items():
         text = replaced(text, f"<!-- made: {name} -->", f"<!-- end of {name} -->", part)
     return text

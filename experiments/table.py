@@ -57,10 +57,7 @@ REPORTED_ELSEWHERE = {
     "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
 }
 # The copies at hand; published results are on the originals.
-DATA = {
-    "cifar10": "cifar10, recompressed as JPEG",
-    "ag-news-words": "ag-news, 18,349 of 120,000 articles",
-}
+DATA = {"cifar10": "cifar10, recompressed as JPEG", "ag-news-words": "ag-news, 18,349 of 120,000 articles"}
 MODELS = {
     "cnn": "small CNN",
     "scattering": "linear layer on fixed scattering features",

@@ -89,10 +89,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[..., A
     "LSTM, two directions": (lambda: nn.LSTM(8, 6, bidirectional=True, batch_first=True), SEQUENCE, _packed, ""),
     "LSTM, projected": (lambda: nn.LSTM(8, 6, proj_size=3, batch_first=True), SEQUENCE, _packed, ""),
     "GRU": (lambda: nn.GRU(8, 6, 2, batch_first=True), SEQUENCE, _packed, ""),
-    "GRU, time first": (
-        *(lambda: nn.GRU(8, 6), SEQUENCE),
-        *(lambda layer, x: layer(x.transpose(0, 1))[0], ""),
-    ),
+    "GRU, time first": (*(lambda: nn.GRU(8, 6), SEQUENCE), *(lambda layer, x: layer(x.transpose(0, 1))[0], "")),
     "LSTMCell": (lambda: nn.LSTMCell(8, 6), SEQUENCE, lambda layer, x: layer(x[:, 1], layer(x[:, 0]))[0], ""),
     "GRUCell": (lambda: nn.GRUCell(8, 6), SEQUENCE, lambda layer, x: layer(x[:, 1], layer(x[:, 0])), ""),
     "RNNCell": (lambda: nn.RNNCell(8, 6), SEQUENCE, lambda layer, x: layer(x[:, 1], layer(x[:, 0])), ""),

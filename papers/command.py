@@ -64,8 +64,7 @@ def reproduce(
         typer.Option(metavar="NAME,..", help="Only these rows of the table.", show_default="those that take hours"),
     ] = None,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="The whole grid, not only what runs in about an hour. Takes hours, or a GPU."),
+        bool, typer.Option("--full", help="The whole grid, not only what runs in about an hour. Takes hours, or a GPU.")
     ] = False,
     seeds: Annotated[
         str | None,

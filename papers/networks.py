@@ -12,14 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.nn.models import REGISTRY, BuiltIn, Norm, Shape, batch_norm, layer_norm, resnet
-from noisette.nn.models.networks import (
-    Part,
-    need_axes,
-    need_images,
-    normalised,
-    numbers_of,
-    sequence,
-)
+from noisette.nn.models.networks import Part, need_axes, need_images, normalised, numbers_of, sequence
 
 Activation = Callable[[], nn.Module]
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)

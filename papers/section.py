@@ -26,10 +26,5 @@ def markdown(section: Section) -> str:
     table = [section.header, ("---",) * len(section.header), *section.rows]
     picture = [f"![{section.title}]({section.name}.svg)"] if section.figure else []
     return "\n\n".join(
-        [
-            f"## {section.title}",
-            *section.about,
-            *picture,
-            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
-        ]
+        [f"## {section.title}", *section.about, *picture, "\n".join(f"| {' | '.join(cells)} |" for cells in table)]
     )

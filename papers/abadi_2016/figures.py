@@ -31,10 +31,7 @@ PAPER: Paper[Run] = Paper(
         summary.NAME: Part(summary.TITLE, table_summary.section),
         "figure-2": Part(figure_2.TITLE, lambda runs: figure_2.section()),
         "figure-3": Part(
-            figure_3.TITLE,
-            figure_3.section,
-            _left(lambda asked: plans(figure_3.PANELS, asked.seeds)),
-            _SEEDS,
+            figure_3.TITLE, figure_3.section, _left(lambda asked: plans(figure_3.PANELS, asked.seeds)), _SEEDS
         ),
         "figure-4": Part(
             figure_4.TITLE,
@@ -51,11 +48,7 @@ PAPER: Paper[Run] = Paper(
             frozenset({"full"}),
         ),
         "figure-6": Part(
-            figure_6.TITLE,
-            figure_6.section,
-            _left(figure_6.plans),
-            _SEED,
-            frozenset({"full", "weights"}),
+            figure_6.TITLE, figure_6.section, _left(figure_6.plans), _SEED, frozenset({"full", "weights"})
         ),
     },
     read=read,

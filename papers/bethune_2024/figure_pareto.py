@@ -36,11 +36,7 @@ _GREY = [("pixels", PIXELS, BLUE), ("frequencies", FREQUENCIES, GREEN), ("scatte
 _LINES: Mapping[str, Sequence[tuple[str, Network, str]]] = {
     "mnist": [*_GREY, ("cosines", COSINES, "#b8609a")],
     "fashion-mnist": _GREY,
-    "cifar10": [
-        ("frequencies", FREQUENCIES, GREEN),
-        ("scattering", COLOUR_SCATTERING, ORANGE),
-        ("mixer", MIXER, BLUE),
-    ],
+    "cifar10": [("frequencies", FREQUENCIES, GREEN), ("scattering", COLOUR_SCATTERING, ORANGE), ("mixer", MIXER, BLUE)],
 }
 # Printed accuracies in per cent at the epsilons above, "" for none. MNIST: from a published notebook, whose bounds of
 # convolutions are unsound. CIFAR-10: read off figure 4, within one per cent, with the same bounds.

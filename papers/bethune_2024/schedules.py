@@ -107,9 +107,7 @@ MIXER = Network(
     at={20.0: Schedule(400, 10.0), 8.0: Schedule(300, 10.0), 3.0: Schedule(200, 10.0), 1.0: Schedule(100, 7.0)},
 )
 NARROW_MIXER = replace(
-    MIXER,
-    model=named("narrow_mixer"),
-    at={8.0: Schedule(150, 10.0), 3.0: Schedule(100, 10.0), 1.0: Schedule(50, 7.0)},
+    MIXER, model=named("narrow_mixer"), at={8.0: Schedule(150, 10.0), 3.0: Schedule(100, 10.0), 1.0: Schedule(50, 7.0)}
 )
 
 _FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, rows and columns

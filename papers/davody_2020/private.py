@@ -95,11 +95,7 @@ class Private:
             data=DataSection(self.data),
             model=ModelSection(self.model, weights, batch_norm=self.batch_norm),
             public=PublicSection(self.public, self.public_examples) if self.public else PublicSection(),
-            privacy=PrivacySection(
-                epsilon=self.epsilon,
-                delta=DELTA,
-                max_grad_norm=self.clip,
-            ),
+            privacy=PrivacySection(epsilon=self.epsilon, delta=DELTA, max_grad_norm=self.clip),
             augmentation=AugmentationSection(shift=self.shift),
             training=TrainingSection(
                 epochs=self.epochs,

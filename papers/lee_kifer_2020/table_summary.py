@@ -102,10 +102,7 @@ def _captured_gains(cells: Iterable[Measured]) -> str:
 def _gain_of(quantity: str, paper: str, keep: Callable[[Measured], bool] = lambda cell: True) -> Claim:
     """The gain over nxBP in some of the cells."""
     return Claim(
-        quantity,
-        paper,
-        lambda cells: _gains(filter(keep, cells)),
-        lambda cells: _captured_gains(filter(keep, cells)),
+        quantity, paper, lambda cells: _gains(filter(keep, cells)), lambda cells: _captured_gains(filter(keep, cells))
     )
 
 

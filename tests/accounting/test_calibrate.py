@@ -47,11 +47,7 @@ def test_oracle_table(batch, size, steps, epsilon, older, rdp, pld):
 
 # noise, noise of the principal components, epsilon: epochs of 100 steps that the budget allows for the steps alone,
 # after the principal components, and where two layers each have the noise. From an independent script.
-EPOCHS = [
-    (8, 16, 0.5, (53.7, 29.0, 14.3)),
-    (4, 7, 2.0, (246.4, 215.0, 103.3)),
-    (2, 4, 8.0, (728.2, 706.4, 306.3)),
-]
+EPOCHS = [(8, 16, 0.5, (53.7, 29.0, 14.3)), (4, 7, 2.0, (246.4, 215.0, 103.3)), (2, 4, 8.0, (728.2, 706.4, 306.3))]
 
 
 @pytest.mark.parametrize(("noise", "components", "epsilon", "epochs"), EPOCHS)

@@ -33,13 +33,7 @@ def exact_delta(mu, epsilon):
 # epsilon at delta 1e-5 of these numbers of releases with this noise, from an independent script.
 @pytest.mark.parametrize(
     ("noise", "times", "epsilon"),
-    [
-        (16, 1, 0.2041),
-        (1, 1, 4.3772),
-        (10, 100, 4.3772),
-        (0.08, 100, 8344.6),
-        (0.64, 100, 187.8),
-    ],
+    [(16, 1, 0.2041), (1, 1, 4.3772), (10, 100, 4.3772), (0.08, 100, 8344.6), (0.64, 100, 187.8)],
 )
 def test_epsilon_of_the_oracle_table(noise, times, epsilon):
     digits = 5e-5 if epsilon < 100 else 0.05

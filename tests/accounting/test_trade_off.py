@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from noisette.accounting import (
-    Gaussian,
-    GdpAccountant,
-    PldAccountant,
-    PoissonGaussian,
-)
+from noisette.accounting import Gaussian, GdpAccountant, PldAccountant, PoissonGaussian
 from noisette.accounting.interface import TradeOff
 
 RATES = (1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9)

@@ -263,10 +263,7 @@ MUTANTS = [
         "a run reserves parts of rounds",
         "runs that stopped within a round pay for one together",
         leases_of_steps,
-        (
-            f"{_RUN}::test_a_run_that_is_closed_within_a_round_has_paid_for_it",
-            f"{_RUN}::test_two_runs_share_a_budget",
-        ),
+        (f"{_RUN}::test_a_run_that_is_closed_within_a_round_has_paid_for_it", f"{_RUN}::test_two_runs_share_a_budget"),
     ),
     Mutant(
         "a checkpoint holds earlier noise",

@@ -81,9 +81,7 @@ def same_in_each_pass(self: BallsInBinsSampler, *, step: int) -> np.ndarray:
 def not_from_the_first_step(patch: pytest.MonkeyPatch) -> None:
     """A resumed run goes on in the middle of a pass."""
     patch.setattr(
-        schemes,
-        "BallsInBinsSampler",
-        lambda size, bins, key, first_step: BallsInBinsSampler(size, bins, key),
+        schemes, "BallsInBinsSampler", lambda size, bins, key, first_step: BallsInBinsSampler(size, bins, key)
     )
 
 
@@ -190,10 +188,7 @@ MUTANTS = [
         "more records than were declared are truncated",
         "batches are cut more often than is paid for",
         replaced(TruncatedPoissonSampler, "__post_init__", lambda self: None),
-        (
-            f"{_TRUNCATED}::test_more_records_than_declared_are_refused",
-            f"{_RUNS}::test_declarations_that_are_refused",
-        ),
+        (f"{_TRUNCATED}::test_more_records_than_declared_are_refused", f"{_RUNS}::test_declarations_that_are_refused"),
     ),
     Mutant(
         "every pass has the same batches",

@@ -208,10 +208,7 @@ MUTANTS = [
         "tiled noise",
         "the difference of two halves of a tensor has none",
         added(tiled),
-        (
-            "core/test_noise.py::test_no_correlation_at_any_lag",
-            "core/test_noise.py::test_no_value_comes_twice",
-        ),
+        ("core/test_noise.py::test_no_correlation_at_any_lag", "core/test_noise.py::test_no_value_comes_twice"),
     ),
     Mutant(
         "no noise where the sum is zero",
@@ -226,28 +223,19 @@ MUTANTS = [
         "torch.randn in single precision",
         "a tail that stops at 5.8 deviations, and a seed that others know",
         added(of_the_global_generator),
-        (
-            "core/test_noise.py::test_tail_and_edge",
-            "core/test_noise.py::test_global_seed_does_not_reach_it",
-        ),
+        ("core/test_noise.py::test_tail_and_edge", "core/test_noise.py::test_global_seed_does_not_reach_it"),
     ),
     Mutant(
         "radius of 24 bits",
         "what the tail cannot reach shows the sum",
         of_24_bits,
-        (
-            "core/test_noise.py::test_tail_and_edge",
-            "core/test_noise.py::test_radius_uses_53_bits",
-        ),
+        ("core/test_noise.py::test_tail_and_edge", "core/test_noise.py::test_radius_uses_53_bits"),
     ),
     Mutant(
         "radius of 53 bits",
         "what the tail cannot reach shows the sum, at a billion weights",
         of_53_bits,
-        (
-            "core/test_noise.py::test_tail_and_edge",
-            "core/test_noise.py::test_a_rare_radius_of_a_known_key",
-        ),
+        ("core/test_noise.py::test_tail_and_edge", "core/test_noise.py::test_a_rare_radius_of_a_known_key"),
     ),
     Mutant(
         "rare radii that are not longer",

@@ -118,24 +118,9 @@ _PLANTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None], str]] = [
         a_key_for_each_rank,
         f"{_REPLICAS}::test_each_rank_has_a_key_of_its_own_only_alone",
     ),
-    (
-        "each rank adds noise to its own sum",
-        "the noise is N times as large as accounted",
-        noise_before_the_sum,
-        _NOISE,
-    ),
-    (
-        "sums are not added up over the ranks",
-        "each rank trains another model",
-        sums_of_one_rank,
-        _TWO,
-    ),
-    (
-        "the sum is divided by the number of ranks",
-        "the noise is N times as large as accounted",
-        mean_over_ranks,
-        _TWO,
-    ),
+    ("each rank adds noise to its own sum", "the noise is N times as large as accounted", noise_before_the_sum, _NOISE),
+    ("sums are not added up over the ranks", "each rank trains another model", sums_of_one_rank, _TWO),
+    ("the sum is divided by the number of ranks", "the noise is N times as large as accounted", mean_over_ranks, _TWO),
     (
         "each part of a parameter has the noise of its beginning",
         "the difference of two parts has no noise",

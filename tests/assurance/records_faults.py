@@ -157,10 +157,7 @@ MUTANTS = [
         "what has not the record on its first axis is joined",
         "rows of one record count as those of another",
         any_first_axis,
-        (
-            f"{_COLLATION}::test_what_cannot_be_joined_is_refused",
-            f"{_ALONE}::test_graphs_come_one_at_a_time",
-        ),
+        (f"{_COLLATION}::test_what_cannot_be_joined_is_refused", f"{_ALONE}::test_graphs_come_one_at_a_time"),
     ),
     Mutant(
         "records of several forms are collated",

@@ -29,11 +29,7 @@ def test_real_runs_keep_their_guarantee_and_the_audit_has_power(
 ) -> None:
     told = []
     audit = audit_run(
-        clip,
-        noise_multiplier=sigma,
-        sampling_rate=rate,
-        steps=steps,
-        on_step=lambda done, of: told.append((done, of)),
+        clip, noise_multiplier=sigma, sampling_rate=rate, steps=steps, on_step=lambda done, of: told.append((done, of))
     )
     assert audit.verdict is Verdict.CONSISTENT
     at_percent = audit.points[0]
@@ -50,12 +46,7 @@ def test_a_million_canaries_certify_epsilon_close_to_the_guarantee(
     sigma: float, rate: float, steps: int, least: float
 ) -> None:
     audit = audit_run(
-        clip,
-        noise_multiplier=sigma,
-        sampling_rate=rate,
-        steps=steps,
-        canary_model=lambda: Rows(200_000),
-        runs=10,
+        clip, noise_multiplier=sigma, sampling_rate=rate, steps=steps, canary_model=lambda: Rows(200_000), runs=10
     )
     assert audit.inside.size == 1_000_000
     assert audit.verdict is Verdict.CONSISTENT

@@ -37,10 +37,7 @@ def _a_report(name: str, **more: Any) -> dict[str, Any]:
             "python": "3.12",
             "versions": {"torch": "2.10", "opacus": None},
         },
-        "cells": [
-            _a_cell("mlp", "MLP", 128, rows, target=1.5),
-            _a_cell("resnet18", "ResNet-18", 4, rows, image=64),
-        ],
+        "cells": [_a_cell("mlp", "MLP", 128, rows, target=1.5), _a_cell("resnet18", "ResNet-18", 4, rows, image=64)],
         **more,
     }
 

@@ -112,9 +112,7 @@ def test_a_slow_method_is_measured_once(method: Add, wait: Wait) -> None:
     assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3, "ready": 1.0}
 
 
-def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
-    method: Add,
-) -> None:
+def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method: Add) -> None:
     taken: list[int] = []
 
     def fourth_time_unlucky() -> None:
@@ -136,9 +134,7 @@ def test_progress_adds_up_to_one_cell(method: Add) -> None:
     assert sum(parts) == pytest.approx(1)
 
 
-def test_a_method_that_runs_out_of_memory_is_a_result(
-    method: Add,
-) -> None:
+def test_a_method_that_runs_out_of_memory_is_a_result(method: Add) -> None:
     too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
     method("greedy", lambda: torch.zeros(too_much, dtype=torch.uint8).sum())
     assert "error" in step_times(CELL, ["greedy"], SETTINGS, ignore)["greedy"]

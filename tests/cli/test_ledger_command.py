@@ -4,14 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    FixedSizeGaussian,
-    Gaussian,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-)
+from noisette.accounting import BallsInBinsGaussian, FixedSizeGaussian, Gaussian, Ledger, PldAccountant, PoissonGaussian
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_up

@@ -469,9 +469,7 @@ def behind_disabled_torch_functions(m: Part, x: Tensor) -> Tensor:
         return m.layer(x)
 
 
-HIDDEN: dict[str, Callable[[], nn.Module]] = {
-    "disabled torch functions": lambda: Part(behind_disabled_torch_functions),
-}
+HIDDEN: dict[str, Callable[[], nn.Module]] = {"disabled torch functions": lambda: Part(behind_disabled_torch_functions)}
 
 
 @pytest.mark.parametrize("name", HIDDEN)

@@ -268,9 +268,7 @@ def test_each_tensor_has_its_own_window() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers",
-    [{"start": -1}, {"run": 2}, {"stride": 2}, {"run": 3, "stride": 2}, {"run": 0, "stride": 2}],
-    ids=str,
+    "numbers", [{"start": -1}, {"run": 2}, {"stride": 2}, {"run": 3, "stride": 2}, {"run": 0, "stride": 2}], ids=str
 )
 def test_windows_that_repeat_elements_are_refused(numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError):

@@ -280,10 +280,7 @@ def typed_table(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> str:
 def test_values_are_read_as_declared_in_every_format(tmp_path: Path, suffix: str) -> None:
     split = load(typed_table(tmp_path, suffix, ROWS), declaration=TYPED).train
     assert split.targets.tolist() == [1, 0]
-    assert split.inputs.tolist() == [
-        [0, 0, 0, 1, 0, 1.5, 1, 0, 0, 0, 1, 0],
-        [0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1],
-    ]
+    assert split.inputs.tolist() == [[0, 0, 0, 1, 0, 1.5, 1, 0, 0, 0, 1, 0], [0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1]]
     alone = load(typed_table(tmp_path, suffix, ROWS[:1]), declaration=TYPED).train
     assert (alone.inputs[0] == split.inputs[0]).all(), "a value of one row changes no other row"
 

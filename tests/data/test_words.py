@@ -65,10 +65,7 @@ def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
 
 def test_the_number_of_a_word_depends_on_no_other_text() -> None:
     texts = ["a good film", "zyzzyva " * 50, "the oil is dull", "oil"]
-    for together, number in (
-        (FEW.number(texts), FEW.number),
-        (VOCABULARY.number(texts), VOCABULARY.number),
-    ):
+    for together, number in ((FEW.number(texts), FEW.number), (VOCABULARY.number(texts), VOCABULARY.number)):
         for row, text in zip(together, texts, strict=True):
             assert np.array_equal(number([text])[0], row)
 

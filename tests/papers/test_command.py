@@ -68,10 +68,7 @@ def test_ctrl_c_explains_how_to_continue(tmp_path: Path, monkeypatch: pytest.Mon
         ),
         (["--figure", "6"], "give their file with --weights"),
         (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
-        (
-            ["--figure", "3", "--weights", __file__],
-            "for parts that start from public weights: add --figure 6",
-        ),
+        (["--figure", "3", "--weights", __file__], "for parts that start from public weights: add --figure 6"),
         (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
         (["--table", "2"], "no table 2; there are summary"),
         (["--rows", "a", "--figure", "3"], "--rows is for tables"),
@@ -95,10 +92,7 @@ def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: 
         (["--figure", "1", "--rows", "lenet-5"], "--rows is for tables"),
         (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
         (["--table", "6"], "give their file with --weights"),
-        (
-            ["--table", "6", "--weights", __file__],
-            "fits one network: add --rows with one of tf-tutorial",
-        ),
+        (["--table", "6", "--weights", __file__], "fits one network: add --rows with one of tf-tutorial"),
         (["--table", "5", "--weights", __file__, "--seeds", "x"], "--seeds as whole numbers"),
         (["--table", "5", "--weights", __file__, "--seeds", "x"], "add --table 6"),
     ],

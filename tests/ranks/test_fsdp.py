@@ -82,11 +82,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(size: int, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("what", "way_out"),
-    [
-        ("mixed precision", "autocast"),
-        ("FSDP1", "use fully_shard instead"),
-        ("tensor parallel", "not supported yet"),
-    ],
+    [("mixed precision", "autocast"), ("FSDP1", "use fully_shard instead"), ("tensor parallel", "not supported yet")],
 )
 def test_what_cannot_be_done_is_refused_with_the_remedy(what: str, way_out: str) -> None:
     for outcome in on_ranks(2, refused, what):

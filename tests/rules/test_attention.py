@@ -88,11 +88,7 @@ def padding(kind: str, length: int) -> Tensor | None:
     )
 
 
-WEIGHTS = [
-    {"need_weights": False},
-    {"need_weights": True},
-    {"need_weights": True, "average_attn_weights": False},
-]
+WEIGHTS = [{"need_weights": False}, {"need_weights": True}, {"need_weights": True, "average_attn_weights": False}]
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")

@@ -70,8 +70,7 @@ def test_stack_in_both_directions(kind: str) -> None:
         Case(
             kind,
             lambda: Forward(
-                lambda m, x: everything(m.rnn(x)),
-                rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True),
+                lambda m, x: everything(m.rnn(x)), rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True)
             ),
             floats(T, FEATURES),
         )

@@ -90,8 +90,7 @@ def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "when"),
-    [(sgd, "before privatize"), (adam, "called before privatize"), (derived, "after privatize")],
+    ("make", "when"), [(sgd, "before privatize"), (adam, "called before privatize"), (derived, "after privatize")]
 )
 def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []

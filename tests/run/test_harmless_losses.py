@@ -71,13 +71,7 @@ def penalised_gradient(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m(x), y) + gradient.norm()
 
 
-LOSSES = [
-    normal_prior,
-    normal_with_a_number,
-    weighted_classes,
-    number_at_a_mask,
-    penalised_gradient,
-]
+LOSSES = [normal_prior, normal_with_a_number, weighted_classes, number_at_a_mask, penalised_gradient]
 
 
 def small() -> Any:

@@ -27,12 +27,7 @@ from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaus
 SIZE = 60
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1))
 IDS = np.arange(SIZE) % 12  # five records of each user
-DECLARED: dict[str, Any] = {
-    "sampling_rate": 0.2,
-    "expected_batch_size": 12,
-    "steps": 10,
-    "noise_multiplier": 1.0,
-}
+DECLARED: dict[str, Any] = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 10, "noise_multiplier": 1.0}
 KINDS: dict[str, tuple[dict[str, Any], Event]] = {
     "Poisson": ({"sampling": Poisson()}, PoissonGaussian(0.2, 1.0)),
     "truncated": ({"sampling": TruncatedPoisson(13, 60)}, TruncatedPoissonGaussian(0.2, 1.0, 13, 60)),
@@ -99,11 +94,7 @@ def test_a_batch_that_was_changed_is_refused() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
     "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
-    "users in bins": (
-        {"users": Users(IDS, 2), "sampling": BallsInBins()},
-        ValueError,
-        "batches are Poisson",
-    ),
+    "users in bins": ({"users": Users(IDS, 2), "sampling": BallsInBins()}, ValueError, "batches are Poisson"),
     "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
     "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),
     "other records": ({"users": Users(IDS[1:], 2)}, ValueError, "59 ids for 60 records"),

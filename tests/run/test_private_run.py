@@ -15,14 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import noisette
-from noisette import (
-    Gaussian,
-    Ledger,
-    MomentsAccountant,
-    PrivacyError,
-    RdpAccountant,
-    privatize,
-)
+from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, RdpAccountant, privatize
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING
 from oracle import clipped_sum
@@ -60,12 +53,7 @@ def start(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, data
     declared = {**DECLARED, **changes}
     clip = noisette.PerExampleClip(model, 0.7)
     try:
-        return privatize(
-            clip,
-            optimizer or sgd(model),
-            dataset,
-            **{k: v for k, v in declared.items() if v is not None},
-        )
+        return privatize(clip, optimizer or sgd(model), dataset, **{k: v for k, v in declared.items() if v is not None})
     except BaseException:
         clip.close()
         raise
@@ -140,11 +128,7 @@ def test_unused_parameter_gets_its_noise() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        noisette.engines.BookKeeping(),
-        noisette.engines.ReweightGP(),
-        noisette.engines.PerExampleLoop(),
-    ],
+    [noisette.engines.BookKeeping(), noisette.engines.ReweightGP(), noisette.engines.PerExampleLoop()],
     ids=lambda e: type(e).__name__,
 )
 def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:

@@ -56,13 +56,7 @@ def parts() -> tuple[PerExampleClip, torch.optim.Optimizer]:
 def begin(ledger: Ledger, *, steps: int = STEPS, epsilon: float | None = BUDGET, **options: Any) -> PrivateRun:
     declared = {"sampling_rate": 0.5, "expected_batch_size": 10, "delta": DELTA, "allow_large_delta": True}
     return privatize(
-        *parts(),
-        NUMBERS,
-        **declared | options,
-        steps=steps,
-        epsilon=epsilon,
-        ledger=ledger,
-        accountant=ACCOUNTANT,
+        *parts(), NUMBERS, **declared | options, steps=steps, epsilon=epsilon, ledger=ledger, accountant=ACCOUNTANT
     )
 
 

@@ -15,16 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import (
-    DiscreteGaussian,
-    DpAmount,
-    Events,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    Ledger,
-    ZcdpAmount,
-)
+from noisette.accounting import DiscreteGaussian, DpAmount, Events, Gaussian, GroupPrivacy, Laplace, Ledger, ZcdpAmount
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import Event, check_events, facts_of
 from noisette.accounting.filters import RenyiOdometer

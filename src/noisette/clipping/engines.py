@@ -16,24 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import loss as internals
-from noisette.core.backward import (
-    ForwardPass,
-    LossCall,
-    Recording,
-    per_example_gradients,
-    search,
-    user_hooks_disabled,
-)
+from noisette.core.backward import ForwardPass, LossCall, Recording, per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
-from noisette.core.clip import (
-    ClippedSum,
-    Clipping,
-    Engine,
-    Weights,
-    clipped_in_parts,
-    group_norms,
-    may_wait,
-)
+from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
 from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
 from noisette.core.state import ModelBuffers
@@ -288,10 +273,7 @@ def clipped_sum_of(
 
 
 def _of_row(
-    k: int,
-    used: Sequence[tuple[Rows, Tensor]],
-    scale: float,
-    parameters: Mapping[str, Tensor],
+    k: int, used: Sequence[tuple[Rows, Tensor]], scale: float, parameters: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A number, (1,), and the gradients of one row, (1, *parameter.shape), by name."""
     outputs = [output[k] for output, _ in used]

@@ -67,8 +67,7 @@ ENGINES: Mapping[str, Entry] = {
         "norms in a first pass, the sum in a second, in the memory of plain training",
     ),
     "per-example-loop": Entry(
-        lambda: _public().engines.PerExampleLoop,
-        "forward and backward for each example, one after the other (slow)",
+        lambda: _public().engines.PerExampleLoop, "forward and backward for each example, one after the other (slow)"
     ),
     "vmap": Entry(lambda: _public().engines.Vmap, "gradients of single examples by torch.func, a chunk at a time"),
 }

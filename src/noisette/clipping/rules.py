@@ -245,11 +245,7 @@ class AdaptiveClip:
     """
 
     def __init__(
-        self,
-        initial_norm: float,
-        target_quantile: float = 0.5,
-        learning_rate: float = 0.2,
-        count_share: float = 0.01,
+        self, initial_norm: float, target_quantile: float = 0.5, learning_rate: float = 0.2, count_share: float = 0.01
     ) -> None:
         checks.positive(initial_norm=initial_norm, learning_rate=learning_rate)
         checks.open_fraction(target_quantile=target_quantile, count_share=count_share)

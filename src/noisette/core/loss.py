@@ -342,8 +342,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "branches on the values of an example, or on a random number; write the choice with torch.where"
     ),
     **dict.fromkeys(
-        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
-        _STATISTICS,
+        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,

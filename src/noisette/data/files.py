@@ -52,12 +52,7 @@ class BuiltIn:
 
 
 def read(
-    name: str,
-    source: Source,
-    official: Reader,
-    *,
-    data_dir: Path | None,
-    copies: Mapping[Files, Reader] | None = None,
+    name: str, source: Source, official: Reader, *, data_dir: Path | None, copies: Mapping[Files, Reader] | None = None
 ) -> DataSet:
     """The data set ``name`` from the first folder that contains it, downloaded if none does.
 

@@ -342,10 +342,7 @@ def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarra
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
     absent = missing(column)
-    lines = (
-        (bad & absent, "a value is missing", "; fill it in or leave the row out"),
-        (bad & ~absent, problem, ""),
-    )
+    lines = ((bad & absent, "a value is missing", "; fill it in or leave the row out"), (bad & ~absent, problem, ""))
     return [
         f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
         for rows, problem, way_out in lines

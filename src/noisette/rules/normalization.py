@@ -138,12 +138,7 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
 
 
 def scale_gradients(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    normalize: Callable[[Tensor], Tensor],
-    reduce: Reduce,
+    examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, normalize: Callable[[Tensor], Tensor], reduce: Reduce
 ) -> ExampleGradients:
     """Gradients of the scale of a normalized input, G = sum over positions of dy times the normalized input.
 

@@ -144,8 +144,7 @@ def ledger_on_ranks(
     if ranks.size == 1:
         return ledger, own
     first = ranks.from_first(
-        "the ledger",
-        lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None},
+        "the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
     )
     if ranks.rank and not isinstance(given, Ledger):
         ledger = Ledger.mirror(first["dataset"], first["totals"])

@@ -53,11 +53,7 @@ def start_run(
             sampling_rate=sampling_rate,
             noise_multiplier=noise,
             accountant=accountant_beside(
-                ledger.declarations,
-                accountant,
-                declaration=declaration,
-                epsilon=privacy.epsilon,
-                delta=privacy.delta,
+                ledger.declarations, accountant, declaration=declaration, epsilon=privacy.epsilon, delta=privacy.delta
             ),
             prior_events=ledger.events,
         )
