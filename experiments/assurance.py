@@ -30,9 +30,7 @@ PAGE = ROOT / "docs" / "assurance.md"
 sys.path[:0] = [str(TESTS), str(TESTS / "assurance"), str(TESTS / "support")]
 
 from experiments.assurance_page import faults_around_a_run, listed, planted_faults, with_results  # noqa: E402
-from faults import FAULTS  # noqa: E402
-from mutants import GROUPS  # noqa: E402
-from planted import Mutant  # noqa: E402
+from planting import FAULTS, GROUPS, Mutant  # noqa: E402
 
 Json = dict[str, Any]
 SIGMAS = (0.5, 1.0, 4.0)

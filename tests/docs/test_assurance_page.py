@@ -79,8 +79,7 @@ def test_lists_name_tests_that_exist() -> None:
 
 @pytest.mark.usefixtures("_tables")
 def test_every_named_test_exists() -> None:
-    from faults import FAULTS
-    from mutants import MUTANTS
+    from planting import FAULTS, MUTANTS
 
     named = {test for mutant in MUTANTS for test in mutant.caught_by} | {t for fault in FAULTS for t in fault.tried_by}
     for test in named:
@@ -90,7 +89,7 @@ def test_every_named_test_exists() -> None:
 
 @pytest.mark.usefixtures("_tables")
 def test_the_results_cover_all_planted_faults_without_a_failure() -> None:
-    from mutants import MUTANTS
+    from planting import MUTANTS
 
     assert RESULTS["mutants"]["caught"] == {mutant.name: True for mutant in MUTANTS}
     assert RESULTS.get("load", {"failed": []})["failed"] == []
