@@ -1,8 +1,8 @@
 """Faults planted in the library on purpose, as the tables of ``planted/`` say, and the tests that must see them.
 
-A table has one entry per fault: the harm, the changes, the tests that catch it, and ``seen_as``, errors that show it
-beside a failed assertion. ``on_ranks`` plants it in the processes that a test starts. A change is named by what it
-changes, without ``noisette.``:
+A table has one entry per fault: the harm, the changes, the tests that catch it (``::test`` is one of the same file), and
+``seen_as``, errors that show it beside a failed assertion. ``on_ranks`` plants it in the processes that a test starts.
+A change is named by what it changes, without ``noisette.``:
 
 - a string for a function: statements that run before all others, in which ``whole`` is the unchanged function;
 - two strings for a function: a part of its source, which stands there once, and what replaces it;
@@ -156,10 +156,10 @@ class Mutant:
     @classmethod
     def of(cls, name: str, entry: dict[str, Any]) -> Mutant:
         """The fault of an entry of a table."""
-        harm, tests, on_ranks = entry.pop("harm"), entry.pop("tests"), entry.pop("on_ranks", False)
+        harm, tests, on_ranks = entry.pop("harm"), _whole_names(entry.pop("tests")), entry.pop("on_ranks", False)
         seen_as = tuple(getattr(builtins, error) for error in entry.pop("seen_as", ()))
         changes = [Change(key, value if isinstance(value, str) else tuple(value)) for key, value in entry.items()]
-        return cls(name, harm, tuple(changes), tuple(tests), seen_as, on_ranks)
+        return cls(name, harm, tuple(changes), tests, seen_as, on_ranks)
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         """Plant the fault."""
@@ -179,6 +179,14 @@ class Fault:
     tried_by: tuple[str, ...]
 
 
+def _whole_names(tests: Sequence[str]) -> tuple[str, ...]:
+    """The names of tests, of which one without a file is in that of the one before it."""
+    found: list[str] = []
+    for test in tests:
+        found.append(found[-1].partition("::")[0] + test if test.startswith("::") else test)
+    return tuple(found)
+
+
 def _read(table: str) -> list[tuple[str, dict[str, Any]]]:
     """The names and entries of a table."""
     text = (TESTS / "assurance" / "planted" / f"{table}.toml").read_text(encoding="utf-8")
@@ -187,7 +195,7 @@ def _read(table: str) -> list[tuple[str, dict[str, Any]]]:
 
 GROUPS = {area: [Mutant.of(*each) for each in _read(table)] for table, area in AREAS.items()}
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]
-FAULTS = [Fault(name, entry["outcome"], tuple(entry["tests"])) for name, entry in _read("around a run")]
+FAULTS = [Fault(name, entry["outcome"], _whole_names(entry["tests"])) for name, entry in _read("around_a_run")]
 
 
 @dataclass(eq=False)  # pytest needs plugins that have a hash
