@@ -130,8 +130,7 @@ def faults() -> Json:
 
 def load() -> Json:
     """Figures of long and large runs."""
-    files = "tests/assurance/test_large_runs.py", "tests/assurance/test_ledger_shortening.py"
-    cases = run_tests(*files, "-k", "large_runs or million")
+    cases = run_tests("tests/assurance/test_large_runs.py")
     figures = {name: value for case in cases for name, value in case["figures"].items()}
     return {"figures": figures, "failed": sorted(case["test"] for case in cases if case["outcome"] != "passed")}
 

@@ -1,6 +1,6 @@
 """Faults planted in the library on purpose, as the tables of ``planted/`` say, and the tests that must see them.
 
-A table has one entry per fault: the harm, the changes, the tests that catch it (``::test`` is one of the same file), and
+A table has one entry per fault: the harm, the changes, the tests that catch it (``::test`` in the same file), and
 ``seen_as``, errors that show it beside a failed assertion. ``on_ranks`` plants it in the processes that a test starts.
 A change is named by what it changes, without ``noisette.``:
 

@@ -97,12 +97,6 @@ def test_the_results_cover_all_planted_faults_without_a_failure() -> None:
     assert all(test["passed"] == test["cases"] > 0 for test in RESULTS.get("faults", {"tests": {}})["tests"].values())
 
 
-def test_links_of_the_page_have_targets() -> None:
-    links = set(re.findall(r"\]\(([^)#]+)\)", PAGE.read_text(encoding="utf-8")))
-    assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
-
-
 def test_promises_are_numbered_in_order() -> None:
     guarantees = PAGE.read_text(encoding="utf-8").partition("## Guarantees")[2].partition("\n## ")[0]
     numbers = re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE)
