@@ -24,6 +24,7 @@ from noisette.run.loading import records_of
 from noisette.run.privatize import privatize
 
 _STEPS = 1_000_000  # declared; so many are never taken
+_SIZES = 30  # steps after which batches of most sizes have come, so that their graphs are compiled
 
 
 def run(capture: Capture) -> sgd.Method:
@@ -39,7 +40,7 @@ def run(capture: Capture) -> sgd.Method:
             expected_batch_size=data.size,
             steps=_STEPS,
             noise_multiplier=sgd.NOISE_MULTIPLIER,
-            ledger=_ledger(optimizer),
+            ledger=_ledger(),
         )
         batches = private_run.batches()
 
@@ -49,6 +50,8 @@ def run(capture: Capture) -> sgd.Method:
             optimizer.step()
             optimizer.zero_grad()
 
+        for _ in range(_SIZES if capture == "compiled" else 0):
+            step()
         return step
 
     return method
@@ -92,7 +95,7 @@ def noise(model: nn.Module, data: sgd.Data) -> sgd.Step:
 def ledger(model: nn.Module, data: sgd.Data) -> sgd.Step:
     """The lines of a step on the disk: its part of a reservation, and its commit."""
     event = PoissonGaussian(data.sampling_rate, sgd.NOISE_MULTIPLIER)
-    paper = _ledger(model)
+    paper = _ledger()
     account = LedgerAccount(paper, event, RecordedRun(), _ignored, Alone(), steps=_STEPS, steps_spent=0)
     steps = itertools.count()
 
@@ -112,11 +115,11 @@ def optimizer(model: nn.Module, data: sgd.Data) -> sgd.Step:
     return lambda: _ignored(moves.step())
 
 
-def _ledger(owner: object) -> Ledger:
-    """A ledger on the disk, for as long as this object is alive."""
+def _ledger() -> Ledger:
+    """A ledger on the disk, in a folder that goes with it."""
     folder = tempfile.mkdtemp()
     opened = Ledger(Path(folder, "ledger.jsonl"))
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(opened, shutil.rmtree, folder, ignore_errors=True)
     return opened
 
 

@@ -80,7 +80,7 @@ def test_files_and_registries_of_the_page_exist(page: str) -> None:
     assert len(named) > 5
     assert [path for path in named if not any((top / path).exists() for top in (SOURCE, ROOT, ROOT / "src"))] == []
     registries = set(re.findall(r"`([A-Z_]{4,})`", text))
-    assert registries == {"ACCOUNTANTS", "CLIPPING_RULES", "ENGINES"}
+    assert {"CLIPPING_RULES", "ENGINES"} <= registries <= {"ACCOUNTANTS", "CLIPPING_RULES", "ENGINES"}
     code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("registry.py"))
     assert [name for name in registries if not re.search(rf"^{name}\b.* = ", code, re.MULTILINE)] == []
 
@@ -144,9 +144,11 @@ def test_keys_and_names_of_the_page_exist() -> None:
 
 
 def test_code_on_settings_gives_the_stated_numbers_and_its_table_is_that_of_the_results() -> None:
-    names = names_of(*blocks(RATES)[:2])
+    plan, loop, *_ = blocks(RATES)
+    names = names_of(plan)
     assert (names["batches"].expected_batch_size, round(names["batches"].epochs, 1)) == (4001, 66.7)
     assert f"{names['delta']:.1e}" == "3.3e-06"
+    exec(loop, names)
     with names["run"] as run:
         assert (run.steps, run.terms.epsilon) == (500, 3.0)
     assert 0 < names["optimizer"].param_groups[0]["lr"] < 30
