@@ -190,8 +190,7 @@ def steps_in_spite_of(path: Path, number: int) -> int:
 
 
 @pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize("once", [True, False], ids=["once", "for-good"])
-@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(("after", "once"), [(True, True), (False, False)], ids=["once-after", "for-good-before"])
 @pytest.mark.parametrize(
     ("name", "error"),
     [
