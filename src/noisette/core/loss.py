@@ -193,8 +193,10 @@ class OutsideTensors:
     def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
         self._columns = [_memory_of(column) for column in columns]
-        # Objects refer to their type, and the collector looks through all of them in C.
-        found = [each for each in gc.get_referrers(*_with_subclasses(Tensor)) if issubclass(type(each), Tensor)]
+        kinds = [Tensor]
+        for kind in kinds:  # grows meanwhile
+            kinds += type.__subclasses__(kind)
+        found = [each for each in gc.get_referrers(*kinds) if issubclass(type(each), Tensor)]  # a search in C
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in found}
 
     def begin(self, public: Iterable[Tensor]) -> None:
@@ -249,16 +251,11 @@ class OutsideTensors:
         """Whether a tensor that no call has used yet may be used: in a run an older one, else one of the first call."""
         if self._existing is None:
             return self._calls == 1
-        existing = self._existing.get(id(tensor))
-        return existing is not None and existing() is tensor
+        return self._existing.get(id(tensor), lambda: None)() is tensor
 
     def _holds_records(self, tensor: Tensor) -> bool:
         begin, end = _memory_of(tensor) if self._columns else (0, 0)
         return any(begin < last and first < end for first, last in self._columns)
-
-
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
