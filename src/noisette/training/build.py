@@ -298,8 +298,7 @@ def _bound(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
-        of_classes = partial(nn.functional.cross_entropy, reduction="none")
-        return of_classes if data.target is None else squared_error, *_clip(model, recipe)
+        return _loss(recipe, data), *_clip(model, recipe)
     lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
     bound = LipschitzBound(
         model,
@@ -309,6 +308,25 @@ def _bound(
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
+
+
+def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
+    """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
+    weights, names = recipe.training.class_weights, recipe.data.classes
+    if data.target is not None:
+        return squared_error
+    if weights is None:
+        return partial(nn.functional.cross_entropy, reduction="none")
+    order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+    if set(order) != weights.keys():
+        raise ValueError(f"class_weights need a number for each class: {'=1,'.join(order)}=1")
+    largest = max(weights.values())  # above one a weight would only be clipped
+    relative = torch.tensor([weights[name] / largest for name in order])
+
+    def weighted(scores: Tensor, targets: Tensor) -> Tensor:
+        return relative.to(scores.device)[targets] * nn.functional.cross_entropy(scores, targets, reduction="none")
+
+    return weighted
 
 
 def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:

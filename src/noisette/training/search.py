@@ -177,25 +177,17 @@ def rehearse(
     made_up, held = score.split(_made_up(data))
     found: list[Rehearsed] = []
     for recipe in recipes:
-        ledger, stopped = Ledger(dataset=data.name), False
-
-        def one_step(run: PrivateRun, point: Point) -> None:
-            nonlocal stopped
-            stopped = True
-            raise KeyboardInterrupt
-
+        ledger, rate = Ledger(dataset=data.name), recipe.training.batch_size / made_up.declared_size
         outcome = train(
-            recipe,
+            replace(recipe, training=replace(recipe.training, epochs=rate)),  # one step
             made_up,
             public=public,
             ledger_path=None,
-            on_step=one_step,
+            on_step=lambda run, point: None,
             points=1,
             ledger=ledger,
             noise_multiplier=noise_multiplier,
         )
-        if not stopped:
-            raise KeyboardInterrupt  # it was pressed before
         score.of(outcome, held, ledger)
         step = outcome.run.event
         others = {event: times for event, times in ledger.events.items() if event != step}
@@ -328,8 +320,6 @@ class Search:
             ledger=ledger,
             noise_multiplier=self.noise_multiplier,
         )
-        if outcome.interrupted:
-            raise KeyboardInterrupt  # ends the search, and not the run alone
         return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:

@@ -261,20 +261,26 @@ def _short(value: float) -> str:
 def run_panels(facts: Facts) -> tuple[list[tuple[Panel, str]], Panel | None]:
     """The course of a run as panels with captions, and its certified robustness; none of what was not measured."""
     privacy, data, panels = facts.recipe.privacy, facts.recipe.data, []
+    if not facts.private:
+        return [], None
     tested = "public test examples" if data.holdout is None else "records held out"
-    accuracy = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
-    errors = [(p.epsilon, p.test_rmse) for p in facts.points if p.test_rmse is not None]
-    if accuracy:
-        spent, values = zip(*accuracy, strict=True)
-        line = Line(percent(values[-1] / 100), spent, values)
-        panel = Panel("Test accuracy against ε", "ε spent", "test accuracy (%)", [line], linear=True)
-        panels.append((panel, f"Accuracy on the {tested} against the ε spent until then."))
-    elif errors:
-        spent, values = zip(*errors, strict=True)
-        vertical = f"test RMSE ({data.unit})" if data.unit else "test RMSE"
-        line = Line(f"{values[-1]:.4g}", spent, values)
-        panel = Panel("Test error against ε", "ε spent", vertical, [line], linear=True)
-        panels.append((panel, f"Error on the {tested} against the ε spent until then."))
+    for what, vertical, measured in (
+        (
+            "accuracy",
+            "test accuracy (%)",
+            [(p.epsilon, p.test_accuracy and 100 * p.test_accuracy) for p in facts.points],
+        ),
+        (
+            "error",
+            f"test RMSE ({data.unit})" if data.unit else "test RMSE",
+            [(p.epsilon, p.test_rmse) for p in facts.points],
+        ),
+    ):
+        if found := [(spent, value) for spent, value in measured if value is not None]:
+            spent, values = zip(*found, strict=True)
+            line = Line(percent(values[-1] / 100) if what == "accuracy" else f"{values[-1]:.4g}", spent, values)
+            panel = Panel(f"Test {what} against ε", "ε spent", vertical, [line], linear=True)
+            panels.append((panel, f"Test {what} on the {tested} against the ε spent until then."))
     if facts.points:
         caption = (
             f"The privacy cost of the same steps by three accountants, at δ = {power_of_ten(privacy.delta)}. All "
