@@ -1,4 +1,5 @@
-"""Faults of what a recipe adds to a step: views, averages, standardised weights, Adam without the noise, small runs."""
+"""Faults of what a recipe adds to a step: views, averages, standardised weights, weights of classes,
+Adam without the noise."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from noisette.nn import features as standardised_weights
 from noisette.nn import views
 from noisette.nn import views as augmentation
-from noisette.training import loop as simulation
+from noisette.training import build
 from noisette.training.optimizers import AdamBC, WeightAverage
 from planted import Mutant
 
@@ -54,9 +55,8 @@ def the_first_deviation_for_ever(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def the_epsilon_of_the_large_run(patch: pytest.MonkeyPatch) -> None:
-    """The small run is given the budget of the large one."""
-    patch.setattr(simulation, "epsilon_for", lambda **rest: 3.0)
+def weights_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(build, "relative_weights", torch.tensor)
 
 
 def an_average_that_begins_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -107,13 +107,10 @@ MUTANTS = [
         (f"{_ADAM}::test_steps_are_those_of_the_formula_with_other_noise_on_each_parameter_and_step",),
     ),
     Mutant(
-        "a small run with the epsilon of the large one",
-        "it promises what it does not keep, or ends early",
-        the_epsilon_of_the_large_run,
-        (
-            "training/test_simulation.py::test_a_small_run_has_the_noise_and_the_steps_of_the_large_one_and_its_own_price",
-        ),
-        seen_as=(ValueError,),  # its budget does not allow so many steps
+        "weights of classes as they are declared",
+        "the loss of a heavy class is clipped to that of the others",
+        weights_as_they_are,
+        ("training/test_class_weights.py::test_the_loss_of_a_class_has_its_weight_over_the_largest",),
     ),
     Mutant(
         "an average that begins too early",

@@ -142,7 +142,6 @@ def check_whole(folder: Path) -> None:
     assert tree(folder / "run") == FILES
     run = facts(folder / "run")
     assert run["steps_taken"] + run["steps_lost"] == run["steps_planned"] == run["steps"] == STEPS
-    assert run["completed"]
     assert run["epsilon"] <= EPSILON
     assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
     steps = [point["step"] for point in run["points"]]
@@ -203,26 +202,43 @@ def press(number: signal.Signals, step: int, monkeypatch: pytest.MonkeyPatch) ->
     after_step(step, lambda: signal.raise_signal(number), monkeypatch)
 
 
-def put_off(step: int, monkeypatch: pytest.MonkeyPatch, *options: object) -> Result:
+def put_off(step: int, monkeypatch: pytest.MonkeyPatch, number: signal.Signals = signal.SIGTERM) -> Result:
     with monkeypatch.context() as pressed:
-        press(signal.SIGTERM, step, pressed)
-        return train(*OPTIONS, *options)
+        press(number, step, pressed)
+        return train(*OPTIONS)
 
 
-def test_sigterm_saves_the_run_at_the_step_at_hand_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = put_off(39, monkeypatch)
-    assert shown.exit_code == 143, shown.output
+    before = signal.getsignal(number)
+    shown = put_off(39, monkeypatch, number)
+    assert shown.exit_code == code, shown.output
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
     assert reserved(tmp_path / "run.unfinished-1" / "ledger.jsonl") == 40
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
     shown = train("--resume", "run.unfinished-1")
     assert shown.exit_code == 0, shown.output
     check_whole(tmp_path)
     run = facts(tmp_path / "run")
     assert (run["steps_taken"], run["steps_lost"], run["resumed"]) == (STEPS, 0, 1)
     assert f"{STEPS} of {STEPS} (resumed, 0 lost)" in shown.output
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as pressed:
+        after_step(50, twice, pressed)
+        shown = train(*OPTIONS)
+    assert shown.exit_code == 130, shown.output
+    assert train("--resume", "run").exit_code == 0
+    check_whole(tmp_path)
 
 
 def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +249,6 @@ def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatc
     assert shown.exit_code == 143
     assert "Nothing was spent" in shown.output
     assert tree(tmp_path) == set()
-
-
-def test_ctrl_c_in_a_resumed_run_keeps_the_model_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_off(39, monkeypatch)
-    press(signal.SIGINT, 59, monkeypatch)
-    shown = train("--resume", "run")
-    assert shown.exit_code == 130, shown.output
-    run = facts(tmp_path / "run")
-    assert (run["steps_taken"], run["steps"], run["completed"]) == (60, 60, False)
-    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
 
 
 def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(

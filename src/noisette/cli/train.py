@@ -35,7 +35,6 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.training import keep_freed_memory
 from noisette.training.recipe import (
-    ADAM_RATE,
     BATCH_NORMS,
     BATCHES,
     OPTIMIZERS,
@@ -219,7 +218,7 @@ def train(
         if idle := sorted(asked & {f"--{name.replace('_', '-')}" for name in _PRIVACY}):
             raise ValueError(f"without privacy there is no guarantee to set; leave out {', '.join(idle)}")
         if not asked & {"--lr", "--optimizer"}:  # rates for clipped gradients do not fit others
-            plain = replace(settings.training, optimizer="adam", lr=ADAM_RATE, momentum=0.0, floor=None)
+            plain = replace(settings.training, optimizer="sgd", lr=None, floor=None)
             settings = replace(settings, training=plain)
     name = Path(settings.data.name).resolve().name.partition(".")[0]
     place = out or Path("runs", f"{name}-not-private" if without_privacy else name)
@@ -243,7 +242,7 @@ def _weights(given: str) -> dict[str, float]:
     """The weight of each class by its name."""
     pairs = [part.rpartition("=") for part in listed("class-weights", given)]
     try:
-        return {name: float(number) for name, _, number in pairs}
+        return {name: float(number if sign else sign) for name, sign, number in pairs}
     except ValueError as error:
         raise ValueError(
             f"expected --class-weights as NAME=NUMBER for each class, as no=1,yes=9, got {given!r}"

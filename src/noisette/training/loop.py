@@ -22,7 +22,7 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.defaults import NETWORK_REACH, learning_rate_for
+from noisette.training.defaults import NETWORK_REACH, TABLE, TABLE_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.plain_run import PlainRun
@@ -32,6 +32,8 @@ from noisette.training.threads import choose_threads
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _POINTS = 20
+# Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
+_FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
 
 
 def start_run(
@@ -78,7 +80,7 @@ def start_run(
     )
 
 
-def with_rate(recipe: Recipe, run: PrivateRun | PlainRun) -> Recipe:
+def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     """The recipe with a learning rate: its own, or the one that the rule gives, from public numbers of the run."""
     training = recipe.training
     if training.lr is not None:
@@ -89,7 +91,7 @@ def with_rate(recipe: Recipe, run: PrivateRun | PlainRun) -> Recipe:
         expected_batch_size=training.batch_size,
         steps=run.steps,
         max_grad_norm=recipe.privacy.max_grad_norm,
-        reach=NETWORK_REACH,
+        reach=TABLE_REACH if recipe.model.name == TABLE else NETWORK_REACH,
         momentum=training.momentum,
     )
     rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant
@@ -198,6 +200,8 @@ def resume(
 def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch) -> Outcome:
     """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
 
+    A recipe without a learning rate is trained by Adam.
+
     Guarantee: none. The weights may tell everything about the records.
 
     Raises:
@@ -210,10 +214,13 @@ def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | No
             "without privacy batches are Poisson batches of records, as they are; leave out batches, lipschitz, "
             "projection and users"
         )
-    setup = TrainingSetup(recipe, data, public)
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
+    if training.lr is None:  # the rule is for clipped gradients
+        lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))
+        recipe = replace(recipe, training=replace(training, optimizer="adam", lr=lr, momentum=0.0))
+    setup = TrainingSetup(recipe, data, public)
     run = PlainRun(setup.bound, setup.optimizer, setup.examples.tensors, rate, training.batch_size, steps)
-    outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
+    outcome = Outcome(recipe, data, setup.published, run, public_weights=setup.public_weights)
     return _Training(setup, outcome, None, start, _POINTS, ranks_of(None)).finish(on_step)
 
 

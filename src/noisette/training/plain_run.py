@@ -41,7 +41,6 @@ class PlainRun:
     expected_batch_size: int
     steps: int
     steps_spent: int = 0
-    noise_multiplier: float = 0.0
 
     def batches(self) -> Iterator[PlainBatch]:
         """The batch of each step, which each record enters with the sampling rate."""

@@ -18,7 +18,7 @@ from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, DeclarationError, declared, unknown_key
 from noisette.data.dataset import refuse
-from noisette.training.defaults import batches_for, delta_for
+from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 # Names that a recipe can choose from
 
@@ -469,11 +469,11 @@ def read_schema(path: Path) -> dict[str, Any]:
 # What suits the data
 
 
+_ON_COUNTS = "ranked-word-counts"
 _BUILT_IN = {
     "digits": "cnn",
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
-    "adult": "mlp",
-    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
+    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
     **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
@@ -482,37 +482,28 @@ def suited_model(data: DataSection) -> str:
     """The name of a model for a built-in data set, or for tables, texts and images of one's own.
 
     >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
-    ('mlp', 'ranked-word-counts')
+    ('table', 'ranked-word-counts')
     """
-    if built_in := _BUILT_IN.get(data.name):
-        return built_in
-    return "ranked-word-counts" if data.text is not None else "cnn" if Path(data.name).is_dir() else "mlp"
+    other = _ON_COUNTS if data.text is not None else "cnn" if Path(data.name).is_dir() else TABLE
+    return _BUILT_IN.get(data.name, other)
 
 
-ADAM_RATE = 0.003
-_COUNTS = TrainingSection(epochs=15, lr=10.0, momentum=0.9, cosine=False, average_last=0.5)  # of linear layers
-_COUNTS_NORM = 0.7
-_OF_COUNTS = ("word-counts", "ranked-word-counts", "word-counts-and-vectors")
+_ADAM_RATE = 0.003
+_OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
-_VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
-_ENCODER = TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
-_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
-_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
+_VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
+_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98))
+_FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98))
 _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
-    "mnist": (_FEATURES, _IMAGES),
-    "fashion-mnist": (_FEATURES, _IMAGES),
-    "cifar10": (_FEATURES, _IMAGES),
-    "kmnist": (_FEATURES, _FEW_IMAGES),
-    "emnist-letters": (_FEATURES, _FEW_IMAGES),
-    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0)),
-    "ag-news": (PrivacySection(), _VECTORS),
-    "sst2-glove": (PrivacySection(), _VECTORS),
-    "imdb-glove": (PrivacySection(), _ENCODER),
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
+    **dict.fromkeys(("kmnist", "emnist-letters"), _FEW_IMAGES),
+    **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
+    "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }
 
 
@@ -526,35 +517,34 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     """
     section = DataSection(**data)
     name = model or suited_model(section)
-    if known := _KNOWN_TO_WORK.get(section.name):
-        privacy, training = known
-    elif section.name in _TEXT_SIZES:
-        privacy, training = _of_texts(PrivacySection(), _TEXT_SIZES[section.name], name)
-    else:
-        privacy, training = _of_own_data(section, name)
+    privacy, training = _KNOWN_TO_WORK.get(section.name) or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
-        training = replace(training, optimizer=optimizer, lr=ADAM_RATE, momentum=0.0)
+        training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
     return Recipe(section, ModelSection(name), privacy=privacy, training=training)
 
 
-def _of_own_data(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
-    if data.size is None or data.size < 1:
-        return PrivacySection(), TrainingSection(lr=None) if data.text is None else _TEXTS
-    records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
-    delta = PrivacySection(delta=delta_for(records))
-    if data.text is not None:
-        return _of_texts(delta, records, model)
+def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
+
+    Counts of words take 60 steps of a quarter of the texts; other models of texts cost more, and take smaller batches.
+    """
+    is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
+    records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
+    privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
+    if is_text and model in _OF_COUNTS and (size >= 1 or data.name in _TEXT_SIZES):
+        training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
+        return replace(privacy, max_grad_norm=0.7), replace(training, average_last=0.5)
+    if is_text:
+        return privacy, replace(
+            _TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10))
+        ) if records > 1 else _TEXTS
+    if model == TABLE:
+        privacy = replace(privacy, max_grad_norm=TABLE_NORM)
+    if size < 1:
+        return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
-    return delta, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
-
-
-def _of_texts(privacy: PrivacySection, records: int, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """60 steps of a quarter of the texts for their counts; other models cost more, and take smaller batches."""
-    if model in _OF_COUNTS:
-        return replace(privacy, max_grad_norm=_COUNTS_NORM), replace(_COUNTS, batch_size=math.ceil(records / 4))
-    return privacy, replace(_TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10)))
+    return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)

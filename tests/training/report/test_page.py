@@ -14,7 +14,6 @@ from noisette.training.report.facts import Facts
 from noisette.training.report.page import documents, page
 from noisette.training.report.statement import statement
 
-
 REQUIRED = [each.name for each in fields(Facts) if each.default is MISSING and each.default_factory is MISSING]
 
 
