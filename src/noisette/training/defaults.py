@@ -22,7 +22,7 @@ MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
-TABLE, TABLE_REACH, TABLE_NORM = "table", 60.0, 2.0
+TABLE, TABLE_NORM = "table", 2.0
 MOMENTUM = 0.9
 
 

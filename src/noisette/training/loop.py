@@ -22,7 +22,7 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.defaults import NETWORK_REACH, TABLE, TABLE_REACH, learning_rate_for
+from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.plain_run import PlainRun
@@ -91,7 +91,7 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
         expected_batch_size=training.batch_size,
         steps=run.steps,
         max_grad_norm=recipe.privacy.max_grad_norm,
-        reach=TABLE_REACH if recipe.model.name == TABLE else NETWORK_REACH,
+        reach=NETWORK_REACH,
         momentum=training.momentum,
     )
     rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant

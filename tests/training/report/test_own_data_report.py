@@ -72,7 +72,7 @@ def test_the_confusion_matrix_names_classes(facts: Facts) -> None:
 
 def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_red(facts: Facts) -> None:
     good = page(held_out(facts))
-    assert "AUC 0.877 and base rate 83.3 %" in words(good)
+    assert "AUC 0.877 at a base rate of 83.3 %" in words(good)
     assert 'class="worse"' not in good
     for change, said in (
         ({"log_loss": 0.46}, "Worse than the base rate in log loss."),

@@ -83,7 +83,7 @@ def _headline(facts: Facts) -> str:
     if isinstance(test, NumberFigures):
         return f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip()
     if test is not None and test.is_unbalanced:
-        return f"AUC {test.auc:.3f} and base rate {percent(test.base_rate)}"
+        return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
     return "A model" if facts.test_accuracy is None else f"{percent(facts.test_accuracy)} test accuracy"
 
 
