@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import dp_accounting
@@ -14,7 +12,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, facts, full_disk, noisette, train, tree, wait_for
+from command_line import FILES, facts, full_disk, noisette, train, tree
 from noisette.nn import models
 
 KEYS = {
@@ -172,15 +170,6 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert tree(tmp_path) == set()
 
 
-def test_a_place_that_is_not_a_run_is_refused_before_anything_happens(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.tex").write_text("mine")
-    shown = train("--out", "thesis", "--data", "no such data")
-    assert shown.exit_code == 2
-    assert "thesis exists and is not a run" in shown.output
-    assert tree(tmp_path) == {"thesis", "thesis/chapter.tex"}
-
-
 def test_a_refused_command_does_not_mention_the_older_run(short_run: tuple[Path, Result], tmp_path: Path) -> None:
     shutil.copytree(short_run[0], tmp_path / "run")
     shown = train("--out", "run", "--delta", 0.5)
@@ -250,22 +239,3 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch
     assert shown.exit_code == 130
     assert "Nothing was spent" in shown.output
     assert tree(tmp_path) == set()
-
-
-def signalled(number: signal.Signals, folder: Path) -> tuple[int, str]:
-    """Exit code and standard error of a long run that got a signal when its ledger held twenty lines."""
-    program = "from noisette.cli import main; main()"
-    command = [sys.executable, "-c", program, "train", "--epochs", "300", "--out", "run"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ledger = folder / "run.unfinished-1" / "ledger.jsonl"
-    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_its_ledger(tmp_path: Path) -> None:
-    code, _ = signalled(signal.SIGKILL, tmp_path)
-    assert code == -signal.SIGKILL
-    assert {"run.unfinished-1/ledger.jsonl", "run.unfinished-1/checkpoint/checkpoint.safetensors"} <= tree(tmp_path)

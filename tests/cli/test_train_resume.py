@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, after_step, facts, train, tree, wait_for
+from command_line import FILES, after_step, facts, train, tree
 
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
@@ -331,18 +329,6 @@ def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pyt
     check_whole(tmp_path)
 
 
-def test_what_lies_about_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = os.umask(0)
-    try:
-        put_off(5, monkeypatch)
-    finally:
-        os.umask(before)
-    saved = tmp_path / "run.unfinished-1" / "checkpoint"
-    assert saved.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o600}
-    assert "seconds" not in (saved / "settings.json").read_text()
-
-
 def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe.toml").write_text(
         '[model]\nname = "mlp"\n[projection]\ncomponents = 8\nnoise_multiplier = 20.0\n[privacy]\nepsilon = 2.0\n'
@@ -359,20 +345,3 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run["recipe"]["projection"]["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
     assert 1.9 < run["epsilon"] <= 2
     assert run["test_accuracy"] > 0.15  # chance is 0.1, and the noise large
-
-
-@pytest.mark.slow
-def test_a_real_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from noisette.cli import main; main()", "train", *map(str, OPTIONS)]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
-    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "Stopped." in errors
-    assert "Traceback" not in errors
-    assert train("--resume", "run").exit_code == 0
-    check_whole(tmp_path)
-    assert facts(tmp_path / "run")["steps_lost"] == 0
-    shutil.rmtree(tmp_path / "run")

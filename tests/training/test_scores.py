@@ -60,7 +60,7 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
 
 def test_scores_that_are_not_finite() -> None:
     found = class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1]))
-    assert (found.auc, found.log_loss) == (None, math.inf)
+    assert (found.auc, found.log_loss, found.mean_probabilities) == (None, None, ())
     assert found.problem == "Worse than the base rate in log loss"
 
 

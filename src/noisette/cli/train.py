@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -39,7 +39,10 @@ from noisette.training.recipe import (
     BATCHES,
     OPTIMIZERS,
     AugmentationSection,
+    DataSection,
+    PrivacySection,
     Recipe,
+    TrainingSection,
     accountant_names,
     default_recipe,
     read_schema,
@@ -63,24 +66,8 @@ _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
-# Fields of a recipe that are options under the same name.
-_DATA = (
-    *("classes", "target", "image_size", "size", "label", "unit", "text", "tokens", "decimal", "grey", "test"),
-    *("skip_unlabelled", "holdout", "users", "records_per_user", "public_users"),
-)
-_PRIVACY = ("epsilon", "delta", "max_grad_norm", "clipping", "engine", "allow_large_delta")
-_TRAINING = (
-    *("epochs", "batch_size", "batches", "largest_batch", "bands", "compile", "optimizer", "lr", "seed"),
-    "class_weights",
-)
-# The tables of a recipe whose fields are options, each field with its option.
-_OPTIONS: dict[str, dict[str, str]] = {
-    "data": {"name": "data"} | {name: name for name in _DATA},
-    "model": {"name": "model", "batch_norm": "batch_norm"},
-    "public": {"data": "public", "examples": "public_examples"},
-    "privacy": {name: name for name in _PRIVACY},
-    "training": {name: name for name in _TRAINING},
-}
+# Tables of a recipe whose fields are options under the same name.
+_TABLES = {"data": DataSection, "privacy": PrivacySection, "training": TrainingSection}
 _Recipe = Annotated[
     Path | None,
     typer.Argument(
@@ -189,13 +176,15 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    asked = {p.opts[0] for p in context.command.params if p.name and _is_asked(context, p.name)}
+    sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
+    asked = {option for option, source in sources.items() if source and source.name == "COMMANDLINE"}
     if resume:
         if others := sorted(asked - {"--resume", "--json"}):
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
         report(lambda: _go_on(resume), as_json)
         return
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
+    given.pop("columns", None)
     if classes is not None:
         given["classes"] = number_or_names(classes)
     if target is not None:
@@ -204,10 +193,14 @@ def train(
         given["image_size"] = whole_numbers("image-size", image_size.replace("x", ","), "64x48")
     if class_weights is not None:
         given["class_weights"] = _weights(class_weights)
-    tables = {
-        table: {name: given[option] for name, option in fields.items() if option in given}
-        for table, fields in _OPTIONS.items()
+    tables = {t: {f.name: given[f.name] for f in fields(of) if f.name in given} for t, of in _TABLES.items()}
+    others = {
+        "model": {"name": model, "batch_norm": batch_norm},
+        "public": {"data": public, "examples": public_examples},
     }
+    tables |= {t: {name: value for name, value in table.items() if value is not None} for t, table in others.items()}
+    if data is not None:
+        tables["data"]["name"] = data
     declared = (read_schema(columns) if columns else {}) | tables.pop("data")
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
     settings = base.changed(tables, "the settings")
@@ -215,8 +208,8 @@ def train(
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
     if without_privacy:
-        if idle := sorted(asked & {f"--{name.replace('_', '-')}" for name in _PRIVACY}):
-            raise ValueError(f"without privacy there is no guarantee to set; leave out {', '.join(idle)}")
+        if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
+            raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
         if not asked & {"--lr", "--optimizer"}:  # rates for clipped gradients do not fit others
             plain = replace(settings.training, optimizer="sgd", lr=None, floor=None)
             settings = replace(settings, training=plain)
@@ -231,11 +224,6 @@ def train(
         report(lambda: _without_privacy(settings, place, loaded or _load(settings, data_dir, key)), as_json)
     else:
         report(lambda: _begin(settings, place, data_dir, key, loaded), as_json)
-
-
-def _is_asked(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _weights(given: str) -> dict[str, float]:

@@ -118,9 +118,9 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     present = np.flatnonzero(sizes)
     shares = sizes[present] / sizes.sum()
     found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
-    auc, log_loss = None, math.inf
+    auc, log_loss, means = None, None, ()
     if np.isfinite(scores).all():
-        log_loss = -float(found[np.arange(len(targets)), targets].mean())
+        log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
         if len(present) > 1:
             chosen = present if classes > 2 else [1]
             auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
@@ -132,7 +132,7 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
         confusion=tuple(tuple(row) for row in table.tolist()),
         log_loss=log_loss,
         base_log_loss=-float(shares @ np.log(shares)),
-        mean_probabilities=tuple(np.exp(found).mean(0).tolist()),
+        mean_probabilities=means,
     )
 
 

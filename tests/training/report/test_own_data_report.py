@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -76,7 +75,7 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
     assert 'class="worse"' not in good
     for change, said in (
         ({"log_loss": 0.46}, "Worse than the base rate in log loss."),
-        ({"log_loss": math.inf, "accuracy": 0.8}, "Worse than the base rate in accuracy and log loss."),
+        ({"log_loss": None, "accuracy": 0.8}, "Worse than the base rate in accuracy and log loss."),
     ):
         assert f'<p class="worse">{said}' in page(replace(held_out(facts), test=replace(FIGURES, **change)))
     even = replace(FIGURES, base_rate=0.6)

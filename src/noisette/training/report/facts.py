@@ -104,9 +104,9 @@ class ClassFigures:
     macro_accuracy: float  # the mean over the classes of the share that is right in each
     auc: float | None  # of more than two classes the mean over each against the others; ``None`` if all are of one
     confusion: tuple[tuple[int, ...], ...]  # for each class how many of its examples were predicted as each class
-    log_loss: float  # in nats; infinite where scores are no numbers
+    log_loss: float | None  # in nats; ``None`` where scores are no numbers
     base_log_loss: float  # of the shares of the classes, the best constant
-    mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share
+    mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share; () without a log loss
 
     @property
     def found(self) -> int | None:
@@ -121,30 +121,29 @@ class ClassFigures:
     @property
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
-        worse = [
-            *(["accuracy"] if self.accuracy < self.base_rate else []),
-            *(["log loss"] if self.log_loss > self.base_log_loss else []),
-        ]
+        loss = math.inf if self.log_loss is None else self.log_loss
+        found = {"accuracy": self.accuracy < self.base_rate, "log loss": loss > self.base_log_loss}
+        worse = [name for name, is_worse in found.items() if is_worse]
         return f"Worse than the base rate in {' and '.join(worse)}" if worse else ""
 
     def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The name and the value of each figure, with the names of the classes."""
+        loss = "not a number" if self.log_loss is None else f"{self.log_loss:.3f}"
         rows = [
             ("test accuracy", percent(self.accuracy)),
             ("base rate", f"{percent(self.base_rate)} (always the most frequent class)"),
             ("macro accuracy", f"{percent(self.macro_accuracy)} (mean over the classes)"),
             *([] if self.auc is None else [("AUC", f"{self.auc:.3f}")]),
-            ("log loss", f"{self.log_loss:.3f} (base rate: {self.base_log_loss:.3f})"),
+            ("log loss", f"{loss} (base rate: {self.base_log_loss:.3f})"),
         ]
         if (k := self.found) is not None:
             right, examples, predicted = self.confusion[k][k], sum(self.confusion[k]), sum(r[k] for r in self.confusion)
             precision, recall = right / predicted if predicted else 0.0, right / examples if examples else 0.0
             both = f"{percent(precision)} and {percent(recall)}, F1 {2 * right / max(1, predicted + examples):.3f}"
-            share = examples / sum(map(sum, self.confusion))
             rows.append((f"precision and recall of {names[k]}", both))
-            rows.append(
-                (f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({percent(share)} are)")
-            )
+            if self.mean_probabilities:
+                share = percent(examples / sum(map(sum, self.confusion)))
+                rows.append((f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({share} are)"))
         return rows
 
 
