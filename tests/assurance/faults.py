@@ -141,10 +141,10 @@ FAULTS = [
     ),
     Fault(
         "SIGTERM; Ctrl-C",
-        "the step at hand ends; the run is put off and loses nothing; or is ended with the model so far",
+        "the step at hand ends and the run is put off; a second Ctrl-C ends at once, and the last checkpoint goes on",
         (
-            "cli/test_train_resume.py::test_sigterm_saves_the_run_at_the_step_at_hand_and_loses_nothing",
-            "cli/test_train.py::test_ctrl_c_ends_the_step_at_hand_and_keeps_everything",
+            "cli/test_train_resume.py::test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing",
+            "cli/test_train_resume.py::test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on",
         ),
     ),
     Fault(

@@ -122,7 +122,7 @@ def test_the_seed_says_which_examples_are_public() -> None:
     ("public", "message"),
     [
         (None, "give that data set as public"),
-        (images("others", 2, shape=(1, 9, 8)), r"have shape \(1, 9, 8\), those of mine \(1, 8, 8\)"),
+        (images("others", 2, shape=(1, 9, 8)), r"have shape \(1, 9, 8\), records \(1, 8, 8\)"),
         (images("others", 2, examples=15), "others has 15 examples, fewer than the 16 public"),
     ],
 )
@@ -139,7 +139,7 @@ def test_public_examples_that_do_not_fit_are_refused(public: DataSet | None, mes
         (
             recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others")),
             PUBLIC,
-            "no fixed features; leave standardised out",
+            "no fixed features; leave standardised and whitened out",
         ),
         (recipe(None, model=ModelSection("mlp"), lipschitz=LipschitzSection(30.0)), None, "Linear"),
         (recipe(None, model=ModelSection("lipschitz-dense")), None, r"constrains its weights.*\[lipschitz\] tau = 30"),
