@@ -116,7 +116,7 @@ def test_what_cannot_be_augmented_is_refused() -> None:
         recipe(AugmentationSection(shift=-1))
     with pytest.raises(ValueError, match="leave out augmentation or lipschitz"):
         replace(recipe(model="lipschitz-dense"), lipschitz=LipschitzSection(tau=30.0), privacy=PrivacySection())
-    with pytest.raises(ValueError, match="ask for augmentation.views of 2 or more"):
+    with pytest.raises(ValueError, match=r"ask for augmentation\.views of 2 or more"):
         TrainingSetup(recipe(AugmentationSection(flip=True), "scattering"), digits(16))
     data = digits()
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(300, 64)), test=None)

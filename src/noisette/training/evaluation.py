@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -65,14 +65,22 @@ def features_of(
     return features
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Run = TypeVar("Run", PrivateRun, PlainRun, default=PrivateRun)
+else:
+    Run = TypeVar("Run")
+
+
 @dataclass
-class Outcome:
-    """A finished run."""
+class Outcome(Generic[Run]):
+    """A finished run, which is private unless it is said."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: PrivateRun | PlainRun
+    run: Run
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
     resumed: int = 0  # how many times

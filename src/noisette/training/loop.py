@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.calibrate import schedule
@@ -23,7 +23,7 @@ from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
+from noisette.training.evaluation import Outcome, Run, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
@@ -197,7 +197,9 @@ def resume(
         return training.finish(on_step)
 
 
-def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch) -> Outcome:
+def train_without_privacy(
+    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch
+) -> Outcome[PlainRun]:
     """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
 
     A recipe without a learning rate is trained by Adam.
@@ -225,11 +227,11 @@ def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | No
 
 
 @dataclass
-class _Training:
+class _Training(Generic[Run]):
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     setup: TrainingSetup
-    outcome: Outcome
+    outcome: Outcome[Run]
     checkpoint: Path | None
     start: float
     places: int
@@ -239,7 +241,7 @@ class _Training:
         """Compute epsilon at evenly spaced steps, the last one among them; it is never above the budget of the run."""
         run, privacy = self.outcome.run, self.outcome.recipe.privacy
         steps = sorted({max(1, round(run.steps * k / self.places)) for k in range(1, self.places + 1)})
-        self.costs = dict.fromkeys(steps, math.inf)
+        self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
         if isinstance(run, PlainRun):
             return
         accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
@@ -252,7 +254,7 @@ class _Training:
         )
         self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
-    def finish(self, on_step: Watch) -> Outcome:
+    def finish(self, on_step: Watch) -> Outcome[Run]:
         """The outcome at the end of the run."""
         outcome = self.outcome
         self._save()

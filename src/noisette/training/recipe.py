@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -94,10 +94,9 @@ def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
     return _checked(lambda name, value: check(**{name: value}))
 
 
-def _one_of(names: Iterable[str]) -> pydantic.AfterValidator:
-    known = tuple(names)
-
+def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
     def check(field: str, name: str) -> None:
+        known = accountant_names() if table is ACCOUNTANTS else table
         if name not in known:
             raise ValueError(f"expected {field} to be one of {', '.join(known)}, got {name!r}")
 
@@ -201,7 +200,7 @@ class PrivacySection:
     max_grad_norm: _Positive = 1.0
     clipping: Annotated[str, _one_of(CLIPPING_RULES)] = "flat"
     engine: Annotated[str, _one_of(ENGINES)] = "book-keeping"
-    accountant: Annotated[str, _one_of(accountant_names())] = "pld"
+    accountant: Annotated[str, _one_of(ACCOUNTANTS)] = "pld"
     allow_large_delta: bool = False
 
 
