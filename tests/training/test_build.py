@@ -122,7 +122,7 @@ def test_the_seed_says_which_examples_are_public() -> None:
     ("public", "message"),
     [
         (None, "give that data set as public"),
-        (images("others", 2, shape=(1, 9, 8)), r"have shape \(1, 9, 8\), records \(1, 8, 8\)"),
+        (images("others", 2, shape=(1, 9, 8)), r"have shape \(1, 9, 8\), those of mine \(1, 8, 8\)"),
         (images("others", 2, examples=15), "others has 15 examples, fewer than the 16 public"),
     ],
 )

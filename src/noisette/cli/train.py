@@ -177,9 +177,9 @@ def train(
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
     sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
-    asked = {option for option, source in sources.items() if source and source.name == "COMMANDLINE"}
+    asked = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if resume:
-        if others := sorted(asked - {"--resume", "--json"}):
+        if others := [option for option in asked if option not in ("--resume", "--json")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
         report(lambda: _go_on(resume), as_json)
         return
@@ -210,7 +210,7 @@ def train(
     if without_privacy:
         if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
             raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-        if not asked & {"--lr", "--optimizer"}:  # rates for clipped gradients do not fit others
+        if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
             plain = replace(settings.training, optimizer="sgd", lr=None, floor=None)
             settings = replace(settings, training=plain)
     name = Path(settings.data.name).resolve().name.partition(".")[0]

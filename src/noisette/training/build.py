@@ -212,7 +212,8 @@ def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) ->
         raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
     shapes = [str(part.train.inputs.shape[1:]) for part in (public, data)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"public examples have shape {shapes[0]}, records {shapes[1]}; name a public set of the same")
+        of = f"public examples of {section.data} have shape {shapes[0]}, those of {data.name} {shapes[1]}"
+        raise ValueError(f"{of}; name a public set of the same shape")
     return public_examples(public, examples=section.examples, seed=section.seed)
 
 

@@ -155,7 +155,7 @@ def _loading(facts: Facts) -> str:
     use = "model = saved.model  # takes inputs as they were trained on\n"
     if facts.features or recipe.data.columns or recipe.data.text:
         use = 'names, values = saved.predict(saved.read(Path("rows.csv")))  # prepares rows as those were\n'
-    elif len(facts.input_shape) == 3 and recipe.data.name not in names():
+    elif len(facts.input_shape) == 3 and recipe.data.name not in names() and not Path(recipe.data.name).suffix:
         use = 'files, inputs = saved.read_images(Path("images"))\nnames, values = saved.predict(inputs)\n'
     return (
         "from pathlib import Path\n\n"
