@@ -44,14 +44,14 @@ def first_bound(patch: pytest.MonkeyPatch) -> None:
 
 def baked(patch: pytest.MonkeyPatch) -> None:
     """What stood in the place of the constants when the graph was traced stands there for good."""
-    whole = captured.trace
+    whole = graph.trace
 
     def trace(*given: Any) -> graph.Graph:
         traced = whole(*given)
         fixed = tuple([constant.detach().clone() for constant in traced.constants])
         return graph.Graph(traced.module, fixed, (None,) * len(fixed), traced.operations)
 
-    patch.setattr(captured, "trace", trace)
+    patch.setattr(graph, "trace", trace)
 
 
 MUTANTS = [

@@ -143,7 +143,7 @@ def earlier_batches_taken(patch: pytest.MonkeyPatch) -> None:
 def mean_taken_for_a_sum(patch: pytest.MonkeyPatch) -> None:
     whole = recorded_rows.clipped_sum_of
     patch.setattr(
-        "noisette.clipping.per_example.clipped_sum_of", lambda calls, scale, *others: whole(calls, 1.0, *others)
+        "noisette.clipping.engines.clipped_sum_of", lambda calls, scale, *others: whole(calls, 1.0, *others)
     )
 
 

@@ -184,11 +184,8 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
     ("arguments", "named"),
     [
         ((0.0,), "initial_norm"),
-        ((math.inf,), "initial_norm"),
-        ((1.0, 0.0), "target_quantile"),
         ((1.0, 1.0), "target_quantile"),
         ((1.0, 0.5, 0.0), "learning_rate"),
-        ((1.0, 0.5, 0.2, 0.0), "count_share"),
         ((1.0, 0.5, 0.2, 1.0), "count_share"),
     ],
 )

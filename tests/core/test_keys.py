@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import random
 import struct
 from functools import partial
 
@@ -94,21 +93,6 @@ def test_keys_differ() -> None:
     assert not np.intersect1d(words(SecretKey(), 1000), words(SecretKey(), 1000)).size
 
 
-def test_global_seeds_do_not_reach_it() -> None:
-    def seeded() -> np.ndarray:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-        return words(SecretKey())
-
-    assert not np.intersect1d(seeded(), seeded()).size
-    state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    words(SecretKey(SECRET))
-    assert torch.equal(torch.get_rng_state(), state[0])
-    np.testing.assert_array_equal(np.random.get_state()[1], state[1])
-    assert random.getstate() == state[2]
-
-
 def test_key_is_never_shown_or_copied() -> None:
     key = SecretKey(SECRET)
     assert repr(key) == str(key) == "SecretKey(hidden)"
@@ -118,7 +102,7 @@ def test_key_is_never_shown_or_copied() -> None:
 
 
 def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     run = noisette.privatize(

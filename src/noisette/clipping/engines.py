@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -367,6 +367,8 @@ class PerExampleLoop:
     Source: Lee & Kifer 2020 (nxBP).
     """
 
+    computes_again = True  # the loss, so that a graph of it is of no use
+
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
         with _autocast(call):
@@ -385,6 +387,7 @@ class Vmap:
     """
 
     chunk_size: int = 32
+    computes_again: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.count(chunk_size=self.chunk_size)

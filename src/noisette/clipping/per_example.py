@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,12 @@ import noisette.rules  # noqa: F401 - registers them
 from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
-from noisette.clipping.engines import (
-    BookKeeping,
-    OneByOneWarning,
-    PerExampleLoop,
-    RecordedCall,
-    Returned,
-    Vmap,
-    clipped_sum_of,
-    clipped_sum_one_by_one,
-    record_rows,
-    says_one_by_one,
-)
 from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
 from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
+    BookKeeping,
     ClippedSum,
     Clipping,
     ClippingRule,
@@ -52,6 +41,9 @@ from noisette.ranks.process_group import Unwrapped, canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
+
+if TYPE_CHECKING:
+    from noisette.clipping.engines import RecordedCall, Returned
 
 
 class PerExampleClip:
@@ -119,7 +111,7 @@ class PerExampleClip:
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
         # Engines that compute examples one after the other are captured where that is asked for, which says why not.
         is_due = self.schedule is not None and (
-            self.schedule.at_once or not isinstance(self.engine, PerExampleLoop | Vmap)
+            self.schedule.at_once or not getattr(self.engine, "computes_again", False)
         )
         self._captured = (
             CapturedSteps(model, self._clipped_sum, self._outside, self.schedule) if self.schedule and is_due else None
@@ -239,6 +231,8 @@ class PerExampleClip:
 
     def record_rows(self, batch: Microbatch) -> Returned:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""
+        from noisette.clipping.engines import record_rows
+
         self._check_open()
         if self._is_sharded:
             raise PrivacyError(
@@ -253,6 +247,8 @@ class PerExampleClip:
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Add the clipped gradients of the rows of these calls, as :func:`noisette.clipping.engines.clipped_sum_of`."""
+        from noisette.clipping.engines import clipped_sum_of
+
         self._check_open()
         clipping = clipping_of(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
@@ -323,8 +319,12 @@ class PerExampleClip:
                     raise
                 fact = str(error).splitlines()[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
+                from noisette.clipping.engines import OneByOneWarning, says_one_by_one
+
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
             self._is_one_by_one = True
+        from noisette.clipping.engines import clipped_sum_one_by_one
+
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 
     def _step(

@@ -130,10 +130,7 @@ class Window:
 
     A shard of rows is one run. A shard of columns has a run in each row, and the stride is the length of a whole row.
 
-    Args:
-        start: the parameter's element at which the tensor begins.
-        run: elements of the tensor that follow each other in the parameter too; ``None``: all of them.
-        stride: elements of the parameter from the beginning of one run to that of the next; ``None``: one run.
+    Where ``run`` and ``stride`` are ``None``, it is one run.
 
     Raises:
         ValueError: the start is negative, only one of ``run`` and ``stride`` is given, or runs are empty or overlap.
@@ -236,21 +233,13 @@ _IN_CACHE = 128  # tiles for which the plain pass's arrays fit into the processo
 
 @dataclass(frozen=True)
 class Digits:
-    """The constants of the formula in one precision.
+    """The constants of the formula in one precision; coefficients of powers of a square, the lowest first."""
 
-    Args:
-        mantissa: explicit bits of a mantissa.
-        top: the bits of 2^53. Less the bits of r they are e 2^mantissa + (1 - v) 2^(mantissa + 1).
-        integers: the integers of the size of a floating-point number.
-        logarithm: coefficients of 4 atanh(s) / s in s^2, lowest first, for s in [0, 1/3].
-        sine: those of sin(pi/2 t) / t in t^2, for t in [-1, 1].
-    """
-
-    mantissa: int
-    top: int
-    integers: torch.dtype
-    logarithm: tuple[float, ...]
-    sine: tuple[float, ...]
+    mantissa: int  # its explicit bits
+    top: int  # the bits of 2^53; less the bits of r they are e 2^mantissa + (1 - v) 2^(mantissa + 1)
+    integers: torch.dtype  # of the size of a floating-point number
+    logarithm: tuple[float, ...]  # of 4 atanh(s) / s, for s in [0, 1/3]
+    sine: tuple[float, ...]  # of sin(pi/2 t) / t, for t in [-1, 1]
 
 
 # Minimax polynomials for single precision, Chebyshev's for double. Largest relative errors: 4.5e-9 and 5.3e-9 for the
@@ -419,13 +408,7 @@ def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int)
 
 
 class PlainNoise:
-    """Noise that a processor computes, also for sums on another device.
-
-    Args:
-        key: the secret key.
-        dtype: that of the sums.
-        quicker: used in the place of the plain pass for groups of at least ``fewest`` tiles.
-    """
+    """Noise that a processor computes, also for sums on another device; by ``quicker`` from ``fewest`` tiles on."""
 
     def __init__(self, key: SecretKey, dtype: torch.dtype, quicker: Pass | None = None, fewest: int = 1) -> None:
         self._key = key

@@ -19,9 +19,8 @@ from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.run.agreement import ledger_on_ranks
 from noisette.run.loading import Collate
-from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer
+from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer, ledger_on_ranks
 from noisette.run.sampling import Poisson, ReleaseOf, Sampling, Users, releases
 
 
