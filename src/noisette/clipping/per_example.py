@@ -63,8 +63,7 @@ class PerExampleClip:
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), in real arithmetic, for a loss as :class:`noisette.Loss` says, and for given random numbers of
-    each example: without a run, which seeds generators secretly, one example more gives those behind it other masks,
-    and who knows the seed knows them.
+    each example, which a run draws from a secret seed.
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
@@ -150,10 +149,7 @@ class PerExampleClip:
         self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
-
-        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling.
-        """
+        """The first records of a batch are about to be read: the losses compute with the buffers as they are now."""
         self.reshard()
         self._still_to_come = still_to_come
         self.buffers.begin_batch()
@@ -170,16 +166,8 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``. One that cannot be vectorised is called once for each example,
-        with a warning.
-
-        Args:
-            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
-                axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
-            batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
-            keywords: more arguments of the loss, like ``batch``.
+        The loss is vectorised by ``torch.func.vmap``; one that cannot be is called once for each example, with a
+        warning. The arguments are those of :meth:`noisette.PrivateRun.accumulate`.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, each example's gradient is computed from that example,
         the weights and the buffers alone.
@@ -380,7 +368,7 @@ def _check_initialized(model: nn.Module) -> None:
 
 
 def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
-    """In the first call of a loss, told by its code: no numbers may be drawn that its examples would share."""
+    """In the first call of a loss, told by its code, no numbers may be drawn that its examples would share."""
     while isinstance(loss, partial):
         loss = loss.func
     code = getattr(loss, "__code__", type(loss))
