@@ -143,17 +143,6 @@ def test_inputs_that_the_step_writes_into_are_written_once() -> None:
 # Numbers of rows
 
 
-def test_nothing_is_traced_before_the_work_repays_it() -> None:
-    captured = Captured(nn.Module(), AUTO, {torch.float64})
-    for _ in range(3):
-        assert captured.rows_for(128, 100.0) is None
-        captured.add_time(128, 0.5, None)
-    assert captured.rows_for(128, 100.0) is None  # 1.5 seconds
-    captured.add_time(128, 0.6, None)
-    assert captured.rows_for(128, 0.5) is None
-    assert captured.rows_for(128, 100.0) == 128
-
-
 def traced(captured: Captured, rows: int, seconds: float) -> None:
     captured._sizes[rows].graphs = [module._Timed(Replaced(Scaled()), seconds=[seconds] * 3)]
 

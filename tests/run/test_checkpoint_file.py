@@ -98,18 +98,6 @@ def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    def fail(*_: object, metadata: object) -> None:
-        raise SafetensorError("no space left")
-
-    monkeypatch.setattr(checkpoint_file, "save_file", fail)
-    with pytest.raises(OSError, match="no space left"):
-        checkpoint_file.write(tmp_path, CONTENT)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_byte_that_changed_is_refused(tmp_path: Path) -> None:
     checkpoint_file.write(tmp_path, CONTENT)
     path = tmp_path / checkpoint_file.FILE
@@ -166,8 +154,6 @@ def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_pa
     reseal(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         checkpoint_file.read(tmp_path)
-
-
 
 
 def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path) -> None:

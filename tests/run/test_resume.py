@@ -305,11 +305,6 @@ def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
-def test_nothing_saved_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"checkpoint\.safetensors"):
-        go_on(tmp_path)
-
-
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     from noisette.run import checkpoint as checkpoint_file
 

@@ -223,13 +223,6 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None
     assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
 
 
-def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
-    ledger = Ledger()
-    first = take_all(begin(ledger, epsilon=BUDGET / 2))
-    with pytest.raises(PrivacyError, match="beyond the budget of 3"):
-        begin(ledger, noise_multiplier=noise_beside(first, ACCOUNTANT))
-
-
 def test_runs_that_were_declared_together_are_composed() -> None:
     ledger = Ledger()
     ledger.charge(Gaussian(6.0), declaration="all")

@@ -36,26 +36,22 @@ if TYPE_CHECKING:
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
-    """One line for each module that is known to mix examples: its name, its class, and what to do instead."""
-    return [
-        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
-        for name, module in model.named_modules()
-        if (problem := _mixing(module))
-    ]
+    """One line for each module that is known to mix examples: its name, its class, and what to do instead.
+
+    A module may state it in an attribute ``mixes_examples``.
+    """
+    named = [(name or "the model itself", module, _mixing(module)) for name, module in model.named_modules()]
+    return [f"{name}  {type(module).__name__} {problem}" for name, module, problem in named if problem]
 
 
 def _mixing(module: nn.Module) -> str:
-    """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
             "to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() on it"
         )
-    if (
-        isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        and module.training
-        and module.running_mean is not None
-    ):
+    is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
+    if is_instance_norm and module.training and module.running_mean is not None:
         return (
             "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
         )
@@ -430,27 +426,22 @@ class PrivateRun(DpSgd):
         them. So a run never makes more steps than planned, however often it crashes.
 
         Args:
-            folder: where :meth:`save` wrote the checkpoint.
-            bound: of a model like the saved one, which gets the saved weights.
-            optimizer: like the saved one, which gets the saved state.
-            dataset: the same records.
-            accountant: computes epsilon; ``PldAccountant()`` unless given.
+            folder: where :meth:`save` wrote the checkpoint; all ranks read it, whose number may be another one.
+            bound, optimizer: of a model like the saved one; they get the saved weights and state.
+            dataset, users: the same records, and the same ids. Batches are drawn as before; a pass over the data that
+                was under way is not continued, a new one begins.
+            accountant, collate_fn, ranks: as for :func:`privatize`.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
-            ranks: as for :func:`privatize`; their number may be another one than before. Each reads the folder, so it
-                lies on a file system that all share.
-            users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
-                over the data that was under way is not continued, a new one begins.
-            collate_fn: as for :func:`privatize`.
             saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
         Raises:
             FileNotFoundError: the checkpoint or the ledger does not exist.
-            ValueError: a file was truncated or altered, or model, optimizer or data set are not those of the run; all
-                are left as they were.
-            PrivacyError: the ledger does not continue from the checkpoint, is in use, or has recorded so much else that
-                the rest of the run would exceed its budget; and everything that :func:`privatize` refuses.
+            ValueError: a file was cut or altered, or model, optimizer or data set are not those of the run; all are
+                left as they were.
+            PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
+                budget; and everything that :func:`privatize` refuses.
         """
         from noisette.run.agreement import digests_of
         from noisette.run.checkpoint import SavedRun
