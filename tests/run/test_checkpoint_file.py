@@ -47,7 +47,7 @@ def reseal(folder: Path, **changes: Any) -> None:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = json.loads(file.metadata()["noisette"]) | changes
-    facts["sha256"] = checkpoint_file._seal(facts["format"], facts["content"], tensors)
+    facts["sha256"] = checkpoint_file._digest_of(facts["format"], facts["content"], tensors)
     save_file(tensors, path, metadata={"noisette": json.dumps(facts)})
 
 

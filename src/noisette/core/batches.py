@@ -166,12 +166,8 @@ class Records:
     columns: tuple[torch.Tensor, ...] = ()  # that rows are gathered from
 
     def held(self, indices: np.ndarray) -> np.ndarray:
-        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
-
-        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
-        """
-        if self.own is None:
-            return indices
+        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them."""
+        assert self.own is not None, "processes that hold the same records share them out"
         first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
         return indices[first:end] - self.own.start
 

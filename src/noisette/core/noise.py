@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -422,6 +422,8 @@ class PlainNoise:
     ) -> None:
         device = flat[parts[0].name].device
         on_host = {name: sum.numpy() for name, sum in flat.items()} if device.type == "cpu" else {}
+        # A GPU would multiply by the reciprocal of a number of the host.
+        by: Any = divisor if on_host else torch.tensor(divisor, dtype=torch.float64, device=device)
         for pieces in groups_of(parts, TILES_AT_ONCE):
             self._words.fill(self._key, pieces, step=step)
             tiles = pieces[-1].place + pieces[-1].tiles
@@ -431,11 +433,10 @@ class PlainNoise:
                 noise, at = values[piece.values], slice(piece.at, piece.at + piece.numel)
                 if on_host:
                     elements = on_host[piece.name][at]
-                    elements /= divisor
+                    elements /= by
                     elements += noise
-                else:  # a GPU would multiply by the reciprocal of a number of the host
-                    flat[piece.name][at].div_(torch.tensor(divisor, dtype=torch.float64, device=device))
-                    flat[piece.name][at].add_(torch.from_numpy(noise).to(device))
+                else:
+                    flat[piece.name][at].div_(by).add_(torch.from_numpy(noise).to(device))
 
 
 class GaussianNoise:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import traceback
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -79,9 +80,6 @@ class _Opened(NamedTuple):
     versions: list[int]  # of the parameters
     random: RandomStates
     let_go_of_noise: Callable[[], None]
-
-
-def _nothing() -> None: ...
 
 
 class DpSgd:
@@ -183,7 +181,11 @@ class DpSgd:
     def _drawn(self, step: int, fetch: Fetch, drawn: dict[int, Batch]) -> Batch:
         """The batch of a step that is accounted for: the part of it that this process loads."""
         whole = self._sampler.indices(step=step)
-        own = self._ranks.share(whole) if self._records.own is None else self._records.held(whole)
+        own = whole
+        if self._records.own is not None:
+            own = self._records.held(whole)
+        elif self._ranks.size > 1:
+            own = self._ranks.share(whole)
         run = weakref.ref(self)  # a batch that is kept keeps no run alive
 
         def begin() -> None:
@@ -212,7 +214,7 @@ class DpSgd:
         if self._written:
             raise _parameters_written(self._written)
         # First: it is drawn into buffers.
-        let_go = _nothing if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
+        let_go = (lambda: None) if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
         self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
         self._seed = seed_secretly()
@@ -359,10 +361,12 @@ class DpSgd:
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
-        with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
+        alone = self._ranks.size == 1
+        with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)
             batch.check_bounded(len(batch.indices))
-            if problems := differing_parameters(optimizer, self.bound):
+            same = held_by(optimizer) == self._names.keys()
+            if problems := [] if same else differing_parameters(optimizer, self.bound):
                 raise PrivacyError(
                     "the optimizer and the bound have different parameters since the run began:\n  "
                     + "\n  ".join(problems)
@@ -372,7 +376,7 @@ class DpSgd:
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._account.commit()
             sums = self.bound.pop_sums()
-            if self._ranks.size > 1:
+            if not alone:
                 equal["bounds, shares and parameters of the release"] = digest_of(sums)
         step, self._batch = self.steps_taken, None
         self.steps_taken += 1
@@ -396,8 +400,10 @@ class DpSgd:
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
         """A hook: no optimizer may move the parameters of this run but its own, and those it calls within its step."""
+        if optimizer is self.optimizer:
+            return
         shared = held_by(optimizer) & self._names.keys()
-        if optimizer is self.optimizer or not shared or _steps_under_way(self.optimizer):
+        if not shared or _steps_under_way(self.optimizer):
             return
         raise PrivacyError(
             f"a second optimizer ({type(optimizer).__name__}) steps {first_few(sorted(self._names[i] for i in shared))}"
@@ -590,13 +596,10 @@ def held_by(optimizer: Optimizer) -> set[int]:
 
 def differing_parameters(optimizer: Optimizer, bound: GradientBound) -> list[str]:
     """One line for what trains and only one of the two has; what is frozen and has no gradient does not count."""
-    named = {id(p): name for name, p in bound.parameters.items()}
-    held = held_by(optimizer)
-    if held == named.keys():
-        return []
+    held, own = held_by(optimizer), set(map(id, bound.parameters.values()))
     left = [name for name, p in bound.parameters.items() if id(p) not in held and p.requires_grad]
     problems = [f"{name}: trainable, but not in the optimizer" for name in left]
-    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
     if others := sum(p.requires_grad or p.grad is not None for p in others):
         problems.append(f"{others} trainable parameters of the optimizer are not in the model of the bound")
     return problems
@@ -607,8 +610,11 @@ _STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # of torch
 
 def _steps_under_way(optimizer: Optimizer) -> int:
     """The number of this optimizer's steps that have led to this call: a class may call the step of its base."""
-    callers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is _STEP)
-    return sum(frame.f_locals["args"][0] is optimizer for frame in callers)
+    frame, count = sys._getframe(1), 0
+    while frame is not None:
+        count += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
+    return count
 
 
 class StepsOfScaler:

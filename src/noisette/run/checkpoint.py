@@ -51,7 +51,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     """
     tensors: dict[str, Tensor] = {}
     packed = json.dumps(_pack(content, "", tensors))
-    facts = {"format": _FORMAT, "content": packed, "sha256": _seal(_FORMAT, packed, tensors)}
+    facts = {"format": _FORMAT, "content": packed, "sha256": _digest_of(_FORMAT, packed, tensors)}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_files.atomic_write(folder / FILE, mode=0o600) as beside:
@@ -75,7 +75,7 @@ def read(folder: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {})["noisette"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-        if facts["sha256"] != _seal(facts["format"], facts["content"], tensors):
+        if facts["sha256"] != _digest_of(facts["format"], facts["content"], tensors):
             raise ValueError("another digest")
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
@@ -87,7 +87,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} lacks a part that every checkpoint has: {error}") from error
 
 
-def _seal(form: str, packed: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest_of(form: str, packed: str, tensors: Mapping[str, Tensor]) -> str:
     named = sorted(tensors.items())
     forms = [[name, str(value.dtype), list(value.shape)] for name, value in named]
     return digest_of_tensors((value for _, value in named), json.dumps([form, packed, forms]))
