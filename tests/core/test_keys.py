@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -73,8 +74,19 @@ def test_fill_writes_the_blocks_of_its_address(step: int, start: int) -> None:
     np.testing.assert_array_equal(words(key, 20, step=step, start=start), expected)
 
 
+def test_threads_that_share_a_stream_get_its_words() -> None:
+    key = SecretKey(SECRET)
+    expected = {step: words(SecretKey(SECRET), 200_000, step=step) for step in range(4)}
+
+    def fill(step: int) -> bool:
+        return all(np.array_equal(words(key, 200_000, step=step), expected[step]) for _ in range(40))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(fill, expected))
+
+
 def test_pieces_are_parts_of_the_whole() -> None:
-    """Also across the megabyte after which the zeros are used again."""
+    """Also across the place after which the zeros are used again."""
     key = SecretKey(SECRET)
     whole = words(key, 300_000)
     for start, count in ((0, 5), (3, 8), (17, 100_000), (131_000, 500), (299_999, 1)):

@@ -115,17 +115,16 @@ def test_a_pass_gives_the_definition(one_pass: Pass, dtype: torch.dtype, std: fl
 
 
 @pytest.mark.parametrize(
-    ("word", "radius"),
+    ("word", "radius", "angle"),
     [
-        (0, RADIUS),
-        (MASK, 0.0),
-        (2**52 - 1, math.sqrt(2 * math.log(2))),
-        (2**53 - 2**20, math.sqrt(-2 * math.log1p(-(2**20 - 1) * 2.0**-53))),
-        (1 << 53, math.sqrt(2 * 77 * math.log(2))),
-        (64 << 53, math.sqrt(2 * 1589 * math.log(2))),
+        (0, RADIUS, 0),
+        (MASK, 0.0, 2**30),
+        (2**52 - 1, math.sqrt(2 * math.log(2)), 2**32 - 1),
+        (2**53 - 2**20, math.sqrt(-2 * math.log1p(-(2**20 - 1) * 2.0**-53)), 2**31),
+        (1 << 53, math.sqrt(2 * 77 * math.log(2)), 2**30),
+        (64 << 53, math.sqrt(2 * 1589 * math.log(2)), 2**32 - 1),
     ],
 )
-@pytest.mark.parametrize("angle", [0, 2**32 - 1, 2**31, 2**30])
 def test_words_at_the_ends(one_pass: Pass, dtype: torch.dtype, word: int, radius: float, angle: int) -> None:
     words = Words()
     words.has_rare = True
