@@ -282,7 +282,7 @@ class Words:
     """
 
     def __init__(self) -> None:
-        self._words = np.zeros((TILES_AT_ONCE, WORDS), dtype=np.uint64)
+        self._words = torch.zeros(TILES_AT_ONCE, WORDS, dtype=torch.int64).numpy().view(np.uint64)
         self.radii = self._words.view(np.int64)[:, :PAIRS]
         self.angles = self._words.view(np.int32)[:, 2 * PAIRS :]
         self.has_rare = False
@@ -323,12 +323,12 @@ class PlainPass:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._digits = digits_of(dtype)
-        numbers, self._integers = (np.float64, np.int64) if dtype == torch.float64 else (np.float32, np.int32)
-        kinds = [np.int64] * 2 + [self._integers] * 2 + [numbers] * 3
-        self._of_radii = [np.empty((_IN_CACHE, PAIRS), kind) for kind in kinds]
-        self._of_angles = [np.empty((2, _IN_CACHE, PAIRS), kind) for kind in (np.int32, numbers, numbers, numbers)]
-        self._values = np.empty((TILES_AT_ONCE, 2, PAIRS), numbers)
+        self._digits = digits_of(dtype)  # arrays of torch are aligned
+        kinds = [torch.int64] * 2 + [self._digits.integers] * 2 + [dtype] * 3
+        self._of_radii = [torch.empty(_IN_CACHE, PAIRS, dtype=kind).numpy() for kind in kinds]
+        kinds = [torch.int32] + [dtype] * 3
+        self._of_angles = [torch.empty(2, _IN_CACHE, PAIRS, dtype=kind).numpy() for kind in kinds]
+        self._values = torch.empty(TILES_AT_ONCE, 2, PAIRS, dtype=dtype).numpy()
 
     def __call__(self, words: Words, tiles: int, std: float) -> np.ndarray:
         for start in range(0, tiles, _IN_CACHE):
@@ -347,7 +347,7 @@ class PlainPass:
         r[:] = k
         rounded[:] = r
         k -= rounded
-        np.subtract(digits.top, r.view(self._integers), out=below)
+        np.subtract(digits.top, r.view(below.dtype), out=below)
         np.right_shift(below, mantissa, out=exponents)
         below &= 2**mantissa - 1
         s[:] = below
@@ -463,7 +463,6 @@ class GaussianNoise:
         self._source = source
         self._plain: dict[torch.dtype, PlainNoise] = {}
 
-    @torch.no_grad()
     def add_(
         self,
         tensors: Mapping[str, Tensor],
