@@ -164,3 +164,49 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
 def test_numbers_outside_their_domain(arguments: tuple[float, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         AdaptiveClip(*arguments)
+
+
+class FailsOnce(torch.optim.SGD):
+    failed = False
+
+    def step(self, closure=None):
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("the step fails after the release")
+        return super().step(closure)
+
+
+def test_a_count_released_before_a_step_that_fails_moves_the_bound() -> None:
+    model, rule = Line(), AdaptiveClip(0.5)
+    optimizer = FailsOnce(model.parameters(), lr=0.1)
+    with privatize(
+        PerExampleClip(model, clipping=rule),
+        optimizer,
+        torch.randn(40, 3),
+        expected_batch_size=40,
+        sampling_rate=1.0,
+        steps=3,
+        noise_multiplier=1e-3,
+    ) as run:
+        batches = run.batches()
+        for k in range(2):
+            for x in next(batches).microbatches(40):
+                run.accumulate(lambda model, x: model(x), x)
+            if k == 0:
+                with pytest.raises(RuntimeError):
+                    optimizer.step()
+                assert run.steps_taken == 1  # it was released and paid for
+    [group] = rule.groups(["w"])
+    assert group.bound != 0.5
+
+
+def test_sums_popped_without_a_release_do_not_repeat_the_last_count() -> None:
+    rule = AdaptiveClip(0.5)
+    clip = PerExampleClip(Line(), clipping=rule)
+    *_, count = clip.pop_sums()
+    count.params[0].grad = torch.tensor(0.3, dtype=torch.float64)
+    clip.after_step()
+    released = rule.max_grad_norm
+    clip.pop_sums()
+    clip.after_step()
+    assert rule.max_grad_norm == released
