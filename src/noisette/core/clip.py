@@ -104,11 +104,7 @@ class Engine(Protocol):
 
 
 def check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part.
-
-    Raises:
-        ValueError: some are; all are listed.
-    """
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
     if found := [name for name, p in parameters.items() if p.is_complex()]:
         raise ValueError(
             f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
