@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from noisette.clipping import engines as one_by_one
-from noisette.core.loss import Microbatch
+from noisette.core.loss import Draws, Microbatch
 from planted import Mutant
 
 _MEET = "redteam/test_separate_by_construction.py"
@@ -18,8 +18,8 @@ def keeps_marks(patch: pytest.MonkeyPatch) -> None:
     """Each example has the mark of the one before."""
     begin = one_by_one._OneExample.__init__
 
-    def init(self: one_by_one._OneExample, tensors: Sequence[Tensor]) -> None:
-        begin(self, tensors)
+    def init(self: one_by_one._OneExample, tensors: Sequence[Tensor], draws: Draws) -> None:
+        begin(self, tensors, draws)
         self._call = "any call"
         for tensor in tensors:
             setattr(tensor, one_by_one.CALL, self._call)

@@ -20,19 +20,28 @@ from noisette.core.backward import ForwardPass, LossCall, Recording, per_example
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
-from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
+from noisette.core.loss import (
+    DRAWN,
+    IN_PLACE_DRAWS,
+    QUESTIONS,
+    CallAgainError,
+    Draws,
+    Loss,
+    Microbatch,
+    NotVectorizedError,
+    OutsideTensors,
+)
 from noisette.core.state import ModelBuffers
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
-    Draft,
     Recorder,
-    WrittenIntoError,
     as_if_compiled,
     kept_from_another_call,
     one_example,
     one_value,
     outputs_of,
+    recorded,
     tensors_among,
 )
 from noisette.core.trees import leaves, with_leaves
@@ -71,8 +80,15 @@ def _loss_and_gradients(
     loss: Loss, model: nn.Module, one: Microbatch, parameters: Mapping[str, Tensor], buffers: ModelBuffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one example, (1,), and its gradients, (1, *parameter.shape), by name."""
-    with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors):
-        value = one_value(loss(model, *one.args, **one.kwargs))
+    draws = Draws(buffers.seed)
+    while True:
+        try:
+            copy = one.of_row(0)
+            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(copy.tensors, draws):
+                value = one_value(loss(model, *copy.args, **copy.kwargs))
+            break
+        except CallAgainError as error:
+            draws.share(error.shared)
     if not value.requires_grad:
         return value.detach().reshape(1), {}
     with user_hooks_disabled(parameters.values()):
@@ -85,9 +101,9 @@ def _loss_and_gradients(
 class _OneExample(TorchFunctionMode):
     """Marks what is computed from an example, and refuses what was computed from another one."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], draws: Draws) -> None:
         super().__init__()
-        self._call = object()
+        self._call, self._draws = object(), draws
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
@@ -96,12 +112,20 @@ class _OneExample(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
+        if func in QUESTIONS:
+            self._draws.check(args[0])
+        place = self._draws.place(func, kwargs)
         for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
-        output = func(*args, **kwargs)
+        output = self._draws.shared(func, args, kwargs) if self._draws.is_shared(place) else func(*args, **kwargs)
+        arguments = args[1:] if func in IN_PLACE_DRAWS else args
+        given = [
+            tensor for tensor in tensors_among(arguments, kwargs) if hasattr(tensor, CALL) or hasattr(tensor, DRAWN)
+        ]
+        self._draws.follow(place, given, args[:1] if func is Tensor.__setitem__ else outputs_of(output))
         if is_of_example:
             for tensor in outputs_of(output):
                 setattr(tensor, CALL, self._call)
@@ -180,20 +204,13 @@ def _at_once(
 ) -> Returned:
     """All rows by one call inside of ``vmap``, recorded."""
 
-    own_for_each = set[int]()
-    outside.begin(())
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
-        try:
-            with one_example(model, batch, recorder) as one:
-                with recorder, buffers.lent(recorder.buffer):
-                    output = model(*one.args, **one.kwargs)
-                rows = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
-            break
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
-    outside.end()
-    draft, recorder.draft = recorder.draft, Draft()
+    def compute(recorder: Recorder) -> tuple[Any, list[Tensor | None]]:
+        with one_example(model, batch, recorder) as one:
+            with recorder, buffers.lent(recorder.buffer):
+                output = model(*one.args, **one.kwargs)
+            return output, [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
+
+    (output, rows), draft = recorded(model, batch, parameters, buffers, outside, (), compute)
     return _returned(batch.count, output, rows, (draft.uses, draft.derived))
 
 

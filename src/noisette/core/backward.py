@@ -37,7 +37,7 @@ from noisette.core.forms import (
 )
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import Draft, Recorder, WrittenIntoError, vectorized_losses
+from noisette.core.trace import Recorder, recorded, vectorized_losses
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -98,28 +98,22 @@ def record_losses(
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
-    Where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or a buffer, the loss is
-    called once more with a constant for each example. ``blocks`` makes what recomputes checkpointed parts of the model,
-    which keep their activations unless it is given.
+    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
 
     Raises:
         PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
             that is not constant.
     """
-    own_for_each = set[int]()
-    outside.begin(public)
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
+
+    def compute(recorder: Recorder) -> Tensor:
         recorder.make_blocks = blocks
-        try:
-            losses = vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
-            break
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
-    outside.end()
-    if not losses.requires_grad:
+        return vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
+
+    losses, draft = recorded(model, batch, parameters, buffers, outside, public, compute)
+    if not losses.requires_grad and draft.has_asked:
+        draft.uses.clear()  # the loss of such examples depends on no parameter, that of others may
+    elif not losses.requires_grad:
         raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
-    draft, recorder.draft = recorder.draft, Draft()
     device = losses.device.type
     autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
     recording = Recording(draft.uses, draft.derived, LossCall(loss, model, batch, buffers, autocast))

@@ -86,10 +86,11 @@ class GradientBound(Stateful, Protocol):
         """Called before any record is read; records are rows of the columns, or come from elsewhere."""
         ...
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
         """Called before the first records of a batch are read.
 
         Args:
+            seed: of the random numbers that all records of the batch share, on whichever rank they are.
             still_to_come: how many times the work so far is still to come, which decides what is worth compiling.
         """
         ...

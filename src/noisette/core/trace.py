@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -41,7 +41,19 @@ from noisette.core.forms import (
     Use,
     rule,
 )
-from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, explained
+from noisette.core.loss import (
+    CALLS_FUNCTIONS,
+    IN_PLACE_DRAWS,
+    QUESTIONS,
+    CallAgainError,
+    Draws,
+    Loss,
+    Microbatch,
+    NotVectorizedError,
+    OutsideTensors,
+    answered,
+    explained,
+)
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
@@ -50,11 +62,10 @@ _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
 
 CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
 
-_RANDOM_IN_PLACE = {
-    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
-    *(Tensor.log_normal_, Tensor.geometric_),
+_COMPARISONS = {
+    **dict.fromkeys((torch.equal, Tensor.equal), torch.eq),
+    **dict.fromkeys((torch.allclose, Tensor.allclose), torch.isclose),
 }
-
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
@@ -192,12 +203,48 @@ def vectorized_losses(
         return internals.physical(value) if internals.is_wrapped(value) else value.expand(batch.count)
 
 
+Value = TypeVar("Value")
+
+
+def recorded(
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    compute: Callable[[Recorder], Value],
+) -> tuple[Value, Draft]:
+    """What ``compute`` gives with a recorder of these examples, and what that has recorded.
+
+    It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
+    a buffer, with a constant for each example; and where a random number decides a branch, with one for all.
+    """
+    own_for_each, draws = set[int](), Draws(buffers.seed)
+    outside.begin(public)
+    versions = batch.versions()
+    while True:
+        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each, draws)
+        try:
+            with outside.watching():
+                value = compute(recorder)
+            break
+        except CallAgainError as error:
+            batch.check_unwritten(versions)
+            own_for_each |= error.own_for_each
+            draws.share(error.shared)
+    outside.end()
+    draft, recorder.draft = recorder.draft, Draft()
+    return value, draft
+
+
 @dataclass
 class Draft:
     """A recording while it grows."""
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
+    has_asked: bool = False  # code has taken a value out of a tensor of each example
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:
@@ -209,14 +256,6 @@ def own_copies(weight: Tensor, count: int) -> Tensor:
 def own_copies_weight(examples: Examples, dy: Tensor, weight: Tensor, count: int) -> ExampleGradients:
     """G_i = dy_i."""
     return Dense(dy)
-
-
-class WrittenIntoError(Exception):
-    """Values of examples are written into the constant with this number, which all examples share."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @dataclass(frozen=True)
@@ -246,6 +285,7 @@ class Recorder(TorchFunctionMode):
         count: number of examples.
         outside: the tensors from outside that the loss used before.
         own_for_each: numbers of the constants of which each example needs one of its own, because it writes into it.
+        draws: random numbers that decide branches.
     """
 
     def __init__(
@@ -256,6 +296,7 @@ class Recorder(TorchFunctionMode):
         count: int,
         outside: OutsideTensors,
         own_for_each: set[int],
+        draws: Draws,
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
@@ -270,8 +311,10 @@ class Recorder(TorchFunctionMode):
         self._count = count
         self._outside = outside
         self._own_for_each = own_for_each
+        self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
         self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._replaced: dict[int, Tensor] = {}  # by id of a derived weight that examples have written into, their own
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
@@ -297,16 +340,16 @@ class Recorder(TorchFunctionMode):
         assert self._blocks is not None
         return self._blocks(*arguments, **keywords)
 
-    def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor]]:
-        """The constants made inside and the copies of weights at this point, to go on from it once more."""
-        return dict(self._made), dict(self._copies)
+    def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
+        """The constants made inside, the copies of weights and the shared draws, to go on from this point once more."""
+        return dict(self._made), dict(self._copies), self._draws.count
 
     @contextmanager
-    def again(self, made: tuple[dict[int | None, int], dict[int, Tensor]]) -> Iterator[list[Use]]:
+    def again(self, made: tuple[dict[int | None, int], dict[int, Tensor], int]) -> Iterator[list[Use]]:
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
         draft, self.draft = self.draft, Draft()
         now = self.made_so_far()
-        self._made, self._copies = dict(made[0]), dict(made[1])
+        self._made, self._copies, self._draws.count = dict(made[0]), dict(made[1]), made[2]
         try:
             with as_if_compiled(), vmap_level(self._count) as level, self:
                 if level != self._level:
@@ -314,7 +357,7 @@ class Recorder(TorchFunctionMode):
                 yield self.draft.uses
         finally:
             self.draft = draft
-            self._made, self._copies = now
+            self._made, self._copies, self._draws.count = now
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -322,16 +365,21 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
-        output = self._inside(func, args, kwargs)
-        for tensor in outputs_of(output):
-            if internals.is_wrapped(tensor):
-                setattr(tensor, CALL, self._call)
+        args, kwargs = self._as_written(args, kwargs)
+        place = self._draws.place(func, kwargs)
+        output = self._inside(func, args, kwargs, self._draws.is_shared(place))
+        found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
+        for tensor in found:
+            setattr(tensor, CALL, self._call)
+        arguments = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
+        given = [tensor for tensor in tensors_among(arguments, kwargs) if internals.is_wrapped(tensor)]
+        self._draws.follow(place, given, args[:1] if func is Tensor.__setitem__ else found)
         return output
 
     # Inside of vmap
 
-    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation inside of ``vmap``."""
+    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_shared: bool) -> Any:
+        """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(CALLS_FUNCTIONS)
         weights: dict[int, Tensor] = {}
@@ -352,9 +400,18 @@ class Recorder(TorchFunctionMode):
             with torch.no_grad():  # nobody wants its gradient, so the output is a constant
                 return self._without_examples(func, args, kwargs, weights)
         is_batched |= is_foreign
+        if is_shared:
+            return self._shared_draw(func, args, kwargs)
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        if func in QUESTIONS and internals.level_of(args[0]) == self._level:
+            self._draws.check(args[0])
+            self.draft.has_asked = True
+            return answered(func, *args)
+        if (compare := _COMPARISONS.get(func)) is not None:
+            with self:
+                return args[0].shape == args[1].shape and bool(compare(*args, **kwargs).all())
         if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
         if func is Tensor.__iter__:
@@ -383,6 +440,7 @@ class Recorder(TorchFunctionMode):
                 return output
         if args and _writes(func):
             self._check_written(args[0])
+        args, kwargs = self._as_written(args, kwargs)
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
@@ -433,7 +491,7 @@ class Recorder(TorchFunctionMode):
         self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
     ) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
-        if func in _RANDOM_IN_PLACE:
+        if func in IN_PLACE_DRAWS:
             self._check_written(args[0])
         output = self._run(func, args, kwargs)
         if not isinstance(output, Tensor):
@@ -447,6 +505,18 @@ class Recorder(TorchFunctionMode):
                 return self._own_of_each(output)
             self._outside.made(output)
         return output
+
+    def _shared_draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Random numbers that are the same for all examples."""
+        is_own = func in IN_PLACE_DRAWS and internals.is_wrapped(args[0])  # each example has a tensor to write into
+        with internals.outside():
+            target = (internals.physical(args[0])[0].clone(),) if is_own else args[:1]
+            drawn = self._run(lambda *a, **k: self._draws.shared(func, a, k), (*target, *args[1:]), kwargs)
+        if not is_own:
+            self._outside.made(drawn)
+            return drawn
+        with self:
+            return args[0].copy_(drawn)
 
     def _numbered(self, constant: Tensor) -> bool:
         """Give a constant its number; whether each example needs one of its own.
@@ -469,7 +539,7 @@ class Recorder(TorchFunctionMode):
         """Before values of examples are written into a tensor that does not depend on them.
 
         Raises:
-            WrittenIntoError: it is a constant that was made inside, or the copy of a buffer.
+            CallAgainError: it is a constant that was made inside, or the copy of a buffer.
             PrivacyError: it is a parameter, a view of one, or a tensor from outside.
         """
         if not isinstance(target, Tensor) or internals.is_wrapped(target):
@@ -481,15 +551,28 @@ class Recorder(TorchFunctionMode):
                     f"the loss writes values of an example into a parameter of shape {tuple(root.shape)}; parameters "
                     "change by optimizer steps alone"
                 )
-            self._copies[id(target)] = self._own_memory(self._own_copy(target))
+            if any(
+                _memory(each.tensor) == _memory(root) for each in self._weights.values() if each.tensor is not target
+            ):
+                raise NotVectorizedError(
+                    "The loss writes values of an example into what a weight gives, and a view of it."
+                )
+            self._replaced[id(target)] = self._own_memory(self._own_copy(target))
         else:
             if (number := self._made.get(_memory(target))) is not None:
-                raise WrittenIntoError(number)
+                raise CallAgainError(own_for_each={number})
             raise PrivacyError(
                 f"the loss writes values of an example into a tensor of shape {tuple(target.shape)} that is neither "
                 "made in it nor a buffer of the model, and that all examples share; make it in the loss, as by "
                 "x.new_zeros(...)"
             )
+
+    def _as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what examples have written into in the place of derived weights."""
+        if not self._replaced:
+            return args, kwargs
+        changed = _map_tensors([args, list(kwargs.values())], lambda tensor: self._replaced.get(id(tensor), tensor))
+        return changed[0], dict(zip(kwargs, changed[1], strict=True))
 
     def _own_memory(self, copy: Tensor) -> Tensor:
         """Copies of a weight that can be written into."""
@@ -573,6 +656,10 @@ class Recorder(TorchFunctionMode):
                 self._weights.pop(id(output), None)  # data was written into it
         else:
             written = args[0] if func is Tensor.__setitem__ else output
+            if _writes(func):  # also what shares its memory has other values now
+                memory = _memory(args[0])
+                known = [each for each in self._weights.values() if not each.is_unchanged]
+                written = [args[0], *(each.tensor for each in known if _memory(each.tensor) == memory)]
             self._record_derived(func, args, kwargs, tuple(weights.values()), written)
         return output
 

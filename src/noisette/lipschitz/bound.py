@@ -552,10 +552,10 @@ class LipschitzBound:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
         self._outside.before_first_batch(columns)
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
         """Project weights that were loaded or changed since the last step, and remember the buffers."""
         self._project_if_changed()
-        self._buffers.begin_batch()
+        self._buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
         """Put back the buffers that were written since the batch began; give their names."""

@@ -101,8 +101,8 @@ def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
     """
     first = examples.first(dy)
     aligned = (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
-    broadcast = [axis + 1 for axis in range(1, dy.dim()) if aligned[axis] == 1 and dy.shape[axis] > 1]
-    summed = first.sum([1, *broadcast]) if first.shape[1] > 1 or broadcast else first
+    broadcast = [axis + 1 for axis in range(1, dy.dim()) if aligned[axis] == 1 and dy.shape[axis] != 1]
+    summed = first.sum([1, *broadcast]) if first.shape[1] != 1 or broadcast else first
     return Dense(summed.reshape(examples.count, *operand.shape))
 
 

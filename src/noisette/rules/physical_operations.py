@@ -198,7 +198,8 @@ def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     output, *final = run(
         func, (_merge_at(_one_for_each(input, b), axis), merged[0] if isinstance(hx, Tensor) else merged, *rest), {}
     )
-    return (_split_at(output, axis, b, n), *[_split_at(state, 1, b, n) for state in final])
+    # As a recurrence of one example gives it: code may call ``view``.
+    return (_split_at(output, axis, b, n).contiguous(), *[_split_at(state, 1, b, n).contiguous() for state in final])
 
 
 def _merge_at(tensor: Tensor, axis: int) -> Tensor:
