@@ -20,7 +20,7 @@ Loss = Callable[..., Tensor]
 
 
 class Cube(torch.autograd.Function):
-    """Without a rule for ``vmap``."""
+    """Its backward pass leaves torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         [x] = ctx.saved_tensors
-        return 3 * x**2 * dy
+        return torch.from_numpy(3 * x.numpy() ** 2 * dy.numpy())
 
 
 def net() -> nn.Sequential:

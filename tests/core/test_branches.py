@@ -213,9 +213,7 @@ def test_what_decides_no_branch_is_drawn_for_each_example() -> None:
         return m.f.bias * t + 0 * m.f(x)
 
     class Norms(BookKeeping):
-        def clipped_sum(
-            self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping
-        ) -> ClippedSum:
+        def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
             found = super().clipped_sum(forward, parameters, clipping)
             norms.append(found.norms[0])
             return found

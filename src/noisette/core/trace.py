@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch._ops import HigherOrderOperator
+from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 from torch.distributions import Distribution
 from torch.nn.utils import parametrize
@@ -58,7 +59,10 @@ from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
-_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
+_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward, torch.column_stack}
+
+_LARGE = 10_000  # numbers in a weight; of a larger one it is said that each example gets a copy, once
+_SAID = set[tuple[Operation, torch.Size]]()
 
 CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
 
@@ -80,6 +84,7 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
     batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
     place of what it does before and after the function, which is nothing where it is not given.
+    Autograd functions without a rule for ``vmap`` get one, of their own code.
     ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
     """
     compiler: Any = torch.compiler
@@ -88,6 +93,7 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     before, validates = compiler._is_compiling_flag, Distribution._validate_args
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
     compiler._is_compiling_flag, Distribution._validate_args = True, False
+    Function.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]
     checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
         checkpoint or _run_once,
         _RunOnce,
@@ -97,7 +103,68 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
             yield
     finally:
         compiler._is_compiling_flag, Distribution._validate_args = before, validates
+        Function.apply = classmethod(_APPLY)  # pyright: ignore[reportAttributeAccessIssue]
         checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
+
+
+class _Noted:
+    """In place of the context of an autograd function in its forward pass, where that gets one."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self.needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """A gradient that is not there is zero in any case."""
+
+    def mark_dirty(self, *_: Tensor) -> Never:
+        raise NotVectorizedError(
+            "The loss uses an autograd.Function that writes in place, or has outputs without gradient."
+        )
+
+    mark_non_differentiable = mark_dirty
+
+
+@cache
+def _for_all_examples(function: type[Function]) -> type[Function]:
+    """An autograd function with a rule for ``vmap``: its own code, for one example."""
+    if function.generate_vmap_rule or function.vmap is not Function.vmap:
+        return function
+    noted: list[_Noted] = []
+
+    def forward(*args: Any) -> Any:
+        noted[:] = [_Noted(args)]
+        return function.forward(noted[0], *args)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        for name, value in vars(noted.pop()).items():
+            if name == "saved_tensors":
+                ctx.save_for_backward(*value)
+            elif name != "needs_input_grad":
+                setattr(ctx, name, value)
+
+    def backward(ctx: Any, *dy: Any) -> Any:
+        try:
+            return function.backward(ctx, *dy)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise NotVectorizedError(
+                f"The loss uses {function.__name__}, whose backward cannot be vectorised."
+            ) from error
+
+    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
+    if function.setup_context is Function.setup_context:
+        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
+    return type(function.__name__, (function,), parts)
+
+
+_APPLY = vars(Function)["apply"].__func__
+
+
+def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
+    return _APPLY(function if internals.current_level() is None else _for_all_examples(function), *args, **keywords)
 
 
 def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
@@ -405,6 +472,11 @@ class Recorder(TorchFunctionMode):
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        if func is Tensor.retain_grad:
+            return None  # nobody sees the gradient of an activation
+        layout = kwargs.get("memory_format")
+        if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
+            kwargs = kwargs | {"memory_format": torch.contiguous_format}
         if func in QUESTIONS and internals.level_of(args[0]) == self._level:
             self._draws.check(args[0])
             self.draft.has_asked = True
@@ -429,7 +501,7 @@ class Recorder(TorchFunctionMode):
                 return tuple([tensor.expand(shape) for tensor in tensors])
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
-                args, kwargs = self._with_own_copies(args, kwargs, weights, data)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
@@ -442,7 +514,7 @@ class Recorder(TorchFunctionMode):
             self._check_written(args[0])
         args, kwargs = self._as_written(args, kwargs)
         if weights:
-            args, kwargs = self._with_own_copies(args, kwargs, weights)
+            args, kwargs = self._with_own_copies(func, args, kwargs, weights)
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
             valid = torch.ones((), dtype=torch.bool)
             self._constants[id(valid)] = valid
@@ -498,7 +570,7 @@ class Recorder(TorchFunctionMode):
             return output
         if internals.is_wrapped(output):
             if weights:
-                args, kwargs = self._with_own_copies(args, kwargs, weights)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights)
                 output = func(*args, **kwargs)
         elif not output.requires_grad:
             if _has_own_memory(output, args, kwargs) and self._numbered(output):
@@ -557,7 +629,7 @@ class Recorder(TorchFunctionMode):
                 raise NotVectorizedError(
                     "The loss writes values of an example into what a weight gives, and a view of it."
                 )
-            self._replaced[id(target)] = self._own_memory(self._own_copy(target))
+            self._replaced[id(target)] = self._own_memory(self._own_copy(target, Tensor.copy_))
         else:
             if (number := self._made.get(_memory(target))) is not None:
                 raise CallAgainError(own_for_each={number})
@@ -596,6 +668,7 @@ class Recorder(TorchFunctionMode):
 
     def _with_own_copies(
         self,
+        func: Operation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         weights: Mapping[int, Tensor],
@@ -609,12 +682,12 @@ class Recorder(TorchFunctionMode):
         def replaced(place: int | str, value: Any) -> Any:
             if operands is not None and place not in operands:
                 return value
-            return _map_tensors(value, lambda tensor: self._own_copy(tensor) if id(tensor) in weights else tensor)
+            return _map_tensors(value, lambda tensor: self._own_copy(tensor, func) if id(tensor) in weights else tensor)
 
         changed = tuple([replaced(k, value) for k, value in enumerate(args)])
         return changed, {name: replaced(name, value) for name, value in kwargs.items()}
 
-    def _own_copy(self, weight: Tensor) -> Tensor:
+    def _own_copy(self, weight: Tensor, func: Operation) -> Tensor:
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
         key = id(weight)
         if key not in self._copies:
@@ -622,6 +695,15 @@ class Recorder(TorchFunctionMode):
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = internals.batched(copy, self._level)
+            if weight.numel() >= _LARGE and (func, weight.shape) not in _SAID:
+                _SAID.add((func, weight.shape))
+                gradients = weight.numel() * weight.element_size() * self._count / 2**20
+                warnings.warn(
+                    f"each example gets a copy of a weight of shape {tuple(weight.shape)}, because {func.__name__} has "
+                    f"no rule for it here: the gradients of {self._count} examples take {gradients:.0f} MiB. Write it "
+                    "with other operations of torch, or register a rule with noisette.rule",
+                    stacklevel=2,
+                )
         return self._copies[key]
 
     # On physical tensors

@@ -318,6 +318,19 @@ def einsum_of_list(equation: str, *operands: Any) -> Any:
     return torch.einsum(equation, *operands[0]) if type(operands[0]) in (list, tuple) else NotImplemented
 
 
+@rewrite(F.bilinear)
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer of the products of two inputs."""
+    products = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
+    return F.linear(products, weight.flatten(1), bias)
+
+
+@rewrite(torch.column_stack)
+def columns(tensors: Sequence[Tensor]) -> Tensor:
+    """Vectors become columns."""
+    return torch.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)
+
+
 _FACTORS = ("first", "second", "third", "fourth")
 
 
