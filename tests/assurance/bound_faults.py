@@ -15,13 +15,12 @@ from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as clipping_norms
 from noisette.core import forms
-from noisette.core.backward import ForwardPass
+from noisette.core.backward import ForwardPass, one_value
 from noisette.core.batches import Batch
 from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.core.forms import Dense, Outer, Rows, Total
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import GaussianRelease
-from noisette.core.trace import one_value
 from noisette.rules.attention import touched_rows
 from noisette.rules.conv import KernelGradients
 from planted import Mutant, Patch

@@ -83,7 +83,29 @@ def shares_copies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.core.trace.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
 
 
+def first_answers_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Where code asks for a value, all examples go on with that of the first."""
+
+    def answer(question: Any, tensor: Tensor, *options: Any) -> Any:
+        first = internals.physical(tensor)[:1]
+        return answered(question, internals.batched(first, internals.level_of(tensor)), *options)
+
+    patch.setattr("noisette.core.trace.answered", answer)
+
+
 MUTANTS = [
+    Mutant(
+        "the first example answers for all",
+        "a branch of one record scales the gradients of others",
+        first_answers_for_all,
+        ("core/test_branches.py::test_examples_that_disagree_are_computed_apart",),
+    ),
+    Mutant(
+        "each example draws the numbers that decide its branch",
+        "which records share a draw depends on who is in the microbatch",
+        lambda patch: patch.setattr(Draws, "shared", lambda self, func, args, keywords: func(*args, **keywords)),
+        ("core/test_branches.py::test_a_random_branch_is_the_same_for_all_records_of_a_batch",),
+    ),
     Mutant(
         "values of an earlier call's examples are taken",
         "a record of one batch changes the gradients of other records in the next",

@@ -107,8 +107,8 @@ def kept_features(m: Forward, x: Tensor) -> Tensor:
 
 
 def sparse_product(m: Forward, x: Tensor) -> Tensor:
-    at, values = torch.tensor([[0, 1], [1, 0]]), x.new_tensor([1.0, 2.0])
-    places = torch.sparse_coo_tensor(at, values, (4, 4), check_invariants=False)
+    places: Any = [[0, 1], [1, 0]]
+    places = torch.sparse_coo_tensor(places, [1.0, 2.0], (4, 4), dtype=x.dtype, check_invariants=False)
     return torch.sparse.mm(places, m.f.weight) @ x.T
 
 

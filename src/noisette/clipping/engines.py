@@ -16,7 +16,17 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import loss as internals
-from noisette.core.backward import ForwardPass, LossCall, Recording, per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import (
+    ForwardPass,
+    LossCall,
+    Recording,
+    one_example,
+    one_value,
+    per_example_gradients,
+    recorded,
+    search,
+    user_hooks_disabled,
+)
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
@@ -38,10 +48,7 @@ from noisette.core.trace import (
     Recorder,
     as_if_compiled,
     kept_from_another_call,
-    one_example,
-    one_value,
     outputs_of,
-    recorded,
     tensors_among,
 )
 from noisette.core.trees import leaves, with_leaves

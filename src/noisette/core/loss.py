@@ -39,19 +39,7 @@ class Loss(Protocol):
     writes into buffers of the model is dropped. Batches are pytrees of tensors. Release the ``state_dict`` of the
     model, not a pickle of the live objects.
 
-    ========================  =========================================================================================
-    By construction           no operation of torch sees two examples (``torch.func.vmap``); buffers carry nothing out
-                              of a call; weights move by the release alone; random numbers of torch have a secret seed
-                              within a batch; the ledger is written before noise is drawn
-    Checked, with a remedy    batch norm in training mode; an argument that is no tensor and has entries of several
-                              examples; buffers or weights that the loop writes between the first record of a batch and
-                              its release; a tensor of examples that is kept for the next call; a tensor of the data
-                              set, or one made in a step, from outside; numbers drawn from Python's or NumPy's global
-                              generator; gradients that the run did not write; a closure; a second optimizer
-    Yours                     what a data set does in ``__getitem__``; Python values taken out of records; state kept in
-                              Python objects; generators of your own; what undoes ``vmap`` on purpose; the criterion
-                              over a batch in loops written for Opacus
-    ========================  =========================================================================================
+    What of this holds by construction, what is checked and what is yours: ``docs/explanation/contract.md``.
 
     Guarantee: for a loss of this kind, adding or removing one record changes the sum of clipped gradients by at most
     the clipping norm, in real arithmetic. The operator is honest and can make mistakes; the attacker sees all that is
@@ -225,6 +213,7 @@ class OutsideTensors:
         self._public: dict[int, Tensor] = {}
         self._calls = 0
         self._watches = False  # calls make tensors that no mode sees, as torch.FloatTensor(...) and torch.from_numpy do
+        self._is_watched: bool | None = None  # whether this call is; None where it cannot be made once more
 
     def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
@@ -241,13 +230,14 @@ class OutsideTensors:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it a call makes tensors, which it may use; once one was met that was not seen to be made."""
-        is_on = self._watches and gc.isenabled()
+        is_on = self._is_watched = self._watches and gc.isenabled()
         if is_on:
             gc.collect(0)  # now the youngest generation is empty, and it keeps what is made
             gc.disable()
         try:
             yield
         finally:
+            self._is_watched = None
             if is_on:
                 gc.enable()
 
@@ -257,11 +247,10 @@ class OutsideTensors:
         Raises:
             CallAgainError: that is not known; it will be when the call is made once more.
         """
-        if not self._watches:
-            self._watches = gc.isenabled()
-            if self._watches:
-                raise CallAgainError
-        return any(each is tensor for each in gc.get_objects(0))
+        if self._is_watched is False and gc.isenabled():
+            self._watches = True
+            raise CallAgainError
+        return bool(self._is_watched) and any(each is tensor for each in gc.get_objects(0))
 
     def made(self, tensor: Tensor) -> None:
         """A tensor was made inside of a call, from constants alone; a module may keep it for the next call."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Never, Protocol, TypeVar
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -23,10 +23,12 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch._ops import HigherOrderOperator
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import get_gradient_edge
 from torch.distributions import Distribution
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from noisette.core import loss as internals
 from noisette.core.forms import (
@@ -48,12 +50,9 @@ from noisette.core.loss import (
     QUESTIONS,
     CallAgainError,
     Draws,
-    Loss,
-    Microbatch,
     NotVectorizedError,
     OutsideTensors,
     answered,
-    explained,
 )
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
@@ -84,87 +83,27 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
     batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
     place of what it does before and after the function, which is nothing where it is not given.
-    Autograd functions without a rule for ``vmap`` get one, of their own code.
     ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
     """
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
     eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    before, validates = compiler._is_compiling_flag, Distribution._validate_args
-    generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
-    compiler._is_compiling_flag, Distribution._validate_args = True, False
-    Function.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]
-    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
-        checkpoint or _run_once,
-        _RunOnce,
-    )
+    changes: list[tuple[Any, str, Any]] = [
+        (compiler, "_is_compiling_flag", True),
+        (Distribution, "_validate_args", False),
+        (Function, "apply", classmethod(_apply)),
+        (checkpoints, "_checkpoint_without_reentrant_generator", checkpoint or _run_once),
+        (checkpoints, "CheckpointFunction", _RunOnce),
+    ]
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    for change in changes:
+        setattr(*change)
     try:
         with eager:
             yield
     finally:
-        compiler._is_compiling_flag, Distribution._validate_args = before, validates
-        Function.apply = classmethod(_APPLY)  # pyright: ignore[reportAttributeAccessIssue]
-        checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
-
-
-class _Noted:
-    """In place of the context of an autograd function in its forward pass, where that gets one."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        self.needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
-        self.saved_tensors: tuple[Any, ...] = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """A gradient that is not there is zero in any case."""
-
-    def mark_dirty(self, *_: Tensor) -> Never:
-        raise NotVectorizedError(
-            "The loss uses an autograd.Function that writes in place, or has outputs without gradient."
-        )
-
-    mark_non_differentiable = mark_dirty
-
-
-@cache
-def _for_all_examples(function: type[Function]) -> type[Function]:
-    """An autograd function with a rule for ``vmap``: its own code, for one example."""
-    if function.generate_vmap_rule or function.vmap is not Function.vmap:
-        return function
-    noted: list[_Noted] = []
-
-    def forward(*args: Any) -> Any:
-        noted[:] = [_Noted(args)]
-        return function.forward(noted[0], *args)
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        for name, value in vars(noted.pop()).items():
-            if name == "saved_tensors":
-                ctx.save_for_backward(*value)
-            elif name != "needs_input_grad":
-                setattr(ctx, name, value)
-
-    def backward(ctx: Any, *dy: Any) -> Any:
-        try:
-            return function.backward(ctx, *dy)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise NotVectorizedError(
-                f"The loss uses {function.__name__}, whose backward cannot be vectorised."
-            ) from error
-
-    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
-    if function.setup_context is Function.setup_context:
-        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
-    return type(function.__name__, (function,), parts)
-
-
-_APPLY = vars(Function)["apply"].__func__
-
-
-def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
-    return _APPLY(function if internals.current_level() is None else _for_all_examples(function), *args, **keywords)
+        for was in before:
+            setattr(*was)
 
 
 def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
@@ -180,6 +119,48 @@ class _RunOnce:
         return function(*args)
 
 
+_APPLY = vars(Function)["apply"].__func__
+
+
+def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
+    return _APPLY(function if internals.current_level() is None else _for_all_examples(function), *args, **keywords)
+
+
+@cache
+def _for_all_examples(function: type[Function]) -> type[Function]:
+    """An autograd function with a rule for ``vmap``: its own code, for one example."""
+    if function.generate_vmap_rule or function.vmap is not Function.vmap:
+        return function
+    noted: list[Any] = []  # the context of the call in progress, where the forward pass gets one
+
+    def forward(*args: Any) -> Any:
+        noted[:] = [FunctionCtx()]
+        noted[0].needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
+        return function.forward(noted[0], *args)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        of_forward = vars(noted.pop())
+        if of_forward.keys() & {"dirty_tensors", "non_differentiable"}:
+            raise NotVectorizedError(
+                f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
+            )
+        ctx.save_for_backward(*of_forward.pop("to_save", ()))
+        for name in of_forward.keys() - {"needs_input_grad", "materialize_grads"}:
+            setattr(ctx, name, of_forward[name])
+
+    def backward(ctx: Any, *dy: Any) -> Any:
+        try:
+            return function.backward(ctx, *dy)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = f"The loss uses {function.__name__}, whose backward cannot be vectorised."
+            raise NotVectorizedError(said) from error
+
+    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
+    if function.setup_context is Function.setup_context:
+        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
+    return type(function.__name__, (function,), parts)
+
+
 @contextmanager
 def vmap_level(count: int) -> Iterator[int]:
     """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
@@ -190,119 +171,6 @@ def vmap_level(count: int) -> Iterator[int]:
         yield level
     finally:
         _functorch._vmap_decrement_nesting()
-
-
-def one_value(value: object) -> Tensor:
-    """The loss of one example as a scalar.
-
-    Raises:
-        PrivacyError: it is not a tensor with one value.
-    """
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-    return value.reshape(())
-
-
-class Watch(Protocol):
-    """A mode that sees the torch calls of a loss inside of ``vmap``."""
-
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
-        """The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each."""
-        ...
-
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer."""
-        ...
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
-
-
-@contextmanager
-def one_example(
-    model: nn.Module, batch: Microbatch, watch: Watch, checkpoint: Callable[..., Iterator[None]] | None = None
-) -> Iterator[Microbatch]:
-    """Within it code computes for all examples of a batch at once; gives the arguments of one example.
-
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
-    """
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-        try:
-            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
-                tensors = [internals.add_example_axis(row, 0, level) for row in rows]
-                watch.begin(level, tensors)
-                yield batch.with_tensors(tensors)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-                raise
-            raise said from error
-
-
-def vectorized_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    buffers: ModelBuffers,
-    watch: Watch,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
-) -> Tensor:
-    """The loss of each example of the batch, computed for all at once, shape (b,).
-
-    The arguments are those of :func:`one_example`, and the buffers of the model, of which the loss gets copies.
-
-    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
-    """
-    with one_example(model, batch, watch, checkpoint) as one:
-        with watch, buffers.lent(watch.buffer):
-            value = loss(model, *one.args, **one.kwargs)
-        value = one_value(value)
-        return internals.physical(value) if internals.is_wrapped(value) else value.expand(batch.count)
-
-
-Value = TypeVar("Value")
-
-
-def recorded(
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    compute: Callable[[Recorder], Value],
-) -> tuple[Value, Draft]:
-    """What ``compute`` gives with a recorder of these examples, and what that has recorded.
-
-    It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
-    a buffer, with a constant for each example; and where a random number decides a branch, with one for all.
-    """
-    own_for_each, draws = set[int](), Draws(buffers.seed)
-    outside.begin(public)
-    versions = batch.versions()
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each, draws)
-        try:
-            with outside.watching():
-                value = compute(recorder)
-            break
-        except CallAgainError as error:
-            batch.check_unwritten(versions)
-            own_for_each |= error.own_for_each
-            draws.share(error.shared)
-    outside.end()
-    draft, recorder.draft = recorder.draft, Draft()
-    return value, draft
 
 
 @dataclass
@@ -345,14 +213,7 @@ class Recorder(TorchFunctionMode):
     as in an ordinary pass if it can leave ``vmap`` (``registry.PHYSICAL``). In any other, each example gets its own
     copy of the weight (:func:`own_copies`).
 
-    Args:
-        model: whose frozen parameters and buffers are constants.
-        parameters: the trainable ones, by name.
-        buffers: those of the model.
-        count: number of examples.
-        outside: the tensors from outside that the loss used before.
-        own_for_each: numbers of the constants of which each example needs one of its own, because it writes into it.
-        draws: random numbers that decide branches.
+    ``own_for_each`` are the numbers of the constants of which each example needs one, because it writes into it.
     """
 
     def __init__(
@@ -368,10 +229,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         frozen = [p for p in model.parameters() if not p.requires_grad]
-        self.draft = (
-            Draft()
-        )  # what is recorded; whoever has called takes it, as what recomputes a part needs no other part
-        self._rewrites = REWRITES
+        self.draft = Draft()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
         self._constants = {id(tensor): tensor for tensor in (*buffers.values().values(), *frozen)}
@@ -402,9 +260,8 @@ class Recorder(TorchFunctionMode):
 
     def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """What a checkpoint does before its function runs, and after it."""
-        if self._blocks is None and self.make_blocks is not None:
-            self._blocks = self.make_blocks(self)
-        assert self._blocks is not None
+        assert self.make_blocks is not None
+        self._blocks = self._blocks or self.make_blocks(self)
         return self._blocks(*arguments, **keywords)
 
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
@@ -495,24 +352,23 @@ class Recorder(TorchFunctionMode):
             with self:
                 return torch.empty(*args[1:], dtype=args[0].dtype, device=args[0].device)
         if func is torch.broadcast_tensors:  # vmap leaves a constant among them unwrapped
-            tensors = list(tensors_among(args, kwargs))
-            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors_among(args, kwargs)])
             with self:
-                return tuple([tensor.expand(shape) for tensor in tensors])
+                return tuple([tensor.expand(shape) for tensor in tensors_among(args, kwargs)])
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
-        if (weights or func in _DECOMPOSED) and (rewritten := self._rewrites.get(func)):
+        if (weights or func in _DECOMPOSED) and (rewritten := REWRITES.get(func)):
             with self:
                 output = rewritten(*args, **kwargs)
             if output is not NotImplemented:
                 return output
         if args and _writes(func):
             self._check_written(args[0])
-        args, kwargs = self._as_written(args, kwargs)
+            args, kwargs = self._as_written(args, kwargs)
         if weights:
             args, kwargs = self._with_own_copies(func, args, kwargs, weights)
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
@@ -629,7 +485,9 @@ class Recorder(TorchFunctionMode):
                 raise NotVectorizedError(
                     "The loss writes values of an example into what a weight gives, and a view of it."
                 )
-            self._replaced[id(target)] = self._own_memory(self._own_copy(target, Tensor.copy_))
+            copy = self._own_copy(target, Tensor.copy_)
+            with internals.outside(), torch.enable_grad():
+                self._replaced[id(target)] = internals.batched(internals.physical(copy).clone(), self._level)
         else:
             if (number := self._made.get(_memory(target))) is not None:
                 raise CallAgainError(own_for_each={number})
@@ -643,13 +501,7 @@ class Recorder(TorchFunctionMode):
         """The arguments with what examples have written into in the place of derived weights."""
         if not self._replaced:
             return args, kwargs
-        changed = _map_tensors([args, list(kwargs.values())], lambda tensor: self._replaced.get(id(tensor), tensor))
-        return changed[0], dict(zip(kwargs, changed[1], strict=True))
-
-    def _own_memory(self, copy: Tensor) -> Tensor:
-        """Copies of a weight that can be written into."""
-        with internals.outside(), torch.enable_grad():
-            return internals.batched(internals.physical(copy).clone(), self._level)
+        return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
@@ -664,7 +516,7 @@ class Recorder(TorchFunctionMode):
             return internals.add_example_axis(output, 0, self._level)
         if output is NotImplemented:
             return output
-        return _map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
+        return tree_map_only(Tensor, lambda tensor: internals.batched(tensor, self._level), output)
 
     def _with_own_copies(
         self,
@@ -672,20 +524,20 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         weights: Mapping[int, Tensor],
-        operands: Container[int | str] | None = None,
+        operands: Set[int | str] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an operation with the weights in them replaced by a copy for each example.
 
         ``operands`` are the positions and names of the arguments where that happens; everywhere for ``None``.
         """
 
-        def replaced(place: int | str, value: Any) -> Any:
-            if operands is not None and place not in operands:
-                return value
-            return _map_tensors(value, lambda tensor: self._own_copy(tensor, func) if id(tensor) in weights else tensor)
+        def own(tensor: Tensor) -> Tensor:
+            return self._own_copy(tensor, func) if id(tensor) in weights else tensor
 
-        changed = tuple([replaced(k, value) for k, value in enumerate(args)])
-        return changed, {name: replaced(name, value) for name, value in kwargs.items()}
+        changed: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        for place in changed if operands is None else operands & changed.keys():
+            changed[place] = tree_map_only(Tensor, own, changed[place])
+        return tuple([changed[k] for k in range(len(args))]), {name: changed[name] for name in kwargs}
 
     def _own_copy(self, weight: Tensor, func: Operation) -> Tensor:
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
@@ -725,7 +577,7 @@ class Recorder(TorchFunctionMode):
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
-        if data and (rewrite := self._rewrites.get(func)):
+        if data and (rewrite := REWRITES.get(func)):
             with self:
                 output = rewrite(*args, **kwargs)
             if output is not NotImplemented:
@@ -849,16 +701,4 @@ def _selects_by_mask(target: object, index: object, value: object) -> bool:
 def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-
-
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """An argument or a result of a torch call with ``change`` applied to its tensors; no other containers occur."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        changed = [_map_tensors(part, change) for part in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*changed)  # a named tuple
-        return type(value)(changed)
-    return value
+    return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 from noisette import errors as checks
 from noisette.clipping.rules import count_within_norm, twice_the_count
 from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled
+from noisette.core.backward import user_hooks_disabled, vectorized_losses
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among, vectorized_losses
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import project
