@@ -12,7 +12,7 @@ from noisette.clipping.engines import OneByOneWarning
 from noisette.core import backward, trace
 from noisette.core import loss as losses
 from noisette.core.forms import PHYSICAL, Dense
-from noisette.core.loss import OutsideTensors
+from noisette.core.loss import Draws, OutsideTensors, answered
 from noisette.core.trace import Recorder
 from noisette.rules import physical_operations
 from planted import Mutant
@@ -87,8 +87,8 @@ def first_answers_for_all(patch: pytest.MonkeyPatch) -> None:
     """Where code asks for a value, all examples go on with that of the first."""
 
     def answer(question: Any, tensor: Tensor, *options: Any) -> Any:
-        first = internals.physical(tensor)[:1]
-        return answered(question, internals.batched(first, internals.level_of(tensor)), *options)
+        first = losses.physical(tensor)[:1]
+        return answered(question, losses.batched(first, losses.level_of(tensor)), *options)
 
     patch.setattr("noisette.core.trace.answered", answer)
 
