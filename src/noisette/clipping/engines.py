@@ -32,7 +32,6 @@ from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
 from noisette.core.loss import (
     DRAWN,
-    IN_PLACE_DRAWS,
     QUESTIONS,
     CallAgainError,
     Draws,
@@ -128,15 +127,16 @@ class _OneExample(TorchFunctionMode):
                     raise kept_from_another_call(tensor)
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if self._draws.is_shared(place) else func(*args, **kwargs)
-        arguments = args[1:] if func in IN_PLACE_DRAWS else args
-        given = [
-            tensor for tensor in tensors_among(arguments, kwargs) if hasattr(tensor, CALL) or hasattr(tensor, DRAWN)
-        ]
-        self._draws.follow(place, given, args[:1] if func is Tensor.__setitem__ else outputs_of(output))
+        if place is not None or self._draws.any:
+            self._draws.follow(func, place, args, kwargs, outputs_of(output), _is_of_example_or_drawn)
         if is_of_example:
             for tensor in outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
+
+
+def _is_of_example_or_drawn(tensor: Tensor) -> bool:
+    return hasattr(tensor, CALL) or hasattr(tensor, DRAWN)
 
 
 # Calls of the model in a loop that computes losses itself

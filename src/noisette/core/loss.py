@@ -519,12 +519,12 @@ class Draws:
         self._seed = seed
         self._shared: frozenset[Place] = frozenset()
         self.count = 0  # so many were shared so far
-        self._any = False
+        self.any = False  # some number was drawn
 
     def share(self, places: Set[Place]) -> None:
         """The loss begins anew, and shares what is drawn at these places."""
         self._shared |= places
-        self.count, self._any = 0, False
+        self.count, self.any = 0, False
 
     def place(self, func: Any, keywords: Mapping[str, Any]) -> Place | None:
         """Where code draws, by torch's global generators; ``None`` for an operation that does not."""
@@ -547,16 +547,22 @@ class Draws:
         generator.manual_seed(int.from_bytes(digest[:7], "little"))
         return func(*args, **keywords, generator=generator)
 
-    def follow(self, place: Place | None, of_examples: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Note for the outputs of an operation whether they follow from draws alone, given what differs by example."""
-        if place is None and not self._any:
-            return
-        known = [getattr(tensor, DRAWN, None) for tensor in of_examples]
-        places = (
-            frozenset() if None in known else frozenset().union(*filter(None, known), *([(place,)] if place else []))
-        )
-        self._any |= place is not None
-        for tensor in outputs:
+    def follow(
+        self,
+        func: Any,
+        place: Place | None,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        outputs: Sequence[Tensor],
+        differs: Callable[[Tensor], bool],
+    ) -> None:
+        """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
+        self.any |= place is not None
+        given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
+        found = [tensor for tensor in tensors((given, dict(keywords))) if differs(tensor)]
+        known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
+        places = frozenset().union(*known, [place] if place else []) if None not in known else None
+        for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
             if places or hasattr(tensor, DRAWN):
                 setattr(tensor, DRAWN, places or None)
 

@@ -40,9 +40,6 @@ BATCH_NORMS: Mapping[str, BatchNormEntry] = {
     "per-example": BatchNormEntry(
         _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form", True
     ),
-    "per-example-exact": BatchNormEntry(
-        _at("noisette.nn:ExactPerExampleBatchNorm"), "the same from a forward pass for each example (slow)", True
-    ),
     "frozen": BatchNormEntry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data", True),
     "group": BatchNormEntry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
     "layer": BatchNormEntry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
