@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -148,6 +149,23 @@ def test_a_graph_holds_no_answer_of_another_batch(capture: str) -> None:
     parts = [x, x, x, other, x[:5], other]
     truth = sum(example_gradients(net(guarded), squares, (part,)).clipped(0.5).vector for part in parts)
     torch.testing.assert_close(summed(clip_of, *parts, capture=capture), truth, rtol=1e-9, atol=1e-12)
+
+
+def test_a_number_of_python_in_a_later_branch_is_not_shared() -> None:
+    """It would be the same for those that go this way together."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        drawn.append(random.random() if x[0, 0] > 1e3 else 1.0)
+        return m.f(x) * drawn[-1]
+
+    drawn: list[float] = []
+    clip, x = PerExampleClip(net(forward), 1.0, capture="eager"), rows()
+    clip.accumulate(squares, x)
+    assert len(drawn) == 1
+    x[:, 0] = 1e4
+    with pytest.warns(OneByOneWarning, match="draws from the random generator of Python"):
+        clip.accumulate(squares, x)
+    assert len(set(drawn[-6:])) == 6
 
 
 # Random numbers that decide a branch

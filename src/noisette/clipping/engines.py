@@ -78,20 +78,20 @@ def clipped_sum_one_by_one(
     clipping: Clipping,
 ) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
-    parts = (_loss_and_gradients(loss, model, batch.of_row(k), parameters, buffers) for k in range(batch.count))
+    parts = (_loss_and_gradients(loss, model, batch, k, parameters, buffers) for k in range(batch.count))
     return clipped_in_parts(parts, clipping)
 
 
 def _loss_and_gradients(
-    loss: Loss, model: nn.Module, one: Microbatch, parameters: Mapping[str, Tensor], buffers: ModelBuffers
+    loss: Loss, model: nn.Module, batch: Microbatch, k: int, parameters: Mapping[str, Tensor], buffers: ModelBuffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one example, (1,), and its gradients, (1, *parameter.shape), by name."""
+    """The loss of example k, (1,), and its gradients, (1, *parameter.shape), by name."""
     draws = Draws(buffers.seed)
     while True:
         try:
-            copy = one.of_row(0)
-            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(copy.tensors, draws):
-                value = one_value(loss(model, *copy.args, **copy.kwargs))
+            one = batch.of_row(k)
+            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors, draws):
+                value = one_value(loss(model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
             draws.share(error.shared)

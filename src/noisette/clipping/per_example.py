@@ -351,8 +351,11 @@ class PerExampleClip:
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
         record = partial(record_losses, *arguments)
-        with _is_first(loss, self._known_losses):
+        code = _code_of(loss)
+        with nullcontext() if code in self._known_losses else shared_numbers_refused():
             forward = repeatable(record, microbatch.tensors) if repeats else record()
+        if not forward.recording.has_asked:  # otherwise another batch may go another way
+            self._known_losses.add(code)
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
 
@@ -395,15 +398,10 @@ def _check_initialized(model: nn.Module) -> None:
         )
 
 
-def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
-    """In the first call of a loss, told by its code: no numbers may be drawn that its examples would share."""
+def _code_of(loss: Any) -> object:
     while isinstance(loss, partial):
         loss = loss.func
-    code = getattr(loss, "__code__", type(loss))
-    if code in known:
-        return nullcontext()
-    known.add(code)
-    return shared_numbers_refused()
+    return getattr(loss, "__code__", type(loss))
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

@@ -85,6 +85,7 @@ class Recording:
     uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
+    has_asked: bool = False  # the loss has taken values out of tensors, as for a branch
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,8 @@ def record_losses(
         raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
     device = losses.device.type
     autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
-    recording = Recording(draft.uses, draft.derived, LossCall(loss, model, batch, buffers, autocast))
+    call = LossCall(loss, model, batch, buffers, autocast)
+    recording = Recording(draft.uses, draft.derived, call, draft.has_asked)
     return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
 
 

@@ -140,7 +140,7 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         of_forward = vars(noted.pop())
-        if of_forward.keys() & {"dirty_tensors", "non_differentiable"}:
+        if any(of_forward.pop(name, ()) for name in ("dirty_tensors", "non_differentiable")):
             raise NotVectorizedError(
                 f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
             )
