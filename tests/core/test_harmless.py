@@ -114,6 +114,7 @@ def sparse_product(m: Forward, x: Tensor) -> Tensor:
 
 FORMS: dict[str, Form] = {
     "part of a copied weight": written_by_a_method,
+    "copied weight with values of examples": written_by_examples,
     "FloatTensor": lambda m, x: m.f(x) * torch.DoubleTensor([0.5]) + torch.Tensor([1, 2, 3, 4]),
     "LongTensor": lambda m, x: m.f(x)[:, torch.LongTensor([1, 2])],
     "from_numpy": lambda m, x: m.f(x) + torch.from_numpy(np.tri(4))[1],
@@ -171,7 +172,6 @@ def in_view(m: Forward, x: Tensor) -> Tensor:
 
 APART: dict[str, Form] = {
     "values of examples in a view of a copied weight": in_view,
-    "values of examples in a copied weight": written_by_examples,
     "graph": lambda m, x: m.f(x) if m.f(x).grad_fn is not None else x,
     "address": lambda m, x: m.f(x) * (x.data_ptr() > 0),
     "transformation of torch.func": lambda m, x: (

@@ -239,6 +239,7 @@ class Recorder(TorchFunctionMode):
         self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
         self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._replaced: dict[int, Tensor] = {}  # by id of a derived weight that examples have written into, their own
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
@@ -288,6 +289,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
+        args, kwargs = self._as_written(args, kwargs)
         place = self._draws.place(func, kwargs)
         output = self._inside(func, args, kwargs, self._draws.is_shared(place))
         found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
@@ -365,6 +367,7 @@ class Recorder(TorchFunctionMode):
                 return output
         if args and _writes(func):
             self._check_written(args[0])
+            args, kwargs = self._as_written(args, kwargs)
         if weights:
             args, kwargs = self._with_own_copies(func, args, kwargs, weights)
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
@@ -464,7 +467,7 @@ class Recorder(TorchFunctionMode):
 
         Raises:
             CallAgainError: it is a constant that was made inside, or the copy of a buffer.
-            NotVectorizedError: it is derived from a parameter.
+            NotVectorizedError: it is a view of what is derived from a parameter.
             PrivacyError: it is a parameter, a view of one, or a tensor from outside.
         """
         if not isinstance(target, Tensor) or internals.is_wrapped(target):
@@ -476,13 +479,25 @@ class Recorder(TorchFunctionMode):
                     f"the loss writes values of an example into a parameter of shape {tuple(root.shape)}; parameters "
                     "change by optimizer steps alone"
                 )
-            raise NotVectorizedError("The loss writes values of an example into what a weight gives.")
+            others = [each.tensor for each in self._weights.values() if each.tensor is not target]
+            if any(_memory(other) == _memory(root) for other in others):
+                raise NotVectorizedError("The loss writes values of an example into a view of what a weight gives.")
+            copy = self._own_copy(target, Tensor.copy_)
+            with internals.outside(), torch.enable_grad():
+                self._replaced[id(target)] = internals.batched(internals.physical(copy).clone(), self._level)
+            return
         if (number := self._made.get(_memory(target))) is not None:
             raise CallAgainError(own_for_each={number})
         raise PrivacyError(
             f"the loss writes values of an example into a tensor of shape {tuple(target.shape)} that is neither made "
             "in it nor a buffer of the model, and that all examples share; make it in the loss, as by x.new_zeros(...)"
         )
+
+    def _as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what examples have written into in the place of derived weights."""
+        if not self._replaced:
+            return args, kwargs
+        return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
