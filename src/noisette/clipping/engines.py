@@ -109,7 +109,8 @@ class _OneExample(TorchFunctionMode):
 
     def __init__(self, tensors: Sequence[Tensor], draws: Draws) -> None:
         super().__init__()
-        self._call, self._draws = object(), draws
+        self._call = object()
+        self._draws = draws
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
