@@ -336,7 +336,7 @@ class PerExampleClip:
                 groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
                 if 0 < len(groups) <= max(2, microbatch.count // 2):
                     rows = (microbatch.of_rows(numbers) for numbers in groups)
-                    return together([self._clipped_sum(loss, each, clipping, public) for each in rows], groups)
+                    return together([self._clipped_sum(loss, each, clipping, public) for each in rows])
                 fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause

@@ -99,14 +99,13 @@ class ClippedSum:
     norms: Tensor  # (groups, b)
 
 
-def together(parts: Sequence[ClippedSum], numbers: Sequence[Sequence[int]]) -> ClippedSum:
-    """The clipped sum of examples that were computed in parts; ``numbers`` are those of the examples of each part."""
+def together(parts: Sequence[ClippedSum]) -> ClippedSum:
+    """The clipped sum of examples that were computed in parts, and their norms in the order of the parts."""
     sums: Sums = {}
     for part in parts:
         for name, total in part.sums.items():
             sums[name] = sums[name] + total if name in sums else total.double()
-    norms = torch.cat([part.norms for part in parts], 1)
-    return ClippedSum(sums, norms[:, torch.tensor([k for part in numbers for k in part]).argsort().to(norms.device)])
+    return ClippedSum(sums, torch.cat([part.norms for part in parts], 1))
 
 
 class Engine(Protocol):
