@@ -77,7 +77,6 @@ def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
     [
         ("public", norms.PublicBatchNorm),
         ("per-example", norms.PerExampleBatchNorm),
-        ("per-example-exact", norms.ExactPerExampleBatchNorm),
         ("frozen", norms.FrozenBatchNorm),
         ("group", nn.GroupNorm),
         ("layer", nn.GroupNorm),

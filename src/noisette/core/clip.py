@@ -92,6 +92,15 @@ class ClippedSum:
     norms: Tensor  # (groups, b)
 
 
+def together(parts: Sequence[ClippedSum]) -> ClippedSum:
+    """The clipped sum of examples that were computed in parts, and their norms in the order of the parts."""
+    sums: Sums = {}
+    for part in parts:
+        for name, total in part.sums.items():
+            sums[name] = sums[name] + total if name in sums else total.double()
+    return ClippedSum(sums, torch.cat([part.norms for part in parts], 1))
+
+
 class Engine(Protocol):
     """A way to compute the clipped sum of a vector of losses."""
 

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 from noisette import errors as checks
 from noisette.clipping.rules import count_within_norm, twice_the_count
 from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled
+from noisette.core.backward import user_hooks_disabled, vectorized_losses
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among, vectorized_losses
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import project
@@ -552,10 +552,10 @@ class LipschitzBound:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
         self._outside.before_first_batch(columns)
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
         """Project weights that were loaded or changed since the last step, and remember the buffers."""
         self._project_if_changed()
-        self._buffers.begin_batch()
+        self._buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
         """Put back the buffers that were written since the batch began; give their names."""

@@ -132,9 +132,7 @@ class TrainingSetup:
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
-        # Exact per-example batch norm joins the public examples to each of the test examples.
-        beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
-        self.at_once = max(1, _EVALUATED_AT_ONCE // (1 + beside))
+        self.at_once = _EVALUATED_AT_ONCE
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
         self.losses: Loss = lambda model, inputs, targets: self.loss(model(inputs), targets)
         if stored is not None:

@@ -34,9 +34,6 @@ _FROM_PUBLIC: Mapping[str, Entry] = {
     "per-example": Entry(
         _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form"
     ),
-    "per-example-exact": Entry(
-        _at("noisette.nn:ExactPerExampleBatchNorm"), "the same from a forward pass for each example (slow)"
-    ),
     "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)

@@ -150,7 +150,7 @@ def _loading(facts: Facts) -> str:
     recipe, given = facts.recipe, ""
     if facts.public_weights and recipe.model.weights is None:
         given = f', pretrained=Path("{facts.model_name}")'
-    if recipe.model.batch_norm in ("per-example", "per-example-exact") and recipe.public.data not in names():
+    if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
         given += f', public=Path("{Path(recipe.public.data or "").name}")'
     use = "model = saved.model  # takes inputs as they were trained on\n"
     if facts.features or recipe.data.columns or recipe.data.text:
