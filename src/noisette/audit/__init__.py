@@ -2,9 +2,12 @@
 
 from noisette.audit.audited_run import RunAudit as RunAudit
 from noisette.audit.audited_run import audit_run as audit_run
+from noisette.audit.certificate import Verdict as Verdict
 from noisette.audit.certificate import certified_epsilon as certified_epsilon
 from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
+from noisette.audit.cost import CostAudit as CostAudit
+from noisette.audit.cost import audit_cost as audit_cost
 from noisette.audit.membership import Attack as Attack
 from noisette.audit.membership import Membership as Membership
 from noisette.audit.membership import OneRunAudit as OneRunAudit
@@ -20,7 +23,6 @@ from noisette.audit.step_audit import NeighbourAudit as NeighbourAudit
 from noisette.audit.step_audit import Rows as Rows
 from noisette.audit.step_audit import Scores as Scores
 from noisette.audit.step_audit import StepAudit as StepAudit
-from noisette.audit.step_audit import Verdict as Verdict
 from noisette.audit.step_audit import assert_consistent as assert_consistent
 from noisette.audit.step_audit import audit_bound as audit_bound
 from noisette.audit.step_audit import audit_neighbours as audit_neighbours

@@ -19,7 +19,7 @@ from torch import nn
 from noisette import errors as checks
 from noisette.accounting import Accountant, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.ledger import LEDGER_FILE
-from noisette.audit.certificate import certified_epsilon
+from noisette.audit.certificate import Verdict, certified_epsilon
 from noisette.audit.step_audit import (
     Axes,
     BehindPublicNorm,
@@ -30,7 +30,6 @@ from noisette.audit.step_audit import (
     Records,
     Rows,
     StepAudit,
-    Verdict,
     audit_bound,
     audit_neighbours,
     canary_scores,

@@ -7,6 +7,8 @@ that between N(0, 1) and N(mu, 1), and an (epsilon, delta)-DP mechanism none wit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +16,21 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from noisette.accounting.closed_forms import GdpCurve
+
+
+FALSE_ALARM = 1e-9
+
+
+class Verdict(Enum):
+    """The outcome of an audit, worst first."""
+
+    VIOLATION = "violation"
+    NOT_AS_DOCUMENTED = "not as documented"
+    CONSISTENT = "consistent"
+
+    @staticmethod
+    def worst(verdicts: Sequence[Verdict]) -> Verdict:
+        return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
 
 
 def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.accounting import Accountant
-from noisette.audit.certificate import certified_mu, epsilon_of
+from noisette.audit.certificate import FALSE_ALARM, Verdict, certified_mu, epsilon_of
 from noisette.core.batches import Batch
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
@@ -295,20 +294,7 @@ def run_step_game(
 
 # What scores prove
 
-FALSE_ALARM = 1e-9
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products
-
-
-class Verdict(Enum):
-    """The outcome of an audit, worst first."""
-
-    VIOLATION = "violation"
-    NOT_AS_DOCUMENTED = "not as documented"
-    CONSISTENT = "consistent"
-
-    @staticmethod
-    def worst(verdicts: Sequence[Verdict]) -> Verdict:
-        return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
 
 
 @dataclass(frozen=True)
