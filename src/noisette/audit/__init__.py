@@ -10,9 +10,6 @@ from noisette.audit.cost import CostAudit as CostAudit
 from noisette.audit.cost import audit_cost as audit_cost
 from noisette.audit.membership import Attack as Attack
 from noisette.audit.membership import Membership as Membership
-from noisette.audit.membership import OneRunAudit as OneRunAudit
-from noisette.audit.membership import audit_guesses as audit_guesses
-from noisette.audit.membership import audit_one_run as audit_one_run
 from noisette.audit.membership import membership_of as membership_of
 from noisette.audit.step_audit import Axes as Axes
 from noisette.audit.step_audit import BehindPublicNorm as BehindPublicNorm
@@ -27,4 +24,3 @@ from noisette.audit.step_audit import assert_consistent as assert_consistent
 from noisette.audit.step_audit import audit_bound as audit_bound
 from noisette.audit.step_audit import audit_neighbours as audit_neighbours
 from noisette.audit.step_audit import audit_step as audit_step
-from noisette.audit.step_audit import run_step_game as run_step_game

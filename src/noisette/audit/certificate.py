@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +17,6 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from noisette.accounting.closed_forms import GdpCurve
-
 
 FALSE_ALARM = 1e-9
 
@@ -31,6 +31,22 @@ class Verdict(Enum):
     @staticmethod
     def worst(verdicts: Sequence[Verdict]) -> Verdict:
         return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
+
+
+class Audit:
+    """A finished audit. Its findings say in words what is wrong; there are none if nothing is refuted."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
+
+    def facts(self) -> dict[str, Any]:
+        """The results as plain values."""
+        return {"verdict": self.verdict.value, "findings": list(self.findings)}
 
 
 def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from scipy.special import gammaln, logsumexp, ndtr
+from scipy.special import gammaln, ndtr
 from scipy.stats import binom
 
 from noisette import errors as checks
@@ -28,7 +28,7 @@ from noisette.accounting.events import (
     PoissonGaussian,
     TruncatedPoissonGaussian,
 )
-from noisette.audit.certificate import FALSE_ALARM, Verdict, rate_at_most
+from noisette.audit.certificate import FALSE_ALARM, Audit, rate_at_most
 
 # What is observed of a release is its cell, of so many deviations of the noise, up to a distance from both means. Who
 # sees less learns less, so delta is never too large by this; the width costs a share of 1e-4 of epsilon.
@@ -38,7 +38,7 @@ _TILTS = np.unique(np.round(np.concatenate([[0], np.geomspace(1, 4096, 60)])).as
 
 
 @dataclass(frozen=True)
-class CostAudit:
+class CostAudit(Audit):
     """Confidence limits of delta at ``epsilon``, ``least`` and ``most``, beside the delta that is stated.
 
     ``left_out`` are the kinds of releases that were not simulated. What is released without them costs no more, so
@@ -53,29 +53,12 @@ class CostAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty if the stated cost is not refuted."""
         if self.least <= self.delta:
             return ()
         return (f"at epsilon={self.epsilon:.4g} delta is {self.least:.3g} or more; {self.delta:g} is stated",)
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
-
     def facts(self) -> dict[str, Any]:
-        return {"verdict": self.verdict.value, **asdict(self), "findings": list(self.findings)}
-
-
-class _Losses(Protocol):
-    """Independent and equal privacy losses."""
-
-    def log_mean(self, tilt: int) -> float:
-        """ln of the mean of exp(tilt * the sum of all losses)."""
-        ...
-
-    def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
-        """Sums of all losses, of density in proportion to that under P times exp(tilt * sum), (samples,)."""
-        ...
+        return super().facts() | asdict(self)
 
 
 def audit_cost(
@@ -122,12 +105,12 @@ def audit_cost(
         left_out = {event.mechanism for event, one in found.items() if one is None}
         losses = [one for one in found.values() if one is not None]
         limits.append(_limits(losses, epsilon, samples, false_alarm / 2, random))
-    least, most = map(max, zip(*limits, strict=True))
+    least, most = (max(ends) for ends in zip(*limits, strict=True))
     return CostAudit(epsilon, delta, least, most, tuple(sorted(left_out)))
 
 
 def _limits(
-    losses: Sequence[_Losses], epsilon: float, samples: int, alpha: float, random: np.random.Generator
+    losses: Sequence[_Cells | _Passes], epsilon: float, samples: int, alpha: float, random: np.random.Generator
 ) -> tuple[float, float]:
     """Confidence limits of delta, each of which fails with probability ``alpha``.
 
@@ -146,7 +129,7 @@ def _limits(
     return scale * least, min(1.0, scale * float(rate_at_most(heads, samples, alpha=alpha)))
 
 
-def _losses(event: Event, times: int, removed: bool) -> _Losses | None:
+def _losses(event: Event, times: int, removed: bool) -> _Cells | _Passes | None:
     """The losses of so many releases; ``None`` for a kind that is not simulated."""
     match event:
         case BallsInBinsGaussian():
@@ -160,12 +143,13 @@ def _losses(event: Event, times: int, removed: bool) -> _Losses | None:
         case FixedSizeGaussian():  # where all other records are the one that replaces it
             pair = _mixture(event.batch_size / event.size, 1, 2 / event.noise_multiplier)
         case TruncatedPoissonGaussian():  # a record of a full batch displaces another
-            full = float(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate))
+            full = float(np.sum(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)))
             grows, exchanges = (_mixture(event.sampling_rate, 1, k / event.noise_multiplier) for k in (1, 2))
             pair = np.concatenate([(1 - full) * grows, full * exchanges], axis=1)
         case _:
             return None
-    return _Cells(*(pair if removed else pair[::-1]), times)
+    p, q = pair if removed else pair[::-1]
+    return _Cells(p, q, times)
 
 
 def _mixture(rate: float, records: int, shift: float) -> np.ndarray:
@@ -195,11 +179,13 @@ class _Cells:
         self._times = times
 
     def log_mean(self, tilt: int) -> float:
-        return self._times * float(logsumexp(self._log_p + tilt * self._loss))
+        """ln of the mean of exp(tilt * the sum of all losses)."""
+        return self._times * float(np.logaddexp.reduce(self._log_p + tilt * self._loss))
 
     def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
+        """Sums of all losses, of density in proportion to that under P times exp(tilt * sum), (samples,)."""
         log_weights = self._log_p + tilt * self._loss
-        weights = np.exp(log_weights - logsumexp(log_weights))
+        weights = np.exp(log_weights - np.logaddexp.reduce(log_weights))
         likeliest = np.argsort(-weights)  # of the last cells there are no draws left to be counted
         chosen, loss = weights[likeliest] / weights.sum(), self._loss[likeliest]
         blocks = [min(1000, samples - k) for k in range(0, samples, 1000)]
@@ -223,7 +209,7 @@ class _Passes:
         if n > _MOST_RECORDS or (self._shift * n) ** 2 > 600:
             return math.inf  # beyond the range of floats
         ways = math.fsum(self._groupings(n)[0].tolist())
-        return self._passes * float(math.log(ways) + gammaln(n + 1) - n * math.log(self._bins))
+        return self._passes * (math.log(ways) + math.lgamma(n + 1) - n * math.log(self._bins))
 
     def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
         n = 1 + tilt
@@ -233,9 +219,12 @@ class _Passes:
             groups = random.choice(len(ways), samples, p=ways / ways.sum())  # how many batches have a record
             left, moved = np.full(samples, n), np.zeros((samples, n))
             for k in range(n):
-                chances = sizes * powers[np.maximum(groups - k - 1, 0)][
-                    np.arange(samples)[:, None], np.maximum(left[:, None] - np.arange(n + 1), 0)
-                ]
+                chances = (
+                    sizes
+                    * powers[np.maximum(groups - k - 1, 0)][
+                        np.arange(samples)[:, None], np.maximum(left[:, None] - np.arange(n + 1), 0)
+                    ]
+                )
                 chances *= (np.arange(n + 1) <= left[:, None]) & (groups > k)[:, None]
                 drawn = (random.random(samples)[:, None] * chances.sum(1, keepdims=True) >= chances.cumsum(1)).sum(1)
                 moved[:, k] = np.where(groups > k, drawn, 0)
