@@ -16,7 +16,7 @@ _PUBLIC = {
     ),
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
-    "clipping.per_example": ("PerExampleClip",),
+    "run.per_example": ("PerExampleClip",),
     "clipping.rules": (
         *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
         "PerLayerClipping",

@@ -32,7 +32,6 @@ from noisette.accounting import steps_for as steps_for
 from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
-from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
 from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
 from noisette.clipping.rules import CustomClipping as CustomClipping
@@ -63,6 +62,7 @@ from noisette.rules.rule_check import rule as rule
 from noisette.run.collation import PaddedBuckets as PaddedBuckets
 from noisette.run.explain import explain as explain
 from noisette.run.loading import OwnRecords as OwnRecords
+from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.run.sampling import BallsInBins as BallsInBins

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as clipping_norms
 from noisette.core import forms
 from noisette.core.backward import ForwardPass
@@ -24,6 +23,7 @@ from noisette.core.release import GaussianRelease
 from noisette.core.trace import one_value
 from noisette.rules.attention import touched_rows
 from noisette.rules.conv import KernelGradients
+from noisette.run.per_example import PerExampleClip
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/test_engines.py::test_clipped_sum_is_the_oracles"

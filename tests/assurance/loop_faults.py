@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from noisette.clipping import engines as recorded_rows
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core import steps
 from noisette.core.batches import Batch
 from noisette.core.state import ModelBuffers
@@ -20,6 +19,7 @@ from noisette.integrations import boundary
 from noisette.nn import conversion
 from noisette.run import loading
 from noisette.run.collation import PaddedBuckets
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from planted import Mutant
 
@@ -142,9 +142,7 @@ def earlier_batches_taken(patch: pytest.MonkeyPatch) -> None:
 
 def mean_taken_for_a_sum(patch: pytest.MonkeyPatch) -> None:
     whole = recorded_rows.clipped_sum_of
-    patch.setattr(
-        "noisette.clipping.per_example.clipped_sum_of", lambda calls, scale, *others: whole(calls, 1.0, *others)
-    )
+    patch.setattr("noisette.run.per_example.clipped_sum_of", lambda calls, scale, *others: whole(calls, 1.0, *others))
 
 
 def rows_share_buffers(patch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import process_group
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.noise.joint_sums import JointSums
 from noisette.ranks import Ranks
+from noisette.ranks.joint_sums import JointSums
 from noisette.run.private import PrivateRun
 from planted import Mutant, Patch
 

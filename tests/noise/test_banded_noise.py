@@ -13,9 +13,16 @@ from torch import Tensor
 
 from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
-from noisette.noise.banded import SLACK, BandedNoise, banded_coefficients, mean_squared_error, square_root_of_sums
-from noisette.noise.joint_sums import JointSums
+from noisette.noise.banded import (
+    SLACK,
+    BandedNoise,
+    banded_coefficients,
+    deviations_of,
+    mean_squared_error,
+    square_root_of_sums,
+)
 from noisette.ranks import Alone
+from noisette.ranks.joint_sums import JointSums
 
 KEY = SecretKey(bytes(range(32)))
 COEFFICIENTS = banded_coefficients(4, 20)
@@ -98,7 +105,7 @@ def test_coefficients_that_are_refused(coefficients: tuple[float, ...]) -> None:
 def test_a_release_has_banded_noise_and_one_band_is_independent_noise(correlation: tuple[float, ...]) -> None:
     steps, rows = 6, []
     noise = GaussianNoise(KEY) if correlation == (1.0,) else BandedNoise(GaussianNoise(KEY), correlation)
-    release = GaussianRelease(KEY, 1.5, 8.0, JointSums(noise, Alone(), correlation))
+    release = GaussianRelease(KEY, 1.5, 8.0, JointSums(noise, Alone(), deviations_of(correlation)))
     for step in range(steps):
         p = torch.zeros(301, dtype=torch.float64)
         release([BoundedSum((p,), (torch.full_like(p, 16.0),), bound=2.0)], {id(p): "bias"}, step=step)

@@ -131,7 +131,7 @@ def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[.
 def in_small_buckets(**settings: Any) -> Course:
     """:func:`take_steps` where few values are exchanged at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.noise.joint_sums._BUCKET", 10)
+        patch.setattr("noisette.ranks.joint_sums._BUCKET", 10)
         return take_steps(**settings)
 
 

@@ -37,7 +37,6 @@ from noisette.audit.step_audit import (
     audit_neighbours,
     released_scores,
 )
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
@@ -46,6 +45,7 @@ from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
+from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe

@@ -21,6 +21,7 @@ from noisette.core.forms import (
     weighted_sums,
     with_norms,
 )
+from noisette.core.release import BoundedSum
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -32,13 +33,19 @@ SMALLEST_BOUND = 1e-10
 
 @dataclass(frozen=True)
 class Count:
-    """A count of the examples within their clipping norm: a sum of its own, released beside the gradient.
-
-    Each example adds +1/2 or -1/2, so one example moves the sum by 1/2.
-    """
+    """A count of the examples within their clipping norm, +1/2 or -1/2 each: a sum released beside the gradient."""
 
     released: Tensor  # its ``.grad`` will hold the noised count over the expected batch size
     share: float  # of the release's budget
+
+    def twice(self, norms: Tensor, bound: float) -> Tensor:
+        """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
+        return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
+
+    def sum_of(self, twice: Tensor | None) -> BoundedSum:
+        """The sum that is released, zero for ``None``."""
+        total = (twice if twice is not None else torch.zeros(())).to(self.released) / 2
+        return BoundedSum((self.released,), (total,), 0.5, self.share, "clipping count")
 
 
 @dataclass(frozen=True)
@@ -111,11 +118,7 @@ class Engine(Protocol):
 
 
 def check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part.
-
-    Raises:
-        ValueError: some are; all are listed.
-    """
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
     if found := [name for name, p in parameters.items() if p.is_complex()]:
         raise ValueError(
             f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from noisette import errors as checks
-from noisette.clipping.rules import count_within_norm, twice_the_count
 from noisette.core import loss as vmap
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
@@ -143,7 +142,7 @@ class ScoreClipping:
         factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
         shape = (-1, *[1] * (gradients.dim() - 1))
         scaled = gradients * factors.to(gradients.dtype).view(shape)
-        counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
+        counted = None if self.group.count is None else self.group.count.twice(norms, self.group.bound)
         return torch.where(factors.isfinite().view(shape), scaled, 0), counted
 
     def add_count(self, twice: Tensor | None) -> None:
@@ -155,7 +154,7 @@ class ScoreClipping:
         """The count of the batch, if the rule counts; nothing is pending afterwards."""
         count, counted = self.group.count, self._counted
         self._group, self._counted, self._released = None, None, count
-        return None if count is None else count_within_norm(count, counted)
+        return None if count is None else count.sum_of(counted)
 
     def adapt(self) -> None:
         """Give an adaptive rule the count that was released."""

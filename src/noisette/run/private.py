@@ -19,20 +19,20 @@ from noisette.accounting.events import StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.clipping.engines import RecordedCall
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, never
 from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
 from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, held_by, seed_torch
 from noisette.errors import PrivacyError
-from noisette.noise.banded import BandedNoise, correlation_of
+from noisette.noise.banded import BandedNoise, correlation_of, deviations_of
 from noisette.noise.device import CompiledNoise
-from noisette.noise.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.ranks.joint_sums import JointSums
 from noisette.ranks.shards import is_sharded
 from noisette.run.agreement import Fingerprint, check_same_records, digests_of, facts_of, ledger_on_ranks
 from noisette.run.checkpoint import SavedRun, capture_state, write
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of
+from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Users, sampler_of, user_records
 
 
@@ -203,7 +203,7 @@ class PrivateRun(DpSgd):
         correlation = correlation_of(event, terms.steps - steps_spent)
         joint = OwnNoise(noise)
         if tuple(correlation) != (1.0,):
-            joint = JointSums(BandedNoise(noise, correlation), ranks, correlation)
+            joint = JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
         elif ranks.size > 1 or together:
             joint = JointSums(noise, ranks)
         if isinstance(bound, PerExampleClip):

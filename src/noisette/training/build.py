@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from noisette.accounting import Ledger
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
@@ -38,6 +37,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
+from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
