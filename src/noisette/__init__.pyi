@@ -55,7 +55,6 @@ from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
 from noisette.noise.pca import PrivatePCA as PrivatePCA
-from noisette.noise.pca import private_pca as private_pca
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
 from noisette.rules.rule_check import rule as rule

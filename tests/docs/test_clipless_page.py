@@ -60,14 +60,13 @@ def test_the_picture_is_up_to_date() -> None:
 
 
 def test_constants_of_the_losses_are_those_of_the_table() -> None:
-    from noisette.nn.lipschitz import KR, MAE, MSE, HuberLoss, KCosine, MulticlassHinge, MultiMargin, TauBCE
+    from noisette.nn.lipschitz import KR, MAE, MSE, HuberLoss, KCosine, MulticlassHinge, TauBCE
 
     stated = {
         "TauCrossEntropy(tau)": (TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
         "TauBCE(tau)": (TauBCE(3.0), "1 ", 1.0),
         "KCosine(k)": (KCosine(4.0), "1 / k", 0.25),
         "MulticlassHinge(outputs, margin)": (MulticlassHinge(4), "sqrt((C - 1) / C)", 0.75**0.5),
-        "MultiMargin(margin)": (MultiMargin(), "sqrt 2 ", 2**0.5),
         "KR(outputs)": (KR(4), "sqrt(C / (C - 1))", (4 / 3) ** 0.5),
         "MAE(outputs)`, `HuberLoss(outputs, delta)": (MAE(9), "sqrt C, delta sqrt C", 3.0),
         "HuberLoss(outputs, delta)": (HuberLoss(9, 0.5), "sqrt C, delta sqrt C", 1.5),

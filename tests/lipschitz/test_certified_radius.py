@@ -97,7 +97,7 @@ def test_radii_far_outside_of_the_ball_are_larger() -> None:
     assert float(model(x).detach()) == pytest.approx(0.1)
     assert float(certify(model, x)) == pytest.approx(1.8032787, abs=5e-8)
     assert float(certify(nn.Sequential(lip.Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
-    capped = nn.Sequential(lip.BoundedInput(100.0), same(2), lip.Scale(2.0), lip.NormCap(3.0), linear([[0.0, 1.0]]))
+    capped = nn.Sequential(lip.BoundedInput(99.0), same(2), lip.Scale(2.0), lip.BoundedInput(3.0), linear([[0.0, 1.0]]))
     assert float(certify(capped, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
 
 
@@ -274,7 +274,7 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
             lip.GroupSort2(),
             lip.L2NormPool2d(2),
             lip.LipschitzResidual(lip.MixerBlock(tokens=16, channels=8)),
-            lip.NormCap(2.0),
+            lip.BoundedInput(2.0),
             nn.Flatten(),
             lip.SpectralLinear(128, 10),
         ),

@@ -94,28 +94,16 @@ LAYERS: dict[str, Layer] = {
     "pair sort": Layer(lambda: lip.GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
     "pair sort of maps": Layer(lambda: lip.GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
     "pair sort of sequences": Layer(lambda: lip.GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
-    "full sort": Layer(lambda: lip.FullSort(), (5,), lambda m, x: x.topk(5, largest=False).values),
-    "full sort of sequences": Layer(
-        lambda: lip.FullSort(-1), (3, 5), lambda m, x: torch.stack([x.kthvalue(k, 2).values for k in range(1, 6)], 2)
-    ),
     "absolute": Layer(lambda: lip.Abs(), (5,), lambda m, x: torch.maximum(x, -x)),
     "l2 pool": Layer(lambda: lip.L2NormPool2d(2), (3, 4, 5), lambda m, x: window_norms(x, 2), rounded=1e-4),
-    "global l2 pool": Layer(
-        lambda: lip.GlobalL2NormPool2d(), (3, 4, 5), lambda m, x: x.pow(2).sum((2, 3)).sqrt(), rounded=1e-4
-    ),
-    "scaled mean pool": Layer(
-        lambda: lip.ScaledAvgPool2d(2),
-        (3, 4, 4),
-        lambda m, x: (x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]) / 2,
-    ),
     "centring of channels": Layer(
         lambda: lip.LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4
     ),
     "centring of positions": Layer(
         lambda: lip.LayerCentering((2, 3)), (4, 3, 3), lambda m, x: x - x.sum((2, 3), keepdim=True) / 9
     ),
-    "norm cap": Layer(
-        lambda: lip.NormCap(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)
+    "bounded input": Layer(
+        lambda: lip.BoundedInput(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)
     ),
     "scale": Layer(lambda: lip.Scale(-1.5), (4,), lambda m, x: x * -1.5),
     "residual": Layer(

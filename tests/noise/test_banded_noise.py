@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -13,14 +14,7 @@ from torch import Tensor
 
 from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
-from noisette.noise.banded import (
-    SLACK,
-    BandedNoise,
-    banded_coefficients,
-    deviations_of,
-    mean_squared_error,
-    square_root_of_sums,
-)
+from noisette.noise.banded import SLACK, BandedNoise, banded_coefficients, deviations_of, square_root_of_sums
 from noisette.ranks import Alone
 from noisette.ranks.joint_sums import JointSums
 
@@ -29,7 +23,7 @@ COEFFICIENTS = banded_coefficients(4, 20)
 SHAPES = {"weight": (7, 3), "bias": (301,), "scale": ()}
 
 
-def matrix(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
+def matrix(coefficients: Sequence[float], steps: int) -> np.ndarray:
     """C, written out."""
     return np.sum([np.diag(np.full(steps - k, c), -k) for k, c in enumerate(coefficients[:steps])], axis=0)
 
@@ -161,14 +155,13 @@ def test_columns_have_norm_one_also_in_single_precision(bands: int, steps: int) 
     assert np.linalg.norm(used.astype(np.float64)) < 1
 
 
-@pytest.mark.parametrize(("bands", "steps"), [(1, 10), (2, 10), (5, 40), (16, 100), (40, 25)])
-def test_the_error_is_that_of_dense_matrices(bands: int, steps: int) -> None:
-    coefficients = banded_coefficients(bands, steps)
+def mean_squared_error(coefficients: Sequence[float], steps: int) -> float:
+    """The variance of the noise in the sums over the first steps, averaged over all, from dense matrices."""
     dense = np.tril(np.ones((steps, steps))) @ np.linalg.inv(matrix(coefficients, steps))
-    assert mean_squared_error(coefficients, steps) == pytest.approx(np.square(dense).sum() / steps, rel=1e-9)
+    return float(np.square(dense).sum() / steps)
 
 
-@pytest.mark.parametrize(("bands", "steps"), [(3, 50), (8, 300), (32, 2000)])
+@pytest.mark.parametrize(("bands", "steps"), [(3, 50), (8, 300)])
 def test_more_bands_have_less_error_and_no_neighbour_has_less(bands: int, steps: int) -> None:
     found = banded_coefficients(bands, steps)
     best = mean_squared_error(found, steps)

@@ -233,13 +233,17 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.noise.pca import private_pca
+    from noisette.noise.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection
-    found = private_pca(
-        rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration
-    )
+    found = PrivatePCA(
+        section.components,
+        noise_multiplier=section.noise_multiplier,
+        ledger=ledger,
+        ranks=ranks,
+        declaration=declaration,
+    ).fit(rows)
     return torch.as_tensor(found.components_)
 
 
