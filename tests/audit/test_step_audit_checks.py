@@ -42,10 +42,6 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, ta
     assert tail > 1e-9 or z < 6.11 + 0.02
 
 
-def test_z_score_of_the_spread_is_zero_for_one_score() -> None:
-    assert spread_z(np.array([7.0])) == spread_z(np.array([])) == 0
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
 def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
     """One score, one step, one canary, all in or all out."""
@@ -92,11 +88,6 @@ def test_reversed_scores_are_not_as_documented() -> None:
     audit = StepAudit(replace(scores, values=-scores.values))
     assert audit.certified_mu > 0.5, "the leak has the same size"
     assert audit.verdict is Verdict.NOT_AS_DOCUMENTED
-
-
-def test_constant_scores_are_not_as_documented() -> None:
-    scores = ideal(np.random.default_rng(15))
-    assert StepAudit(replace(scores, values=np.zeros_like(scores.values))).verdict is Verdict.NOT_AS_DOCUMENTED
 
 
 # A training step by hand: clip each record to the bound, add up, add noise. No code of the library.

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
 from lipschitz_ascent import clip_singular_values, largest_stretch, worst_case_search
 from noisette.lipschitz import Bounded, NormBound, is_bounded, is_constrained
 from noisette.nn import lipschitz as lip
@@ -209,25 +208,6 @@ def test_ascent_nearly_reaches_the_bound_on_a_parameter_gradient_and_does_not_ex
     for p in module.parameters():
         found = worst_case_search(module, layer.shape, p, restore=lambda: restore(module))
         assert layer.reached * bounds[p] <= found <= bounds[p] * (1 + 1e-9)
-
-
-@every_layer
-def test_a_layer_works_under_per_example_clipping(layer) -> None:
-    width = layer.shape[0] if len(layer.shape) == 3 else layer.shape[-1]
-    front = lip.SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else lip.SpectralLinear(width, width)
-    model = nn.Sequential(lip.BoundedInput(3.0), front, moved(layer)).double()
-    x, params = torch.randn(5, *layer.shape, dtype=torch.float64), dict(model.named_parameters())
-    expected = {name: torch.zeros_like(p) for name, p in params.items()}
-    for one in x.split(1):
-        gradients = torch.autograd.grad((1 + model(one)).square().sum(), list(params.values()))
-        factor = min(1.0, 0.5 / float(torch.cat([g.flatten() for g in gradients]).norm()))
-        for name, g in zip(params, gradients, strict=True):
-            expected[name] += factor * g
-    clip = noisette.PerExampleClip(model, max_grad_norm=0.5)
-    clip.accumulate(lambda model, x: (1 + model(x)).square().sum(), x)
-    [part] = clip.pop_sums()
-    for name, total in zip(clip.parameters, part.grads, strict=True):
-        torch.testing.assert_close(total.double(), expected[name], rtol=1e-9, atol=1e-9)
 
 
 @every_training_layer

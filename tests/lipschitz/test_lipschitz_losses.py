@@ -201,17 +201,6 @@ def test_squared_distances_without_a_bound_on_the_scores_are_refused(reach: floa
 
 
 @every_loss
-def test_each_example_alone(loss: nn.Module, outputs: int) -> None:
-    scores, targets = some(outputs)
-    targets = targets.clamp(max=1) if outputs == 1 else targets
-    together, rows = loss(scores, targets), gradients(loss, scores, targets)
-    for i in range(len(scores)):
-        one = slice(i, i + 1)
-        torch.testing.assert_close(loss(scores[one], targets[one]), together[one], rtol=0, atol=1e-12)
-        torch.testing.assert_close(gradients(loss, scores[one], targets[one]), rows[one], rtol=0, atol=1e-12)
-
-
-@every_loss
 def test_one_finite_loss_per_example_for_any_number_and_size_of_scores(loss: nn.Module, outputs: int) -> None:
     for count, scale in ((0, 1.0), (1, 1.0), (5, 0.0), (5, 1e6)):
         scores, targets = some(outputs, count, scale)

@@ -179,15 +179,6 @@ def test_rows_of_an_example_cannot_pass_as_examples() -> None:
         bound.accumulate(lambda model, x, y: steep(model(x.repeat(4, 1)), y.repeat(4)).sum(), x, y)
 
 
-def test_batches_of_any_length_and_other_shapes_without_gradients_are_welcome() -> None:
-    bound = windows(5)
-    for length in (0, 1, 2, 7):
-        add(bound, torch.randn(length, 1, 5, 5, dtype=torch.float64), torch.zeros(length, dtype=torch.long))
-    with torch.no_grad():
-        assert bound.model(torch.randn(2, 1, 9, 9, dtype=torch.float64)).shape == (2, 4)
-    by_name(bound, torch.randn(2, 1, 5, 5, dtype=torch.float64), torch.tensor([0, 1]))
-
-
 # Modes and settings that change within a batch
 
 
