@@ -7,10 +7,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from noisette.clipping import per_example
 from noisette.core import steps
 from noisette.core.steps import DpSgd
 from noisette.run import loading as fetching
+from noisette.run import per_example
 from noisette.run import private as held_noise
 from planted import Mutant
 from ranks_faults import on_each_rank
