@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from noisette.audit import Attack, Membership, membership_of
-from noisette.audit.figures import membership_figure
 from noisette.audit.membership import by_class, by_shadows, confidences_of, halves
 from noisette.data import DataSet, Split
 
@@ -28,10 +27,6 @@ def test_rates_are_those_of_the_definition() -> None:
         assert attack.caught(rate) == pytest.approx(best)
     assert attack.caught(1.0) == 1.0
     assert attack.caught(0.001) is None, "forty others are too few to measure a thousandth"
-    false, caught = attack.curve()
-    assert (false[0], caught[0], false[-1], caught[-1]) == (0, 0, 1, 1)
-    for t, f, c in zip(np.unique([*members, *others])[::-1], false[1:], caught[1:], strict=True):
-        assert (f, c) == pytest.approx(((others >= t).mean(), (members >= t).mean()))
 
 
 def test_allowed_rates_are_those_of_the_definition_of_differential_privacy() -> None:
@@ -140,7 +135,6 @@ def test_attacks_succeed_on_a_model_that_memorises_its_records(data: DataSet) ->
     assert "not for release" in facts["note"]
     assert facts["attacks"]["loss"]["caught at 0.01"] > facts["allowed"]["0.01"]
     assert facts["attacks"]["loss"]["caught at 0.001"] is None
-    assert "allowed" in membership_figure(found)
 
 
 def test_attacks_fail_on_a_model_that_learned_nothing(data: DataSet) -> None:

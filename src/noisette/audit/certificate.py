@@ -7,7 +7,6 @@ that between N(0, 1) and N(mu, 1), and an (epsilon, delta)-DP mechanism none wit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -27,10 +26,6 @@ class Verdict(Enum):
     VIOLATION = "violation"
     NOT_AS_DOCUMENTED = "not as documented"
     CONSISTENT = "consistent"
-
-    @staticmethod
-    def worst(verdicts: Sequence[Verdict]) -> Verdict:
-        return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
 
 
 class Audit:

@@ -57,13 +57,6 @@ class Attack:
         threshold = np.sort(self.others)[::-1][allowed] if allowed < len(self.others) else -math.inf
         return float((self.members > threshold).mean())
 
-    def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """False and true positive rates at each threshold, from the highest threshold downwards."""
-        places = np.unique(np.concatenate([self.members, self.others]))[::-1]
-        false = 1 - np.searchsorted(np.sort(self.others), places, "left") / len(self.others)
-        caught = 1 - np.searchsorted(np.sort(self.members), places, "left") / len(self.members)
-        return np.concatenate([[0.0], false]), np.concatenate([[0.0], caught])
-
 
 @dataclass(frozen=True)
 class Membership:

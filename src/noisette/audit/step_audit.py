@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -466,7 +465,6 @@ Records = tuple[Tensor, ...]  # columns, each with the records along its first a
 Draw = Callable[[int], Records]
 
 _SCALES = (1.0, 10.0, 1000.0)
-_ROUNDS, _STRIDE = 10, 0.3
 
 
 @dataclass(frozen=True)
@@ -494,8 +492,7 @@ def audit_neighbours(
 ) -> NeighbourAudit:
     """Compare the sums, before noise, of batches that differ by one record, on a model of your own, without dropout.
 
-    A third of the differing records is used as drawn; the others are scaled by 10 or 1000. Every second one is then
-    moved by gradient ascent on the norm of its own gradient.
+    A third of the differing records is used as drawn; the others are scaled by 10 or 1000.
 
     Args:
         bound: of the model. It is closed.
@@ -511,12 +508,9 @@ def audit_neighbours(
     for module in bound.model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
-    free = deepcopy(bound.model)
     reached = []
     for k in range(pairs):
         shared, extra = draw(others), _scaled(draw(1), _SCALES[k % len(_SCALES)])
-        if k % 2:
-            extra = _ascended(free, extra, loss)
         both = tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
         reached.append(float((_sum(bound, both, loss) - _sum(bound, shared, loss)).norm()))
     bound.close()
@@ -526,26 +520,6 @@ def audit_neighbours(
 def _scaled(records: Records, factor: float) -> Records:
     inputs, *rest = records
     return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
-
-
-def _ascended(model: nn.Module, record: Records, loss: Loss) -> Records:
-    """The record after some steps of sign ascent on the norm of its gradient, or as it was where that has no slope."""
-    inputs, *rest = record
-    if not inputs.is_floating_point():
-        return record
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    at = inputs.clone()
-    stride = _STRIDE * float(inputs.abs().mean())
-    for _ in range(_ROUNDS):
-        at.requires_grad_()
-        try:
-            grads = torch.autograd.grad(loss(model, at, *rest).sum(), parameters, create_graph=True, allow_unused=True)
-            size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
-            [up] = torch.autograd.grad(size, [at])
-        except RuntimeError:  # an operation has no second derivative, or the gradient does not depend on the input
-            return (at.detach(), *rest)
-        at = (at + stride * up.sign()).detach()
-    return (at, *rest)
 
 
 def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:

@@ -102,16 +102,13 @@ class AuditResults:
     def write(self, folder: Path) -> None:
         """Write the results, with mode 0600 what is computed from records."""
         from noisette.accounting import atomic_files
-        from noisette.audit.figures import membership_figure
-        from noisette.training.report.figures import standalone
 
         results = {"guarantee": self.run.facts(), **{name: one.facts() for name, one in self.of_mechanism.items()}}
         folder.mkdir(parents=True, exist_ok=True)
         atomic_files.write(folder / "audit.json", (json.dumps(results, indent=2) + "\n").encode(), mode=0o666)
         if self.membership:
-            attacks, figure = json.dumps(self.membership.facts(), indent=2) + "\n", membership_figure(self.membership)
+            attacks = json.dumps(self.membership.facts(), indent=2) + "\n"
             atomic_files.write(folder / "membership.json", attacks.encode(), mode=0o600)
-            atomic_files.write(folder / "membership.svg", standalone(figure).encode(), mode=0o600)
 
 
 _FOUND = 1
@@ -242,7 +239,8 @@ def _print(results: AuditResults, folder: Path) -> None:
         console.print(line, markup=False)
     for finding in results.findings:
         console.print(f"Found: {finding}", markup=False, style="bold")
-    verdict = Verdict.worst([audit.verdict for audit in results.of_mechanism.values()])
+    made = [audit.verdict for audit in results.of_mechanism.values()]
+    verdict = next(worst for worst in Verdict if worst in made)
     console.print(f"\nverdict  {verdict.value}\nresults  {folder}", markup=False)
 
 

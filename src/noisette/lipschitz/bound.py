@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +15,6 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette import errors as checks
 from noisette.core import loss as vmap
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
@@ -58,7 +57,7 @@ class Allocation(Protocol):
     """
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        """Assign every parameter to one part; the shares add up to one. ValueError if it does not fit them."""
+        """Assign every parameter to one part; the shares add up to one."""
         ...
 
 
@@ -74,22 +73,12 @@ class GlobalAllocation:
 class PerLayerAllocation:
     """A noise standard deviation in proportion to the sensitivity of each parameter.
 
-    ``weights`` are, by name of parameter, the deviation in units of its sensitivity, relative to the others; 1 if not
-    given.
-
     Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
     the whole release, is theirs divided by the square root of the number of parameters.
     """
 
-    weights: Mapping[str, float] = field(default_factory=dict)
-
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        if unknown := sorted(self.weights.keys() - sensitivities.keys()):
-            raise ValueError(
-                f"weights for {', '.join(unknown)}, but the trainable parameters are {list(sensitivities)}"
-            )
-        checks.positive(**{f"weights[{name!r}]": weight for name, weight in self.weights.items()})
-        return _one_part_each(sensitivities, {name: self.weights.get(name, 1.0) ** -2 for name in sensitivities})
+        return _one_part_each(sensitivities, dict.fromkeys(sensitivities, 1.0))
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,13 @@ class ScoreClipping:
         """The clipping of the current batch; an infinite norm without a rule."""
         if self._group is None:
             self.adapt()  # also where the optimizer failed after a release
-            self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
+            first, *others = [Group((_SCORES,), math.inf)] if self.rule is None else self.rule.groups([_SCORES])
+            if others:
+                raise ValueError(
+                    "logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got "
+                    f"{type(self.rule).__name__}"
+                )
+            self._group = first
         return self._group
 
     def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
@@ -161,15 +156,6 @@ class ScoreClipping:
         released = self._released.released.grad if self._released is not None else None
         if isinstance(self.rule, AdaptiveRule) and released is not None:
             self.rule.adapt(released)
-
-
-def _single_group(rule: ClippingRule) -> Group:
-    groups = rule.groups([_SCORES])
-    if len(groups) != 1:
-        raise ValueError(
-            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
-        )
-    return groups[0]
 
 
 _STARTS, _STEPS = 2, 30  # of the search for an example that exceeds its bound
