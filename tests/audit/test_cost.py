@@ -19,7 +19,7 @@ from noisette.accounting.events import (
     PoissonGaussian,
     TruncatedPoissonGaussian,
 )
-from noisette.audit import Verdict, audit_cost
+from noisette.audit import Verdict, audit_cost, cost
 
 
 def delta_of_gaussian(mu: float, epsilon: float) -> float:
@@ -101,11 +101,15 @@ def test_a_cost_that_is_too_small_is_refuted_and_the_right_one_is_not(case: str)
     assert finding.startswith(f"at epsilon={wrong:.4g} delta is ")
 
 
-def test_the_larger_direction_counts() -> None:
-    """Where noise is small and almost every record is in the batch, adding a record costs more than removing it."""
-    epsilon, [delta] = 2.0, [PldAccountant().compose({PoissonGaussian(0.9, 1.0): 1}).delta(epsilon=2.0)]
-    audit = audit_cost({PoissonGaussian(0.9, 1.0): 1}, epsilon=epsilon, delta=delta)
-    assert audit.least > 0.8 * delta
+def test_a_record_that_is_added_is_simulated_too() -> None:
+    """Its delta is an integral, and never the larger one of a single batch."""
+    u, epsilon = np.linspace(-12, 12, 100_001), 0.3
+    without, inside = norm.pdf(u), 0.6 * norm.pdf(u - 1) + 0.4 * norm.pdf(u)
+    delta = float(np.maximum(without - math.exp(epsilon) * inside, 0).sum() * (u[1] - u[0]))
+    losses = cost._losses(PoissonGaussian(0.6, 1.0), 1, removed=False)
+    assert losses is not None
+    least, most = cost._limits([losses], epsilon, 20_000, 1e-9, np.random.default_rng())
+    assert 0.8 * delta < least < delta < most < 1.25 * delta
 
 
 def test_kinds_that_are_not_simulated_are_named() -> None:
