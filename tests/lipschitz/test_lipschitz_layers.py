@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lipschitz_ascent import clip_singular_values, largest_stretch, worst_case_search
-from noisette.lipschitz import Bounded, NormBound, is_bounded, is_constrained
+from noisette.lipschitz import Bounded, Constrained, NormBound, is_bounded
 from noisette.nn import lipschitz as lip
 
 F = nn.functional
@@ -157,7 +157,7 @@ def restore(module: nn.Module) -> None:
         if isinstance(part, lip.BallBias):
             part.bias.mul_(min(1.0, 0.5 / float(part.bias.norm())))
             part.set_certified_norms(torch.tensor([0.5]))
-        elif is_constrained(part):
+        elif isinstance(part, Constrained):
             clip_singular_values(part.matrices())
             part.set_certified_norms(torch.ones(1))
 
@@ -219,7 +219,7 @@ def test_weights_are_feasible_from_the_start_and_after_a_state_is_loaded(layer) 
     module.load_state_dict(other.state_dict())
     for fresh in (layer.make(), module):
         for part in fresh.modules():
-            if is_constrained(part):
+            if isinstance(part, Constrained):
                 norms = torch.linalg.matrix_norm(part.matrices().detach().double(), ord=2)
                 assert float(norms.max()) <= part.norm <= getattr(part, "radius", 1.0) * (1 + 1e-5)
 

@@ -111,28 +111,11 @@ class LipschitzAxes(CanaryModel):
         super().__init__(model, _records(canaries, ordinary, (width,)), canaries)
 
 
-class _SignedRows(nn.Module):
-    """Row x of a table; for x beyond the table, minus the row at the remainder."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(rows, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = self.table.num_embeddings
-        return self.table(x % rows).squeeze(1) * torch.where(x < rows, 1.0, -1.0)
-
-
 class Rows(CanaryModel):
-    """For audits with many thousands of canaries: a table of which each record changes one row.
+    """For audits with many thousands of canaries: a table of which each canary changes a row of its own."""
 
-    Each canary has a row of its own; ``crowd`` ordinary records for each row change it in the opposite direction. With
-    them an audit can distinguish a sampler that shuffles from Poisson sampling.
-    """
-
-    def __init__(self, canaries: int, crowd: int = 0) -> None:
-        records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
-        super().__init__(_SignedRows(canaries), records, canaries)
+    def __init__(self, canaries: int) -> None:
+        super().__init__(nn.Embedding(canaries, 1), torch.arange(canaries), canaries)
 
 
 class Canaries(CanaryModel):

@@ -95,10 +95,6 @@ class AuditResults:
         made = {"cost": self.cost, "step": self.step, "neighbours": self.neighbours, "whole_run": self.whole_run}
         return {name: audit for name, audit in made.items() if audit is not None}
 
-    @property
-    def findings(self) -> list[str]:
-        return [line for audit in self.of_mechanism.values() for line in audit.findings]
-
     def write(self, folder: Path) -> None:
         """Write the results, with mode 0600 what is computed from records."""
         from noisette.accounting import atomic_files
@@ -160,8 +156,7 @@ def audit(
     checks.all_of(
         lambda: checks.count(steps=steps),
         lambda: pairs == 0 or checks.count(pairs=pairs),
-        lambda: _check_shadows(shadows, membership),
-        lambda: _check_place(place, membership),
+        lambda: _check_place(place, membership, shadows),
     )
     keep_freed_memory()
     try:
@@ -177,7 +172,7 @@ def audit(
     folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
     results.write(folder)
     _print(results, folder)
-    if results.findings:
+    if any(audit.findings for audit in results.of_mechanism.values()):
         raise typer.Exit(_FOUND)
 
 
@@ -192,14 +187,11 @@ def _audited(place: Path, data_dir: Path | None) -> AuditedRun:
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
 
 
-def _check_shadows(shadows: int, membership: bool) -> None:
+def _check_place(place: Path, membership: bool, shadows: int) -> None:
     if shadows and not membership:
         raise ValueError("--shadows is an option of the membership-inference attacks; add --membership")
     if shadows < 0 or shadows == 1:
         raise ValueError(f"expected --shadows as 0, or at least 2 so that each record is left out once, got {shadows}")
-
-
-def _check_place(place: Path, membership: bool) -> None:
     if not place.exists():
         unfinished = [in_words(folder) for folder in unfinished_runs(place)]
         raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
@@ -237,10 +229,10 @@ def _print(results: AuditResults, folder: Path) -> None:
         console.print(f"\nstatistics of the step, each with the most it may be: {statistics}", markup=False)
     for line in (*results.remarks, *_attacks(results.membership)):
         console.print(line, markup=False)
-    for finding in results.findings:
+    made = list(results.of_mechanism.values())
+    for finding in [line for audit in made for line in audit.findings]:
         console.print(f"Found: {finding}", markup=False, style="bold")
-    made = [audit.verdict for audit in results.of_mechanism.values()]
-    verdict = next(worst for worst in Verdict if worst in made)
+    verdict = next(worst for worst in Verdict if worst in [audit.verdict for audit in made])
     console.print(f"\nverdict  {verdict.value}\nresults  {folder}", markup=False)
 
 

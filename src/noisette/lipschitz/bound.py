@@ -24,8 +24,8 @@ from noisette.core.state import ModelBuffers
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among, vectorized_losses
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
-from noisette.lipschitz.projections import project
-from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_constrained, is_measured
+from noisette.lipschitz.projections import Constrained, project
+from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
 from noisette.ranks.process_group import Unwrapped
 from noisette.ranks.shards import is_sharded
 
@@ -36,7 +36,7 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     Writes through ``.data`` are not seen.
     """
     weights = [(p._version, p.data_ptr(), p.dtype) for p in model.parameters()]
-    norms = [(m, m.projection, getattr(m, "norm", None)) for m in model.modules() if is_constrained(m)]
+    norms = [(m, m.projection, m.norm) for m in model.modules() if isinstance(m, Constrained)]
     return (*weights, *norms)
 
 

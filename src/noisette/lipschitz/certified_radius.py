@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import Constrained, NormBound, is_constrained, propagation
+from noisette.lipschitz import Constrained, NormBound, propagation
 from noisette.lipschitz.blocks import BoundedInput, SphereInput
 from noisette.lipschitz.layers import per_example_norms
 from noisette.lipschitz.projections import project
@@ -94,7 +94,7 @@ def _projected_copy(model: nn.Module) -> nn.Module:
     outside = [
         f"{name} ({type(module).__name__})"
         for (name, module), original in zip(copied.named_modules(), model.modules(), strict=True)
-        if is_constrained(module) and is_constrained(original) and _differs(module, original)
+        if isinstance(module, Constrained) and isinstance(original, Constrained) and _differs(module, original)
     ]
     if outside:
         raise ValueError(

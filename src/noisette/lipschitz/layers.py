@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
+from noisette.lipschitz.projections import Constrained, FrobeniusBall, Orthogonal, project
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
 
 __all__ = ["Abs", "BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "Patches"]
@@ -22,7 +22,6 @@ F = nn.functional
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 ORTHOGONAL = Orthogonal()
-_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 
 
 def refuse_batch_axis(dims: Iterable[int]) -> None:
@@ -46,35 +45,7 @@ def per_example_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
 
 
-class ConstrainedModule(nn.Module):
-    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
-
-    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
-    the module is created, when a state dict is loaded, and after each step.
-    """
-
-    def __init__(self, projection: Projection) -> None:
-        super().__init__()
-        self.projection = projection
-        self.norm = math.inf  # bound on the spectral norms of the matrices, from the last projection
-        self.register_load_state_dict_post_hook(_project_after_load)
-
-    def matrices(self) -> Tensor:
-        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
-        raise NotImplementedError
-
-    def set_certified_norms(self, norms: Tensor) -> None:
-        """Store the largest of the certified norms of the matrices, (k,); ValueError if one is not finite."""
-        if not norms.isfinite().all():
-            raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
-        self.norm = max(_LEAST_NORM, float(norms.max()))
-
-
-def _project_after_load(module: nn.Module, _: object) -> None:
-    project(module)
-
-
-class BallBias(ConstrainedModule):
+class BallBias(Constrained):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
     With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
@@ -128,7 +99,7 @@ class BallBias(ConstrainedModule):
         return f"{len(self.bias)}, radius={self.radius:g}, dim={self.dim}"
 
 
-class _SpectralMap(ConstrainedModule):
+class _SpectralMap(Constrained):
     """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
 
     weight: nn.Parameter

@@ -19,7 +19,7 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
-from noisette.lipschitz import is_constrained
+from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import (
     MirrorAndShift,
@@ -297,7 +297,7 @@ def _bound(
     """The loss, the bound, and the noise multiplier of a whole step if it is given, for inputs of this shape."""
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
-        if any(is_constrained(part) for part in model.modules()):
+        if any(isinstance(part, Constrained) for part in model.modules()):
             raise ValueError(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"
