@@ -210,18 +210,6 @@ def test_a_cost_that_is_too_small_is_found(run: Path, tmp_path: Path) -> None:
     assert f"Found: at epsilon={0.97 * epsilon:.4g} delta is" in done.output
 
 
-def test_of_other_batches_the_cost_is_audited_alone(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE + 'batches = "balls-in-bins"\n')
-    done = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    done = audit(tmp_path / "run", out=tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "Of this one, with balls-in-bins batches, the stated cost was audited alone." in done.output
-    assert json.loads((tmp_path / "out" / "audit.json").read_text()).keys() == {"guarantee", "cost"}
-    for place, option in ((tmp_path / "run", "--whole-run"), (tmp_path / "recipe.toml", "--membership")):
-        assert audit(place, option, out=tmp_path / "out2").exit_code == 2
-
-
 def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     place = changed(run, tmp_path / "cut")
     (place / "run.json").write_text('{"claim": true')
