@@ -14,7 +14,14 @@ from torch import Tensor
 
 from noisette.core.noise import GaussianNoise, SecretKey, Window
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
-from noisette.noise.banded import SLACK, BandedNoise, banded_coefficients, deviations_of, square_root_of_sums
+from noisette.noise.banded import (
+    SLACK,
+    BandedNoise,
+    banded_coefficients,
+    deviations_of,
+    mean_squared_error,
+    square_root_of_sums,
+)
 from noisette.ranks import Alone
 from noisette.ranks.joint_sums import JointSums
 
@@ -155,10 +162,11 @@ def test_columns_have_norm_one_also_in_single_precision(bands: int, steps: int) 
     assert np.linalg.norm(used.astype(np.float64)) < 1
 
 
-def mean_squared_error(coefficients: Sequence[float], steps: int) -> float:
-    """The variance of the noise in the sums over the first steps, averaged over all, from dense matrices."""
+@pytest.mark.parametrize(("bands", "steps"), [(1, 10), (2, 10), (5, 40), (16, 100), (40, 25)])
+def test_the_error_is_that_of_dense_matrices(bands: int, steps: int) -> None:
+    coefficients = banded_coefficients(bands, steps)
     dense = np.tril(np.ones((steps, steps))) @ np.linalg.inv(matrix(coefficients, steps))
-    return float(np.square(dense).sum() / steps)
+    assert mean_squared_error(coefficients, steps) == pytest.approx(np.square(dense).sum() / steps, rel=1e-9)
 
 
 @pytest.mark.parametrize(("bands", "steps"), [(3, 50), (8, 300)])

@@ -85,6 +85,18 @@ def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
     return np.sqrt(np.cumsum(np.square(_inverse(np.array(coefficients), _LONG))))
 
 
+def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
+    """The variance of the noise in the sums over the first t steps, averaged over t = 1 to ``steps``.
+
+    In units of the independent noise; (steps + 1) / 2 where noise is not correlated.
+
+    >>> mean_squared_error((1.0,), steps=99)
+    50.0
+    """
+    sums = np.cumsum(_inverse(np.array(coefficients), steps))
+    return float(np.arange(steps, 0, -1) @ sums**2) / steps
+
+
 def _inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     """The first column of C^-1, shape (steps,); its sums are that of A C^-1."""
     from scipy.signal import lfilter
