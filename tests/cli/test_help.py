@@ -46,7 +46,7 @@ OPTIONS = {
         "--skip-unlabelled --target --unit header_of"
     ),
     "doctor": "--bf16 --data --data-dir --examples --input-shape target",
-    "audit": ("--confidence --data-dir --membership --one-run --out --pairs --shadows --steps --whole-run place"),
+    "audit": ("--data-dir --membership --out --pairs --shadows --steps --whole-run place"),
     "account": (
         "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "
         "--noise --noise-multiplier --plot --sampling-rate --size --steps"

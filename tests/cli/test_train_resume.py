@@ -91,7 +91,7 @@ POINTS = [
     "noisette.accounting.ledger:Ledger.release",
     "noisette.accounting.ledger_file:LedgerFile._sync",
     "noisette.core.batches:PoissonSampler.indices",
-    "noisette.clipping.per_example:PerExampleClip.add",
+    "noisette.run.per_example:PerExampleClip.add",
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",

@@ -18,11 +18,11 @@ from torch import nn
 from cut_runs import cut_short, pass_by
 from noisette import AutomaticClipping, PrivacyError
 from noisette import nn as norms
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
+from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, replace_batch_norm
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from noisette.clipping.engines import RecordedCall, Returned
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.loss import Microbatch
 from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 
 WHOLE = 2**31  # examples of a microbatch: the whole batch

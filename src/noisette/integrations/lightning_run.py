@@ -15,12 +15,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.agreement import Fingerprint, check_declared_again
 from noisette.run.checkpoint import SavedRun, capture_state
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 

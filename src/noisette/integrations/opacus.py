@@ -27,10 +27,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 

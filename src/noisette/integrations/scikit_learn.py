@@ -24,11 +24,11 @@ from torch.optim.swa_utils import AveragedModel
 from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
-from noisette.clipping.per_example import PerExampleClip
 from noisette.data.columns import Columns, Ignored, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for

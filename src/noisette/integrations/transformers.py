@@ -24,13 +24,13 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.models.auto import modeling_auto
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.run.agreement import check_declared_again
 from noisette.run.checkpoint import SavedRun
 from noisette.run.collation import PaddedBuckets, row_of
 from noisette.run.loading import record
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
@@ -30,6 +29,7 @@ from noisette.core.trace import own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import batch_mixing_modules, check_optimizer
 from noisette.run.privatize import privatize
 

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from noisette.accounting import Ledger
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
-from noisette.lipschitz import is_constrained
+from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import (
     MirrorAndShift,
@@ -37,6 +36,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
+from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
@@ -191,13 +191,17 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.noise.pca import private_pca
+    from noisette.noise.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection
-    found = private_pca(
-        rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration
-    )
+    found = PrivatePCA(
+        section.components,
+        noise_multiplier=section.noise_multiplier,
+        ledger=ledger,
+        ranks=ranks,
+        declaration=declaration,
+    ).fit(rows)
     return torch.as_tensor(found.components_)
 
 
@@ -250,7 +254,7 @@ def _bound(
     """The loss, the bound, and the noise multiplier of a whole step if it is given, for inputs of this shape."""
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
-        if any(is_constrained(part) for part in model.modules()):
+        if any(isinstance(part, Constrained) for part in model.modules()):
             raise ValueError(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"

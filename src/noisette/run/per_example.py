@@ -17,7 +17,7 @@ import noisette.rules  # noqa: F401 - registers them
 from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
-from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
+from noisette.clipping.rules import FlatClipping
 from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
@@ -214,7 +214,7 @@ class PerExampleClip:
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
         """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
         counts = {
-            k: self._twice_counted.get(k, 0) + twice_the_count(norms[k], group.bound)
+            k: self._twice_counted.get(k, 0) + group.count.twice(norms[k], group.bound)
             for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
@@ -271,7 +271,7 @@ class PerExampleClip:
             params = tuple([self.parameters[name] for name in group.names])
             sums.append(BoundedSum(params, tuple([added[name] for name in group.names]), group.bound))
             if group.count is not None:
-                sums.append(count_within_norm(group.count, counted.get(k)))
+                sums.append(group.count.sum_of(counted.get(k)))
                 self._counts.append(group.count)
         return sums
 
