@@ -141,6 +141,7 @@ class PrivateHooks(_Module):
             return own(rows, *number)
 
         self._private_run.begin(self, step, [*_transfer_hooks(self, super())])
+        self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
@@ -225,12 +226,13 @@ class PrivateHooks(_Module):
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""
-        if not self._private_run.computes_loss:
+        if not self._private_run.leaves_out(self.trainer, *args[:1]):
             super().log(*args, **kwargs)
 
-    def log_dict(self, *args: Any, **kwargs: Any) -> None:
-        if not self._private_run.computes_loss:
-            super().log_dict(*args, **kwargs)
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        names = dictionary if isinstance(dictionary, Mapping) else ()  # a collection of metrics is not computed
+        if not self._private_run.leaves_out(self.trainer, *names):
+            super().log_dict(dictionary, *args, **kwargs)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if not self._private_run.computes_loss:
@@ -275,7 +277,10 @@ def _closing(package: str) -> type:
     """A callback that ends the run where ``fit`` fails; of a class of the package that the module is of."""
 
     class CloseRun(import_module(package).Callback):
-        """Ends the private run of a ``fit`` that fails."""
+        """Ends the private run of a ``fit`` that fails, and notes what validation logs."""
+
+        def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module._private_run.validated = set(trainer.callback_metrics)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             pl_module._private_run.close()

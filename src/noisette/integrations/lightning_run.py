@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -239,6 +240,7 @@ class LightningRun:
         self._declared_numbers: dict[str, float | None] = {}  # of the run
         self._read: set[str] = set()  # the numbers of the trainer that a loss has read
         self.computes_loss = False  # whether private values are being computed
+        self.validated: set[str] | None = None  # what validation logs, where it was tried before the training
         self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
         self.is_called = False  # whether the boundary calls the module
 
@@ -255,7 +257,7 @@ class LightningRun:
         self.close()
         source = trainer.fit_loop._data_source
         self._source, source.instance = source.instance, module
-        self._loader = self._saved = None
+        self._loader = self._saved = self.validated = None
         self._processes = trainer.world_size
         if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
             trainer.strategy.configure_ddp = lambda: None
@@ -324,6 +326,33 @@ class LightningRun:
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
+
+    def try_checkpoint(self, trainer: Any) -> None:
+        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
+        if trainer.checkpoint_callbacks and self._processes == 1:
+            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
+                trainer.save_checkpoint(Path(folder, "first.ckpt"))
+
+    def leaves_out(self, trainer: Any, *names: str) -> bool:
+        """Whether values of these names are logged by a loss, and so are private and left out.
+
+        Raises:
+            PrivacyError: one is monitored, and validation does not log it: the end of the epoch would find nothing.
+        """
+        if not self.computes_loss:
+            return False
+        validated = self.validated or set()
+        schedules = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        for watching in [] if self.validated is None and trainer.enable_validation else trainer.callbacks + schedules:
+            monitored = getattr(watching, "monitor", None)
+            if monitored not in validated and monitored in {n + end for n in names for end in ("", "_step", "_epoch")}:
+                raise PrivacyError(
+                    f'{type(watching).__name__} has monitor="{monitored}", which training_step logs: what it computes '
+                    "of private records is left out. Log it in validation_step, whose records are not covered by the "
+                    'guarantee, or monitor "epsilon"'
+                )
+        return True
 
     def _numbers(self, trainer: Any) -> dict[str, float | None]:
         """What is declared, by the names that users know, for a later process to compare."""
