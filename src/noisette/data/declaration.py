@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MOST_CLASSES = 1_000_000
+_BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
 MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
 _CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # all have 8 bits a channel or less
 
@@ -82,6 +84,8 @@ class Declaration:
     text: the column that holds a text. It is then the only input.
     numbering: how texts become numbers of words.
     decimal: what stands before the decimals of a number in a CSV, a point or a comma.
+    thousands: what stands between the thousands of a number in a CSV, such as a comma; nothing unless declared.
+    encoding: of a CSV or JSON lines, such as "latin-1".
     skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
     images: the form that each image of a folder is brought to.
 
@@ -109,6 +113,8 @@ class Declaration:
     text: str | None = None
     numbering: Numbering = field(default_factory=Numbering)
     decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
     skip_unlabelled: bool = False
     images: ImageForm | None = None
 
@@ -127,6 +133,15 @@ class Declaration:
         )
         refuse_if(self.size is not None and self.size < 1, f"size: expected at least 1, got {self.size}")
         refuse_if(self.decimal not in (".", ","), f"decimal: expected a point or a comma, got {self.decimal!r}")
+        refuse_if(
+            self.thousands not in _BETWEEN or self.thousands == self.decimal,
+            f"thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
+            f"{self.thousands!r}",
+        )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            problems.append(f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}')
         for column, (low, high) in self.ranges.items():
             problem = f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})"
             refuse_if(not -math.inf < low < high < math.inf, problem)

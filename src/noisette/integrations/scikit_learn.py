@@ -25,7 +25,7 @@ from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
-from noisette.data.columns import Columns, Ignored, Number
+from noisette.data.columns import Columns, Date, Ignored, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.run.private import PrivateRun
@@ -136,7 +136,7 @@ def columns_of(columns: Columns | Path | str) -> Columns:
 def bounds_of_columns(columns: Columns) -> np.ndarray:
     """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
     low = [
-        -1.0 if isinstance(column, Number) and place == 0 else 0.0
+        -1.0 if isinstance(column, Number | Date) and place == 0 else 0.0
         for name in columns.names
         for column in [columns.declared[name]]
         if not isinstance(column, Ignored)

@@ -60,6 +60,8 @@ def declaration_of(recipe: Recipe) -> Declaration:
         text=section.text,
         numbering=Numbering(section.tokens, section.words, model if (model / "config.json").is_file() else None),
         decimal=section.decimal,
+        thousands=section.thousands,
+        encoding=section.encoding,
         skip_unlabelled=section.skip_unlabelled,
         images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
     )

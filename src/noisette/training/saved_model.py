@@ -105,7 +105,7 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found = tables.read(path)
+        found = tables.read(path, declared.encoding)
         features = declared.features(self.features)
         absent = features.absent(found) if declared.text is None else []
         if declared.text is not None and declared.text not in found:
