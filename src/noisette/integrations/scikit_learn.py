@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -473,6 +474,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
             column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
+        class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
+            ``{"ill": 5}``: "balanced" would count the labels. They are divided by the largest, so that no gradient
+            grows beyond its clipping norm.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
             ``size`` is small for the number of features.
@@ -510,6 +514,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     _: KW_ONLY
     classes: Sequence[Any] | int | None = None
+    class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
@@ -528,11 +533,13 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             check_classification_targets(y)
             declared = Declarations(self.undeclared_from_rows)
             labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-            codes, outputs = torch.zeros(len(y), dtype=torch.int64), 1
+            codes, outputs, loss = torch.zeros(len(y), dtype=torch.int64), 1, _cross_entropy
             if labels is not None:
                 self.classes_ = _declared_labels(labels)
                 codes, outputs = _codes(self.classes_, y), len(self.classes_)
-            return self._fit(X, codes, outputs, _cross_entropy, declared, curvature=None)
+                if self.class_weight is not None:
+                    loss = partial(_weighted, _weights(self.class_weight, self.classes_))
+            return self._fit(X, codes, outputs, loss, declared, curvature=None)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -550,6 +557,23 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
 def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
+
+
+def _weighted(weights: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (weights[y] * F.cross_entropy(model(x), y, reduction="none")).sum()
+
+
+def _weights(given: Any, labels: np.ndarray) -> Tensor:
+    """The weight of each label, float32, the largest one 1."""
+    known = labels.tolist()
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise ValueError(
+            f'expected class_weight as a mapping from some of the labels {known} to numbers, got {given!r}; "balanced" '
+            "would count private labels"
+        )
+    checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
+    weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
+    return weights / weights.max()
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
