@@ -275,7 +275,6 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = [("label", declaration.label), ("users", declaration.users), ("text", declaration.text)]
-    named += [(fact, name) for fact in ("ranges", "categories") for name in getattr(declaration, fact)]
     problems = []
     for fact, name in named:
         if name is not None and name not in found:

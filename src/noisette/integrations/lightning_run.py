@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
@@ -354,18 +354,12 @@ class LightningRun:
                 )
         return True
 
-    def _numbers(self, trainer: Any) -> dict[str, float | None]:
+    def _numbers(self, trainer: Any) -> dict[str, Any]:
         """What is declared, by the names that users know, for a later process to compare."""
-        declared = self._declared
-        return {
-            "public_size": declared.public_size,
-            "batch size of the loader": self._batch_size,
-            "steps of max_epochs or max_steps": _last_step(trainer),
-            "epsilon": declared.epsilon,
-            "delta": declared.delta,
-            "noise_multiplier": declared.noise_multiplier,
-            "max_grad_norm": declared.max_grad_norm,
-        }
+        names = "public_size", "epsilon", "delta", "noise_multiplier", "max_grad_norm"
+        numbers = {name: getattr(self._declared, name) for name in names}
+        of_trainer = {"steps of max_epochs or max_steps": _last_step(trainer)}
+        return numbers | of_trainer | {"batch size of the loader": self._batch_size}
 
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
@@ -381,7 +375,7 @@ class LightningRun:
             delta=self._declared.delta,
             noise_multiplier=self._declared.noise_multiplier,
             ledger=self._ledger,
-            collate_fn=_collate(self._loader),
+            collate_fn=self._loader.collate_fn,
         )
 
     def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
@@ -391,7 +385,7 @@ class LightningRun:
         ledger = self._ledger = self._declared.ledger or Path(facts["ledger"])
         folder = _fingerprint_of(ledger, facts["terms"]["run"])
         saved = SavedRun.told({**facts, "learned": capture_state(clip.model, optimizer)})
-        given = {"ledger": ledger, "collate_fn": _collate(self._loader), "saved": saved}
+        given = {"ledger": ledger, "collate_fn": self._loader.collate_fn, "saved": saved}
         try:
             return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
         except FileNotFoundError as error:
@@ -513,7 +507,13 @@ def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object
     """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one."""
     for hook in hooks:
         rows = hook(rows, 0)
-    return value_of(step(rows))
+    output = step(rows)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if loss is None:  # whether a record takes part would depend on the record
+        raise PrivacyError(
+            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
+        )
+    return loss
 
 
 def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
@@ -535,22 +535,3 @@ def _last_step(trainer: Any) -> int:
     lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
     lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
     return min(lengths)
-
-
-def _collate(loader: DataLoader[Any]) -> Any:
-    """The loader's collation; that of torch is the run's own."""
-    return None if loader.collate_fn is default_collate else loader.collate_fn
-
-
-def value_of(output: Any) -> Tensor:
-    """The loss in what a ``training_step`` returned.
-
-    Raises:
-        PrivacyError: there is none: whether a record takes part would depend on the record.
-    """
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if loss is None:
-        raise PrivacyError(
-            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
-        )
-    return loss

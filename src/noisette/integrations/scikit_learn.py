@@ -182,7 +182,7 @@ class UnitNorm(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+        return F.normalize(x, dim=1, eps=_LEAST_NORM)
 
 
 def fixed_part(knots: int) -> nn.Sequential:
@@ -328,7 +328,6 @@ class PrivateEstimator(BaseEstimator):
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
             lambda: self.epochs is None or checks.positive(epochs=self.epochs),
             lambda: batch_size is None or checks.count(batch_size=batch_size),
-            lambda: _check_batch(batch_size, size),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
             lambda: self._note_bounds(bounds, X),
         )
@@ -412,11 +411,6 @@ class PrivateEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # noise and batches are drawn by a secret key, which no seed reaches
         return tags
-
-
-def _check_batch(batch_size: int | None, size: int) -> None:
-    if isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
-        raise ValueError(f"expected a batch_size of at most the declared size, {size}, got {batch_size}")
 
 
 def _check_numeric_targets(y: Any) -> None:

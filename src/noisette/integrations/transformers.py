@@ -182,31 +182,25 @@ def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: M
     return loss
 
 
-_SEE_CHECKPOINT = "the steps of a run that goes on are those that it has left, with fresh batches; leave it out"
-_SEE_SHARDING = "shard the model with fully_shard and train it with noisette.privatize"
-_SEE_RANKS = "the run adds up the ranks' gradients by itself; leave it out"
+_OF_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _REFUSED = {
     "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
     "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
     "dataloader_drop_last": "Poisson batches have no last one; leave it out",
     "torch_compile": "the private step is captured and compiled by itself; leave it out",
     "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
-    "fsdp": _SEE_SHARDING,
-    "parallelism_config": _SEE_SHARDING,
+    **dict.fromkeys(("fsdp", "parallelism_config"), "shard with fully_shard and train with noisette.privatize"),
     "neftune_noise_alpha": "register a forward hook on the embedding that adds this noise; leave it out",
     "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
     "debug": "it prints values that the model computes of private records; leave it out",
     "include_num_input_tokens_seen": "the number of tokens in private records is not released; leave it out",
     "data_seed": "batches are drawn with a secret key; leave it out",
-    "ignore_data_skip": _SEE_CHECKPOINT,
+    "ignore_data_skip": "a run goes on with the steps that it has left, with fresh batches; leave it out",
     "restore_callback_states_from_checkpoint": "callbacks begin anew; leave it out",
     "enable_jit_checkpoint": "a checkpoint is written between steps alone; use save_steps",
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
     "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
-    "ddp_find_unused_parameters": _SEE_RANKS,
-    "ddp_bucket_cap_mb": _SEE_RANKS,
-    "ddp_broadcast_buffers": _SEE_RANKS,
-    "ddp_static_graph": _SEE_RANKS,
+    **dict.fromkeys(_OF_DDP, "the run adds up the ranks' gradients by itself; leave it out"),
 }
 
 
@@ -256,11 +250,6 @@ class PrivateTrainingArguments(TrainingArguments):
         """Examples of a step on average: the constant that the noised sum is divided by."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
-    @property
-    def length(self) -> str:
-        """How long the training is to be, in words."""
-        return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
-
     def _problems(self) -> Iterator[str]:
         """Each setting that is missing or contradicts the guarantee, with the way out."""
         if self.epsilon is None and self.noise_multiplier is None:
@@ -286,14 +275,11 @@ class PrivateTrainingArguments(TrainingArguments):
 
 def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
     """What a run is told at its start, under the names of the arguments; a run that goes on must be told the same."""
-    return {
-        "epsilon": args.epsilon,
-        "delta": args.delta,
-        "noise_multiplier": args.noise_multiplier,
-        "public_size": args.public_size,
+    length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    return {name: getattr(args, name) for name in ("epsilon", "delta", "noise_multiplier", "public_size")} | {
         "max_grad_norm": float(args.max_grad_norm),
         "per_device_train_batch_size * gradient_accumulation_steps": args.expected_batch_size,
-        "max_steps or num_train_epochs": args.length,
+        "max_steps or num_train_epochs": length,
     }
 
 

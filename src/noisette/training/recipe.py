@@ -146,8 +146,6 @@ class DataSection:
     size: int | None = None
     label: str = "label"
     test: str | None = None
-    ranges: Mapping[str, _Bounds] = field(default_factory=dict)
-    categories: Mapping[str, _Texts] = field(default_factory=dict)
     users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
     records_per_user: _Count | None = None  # the most records of one user that are used
     public_users: _Count | None = None  # the number of users, where it is public

@@ -52,8 +52,6 @@ def declaration_of(recipe: Recipe) -> Declaration:
         size=section.size,
         label=section.label,
         test=Path(section.test) if section.test else None,
-        ranges=section.ranges,
-        categories=section.categories,
         users=section.users,
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
