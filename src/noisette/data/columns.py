@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import pydantic
@@ -16,7 +16,8 @@ import pydantic
 from noisette.data.dataset import DataError, in_rows, refuse, scaled
 from noisette.data.words import number_of
 
-REFUSE, INDICATOR, OWN_CATEGORY = "refuse", "indicator", "own category"
+REFUSE: Final = "refuse"
+INDICATOR, OWN_CATEGORY = "indicator", "own category"
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>")  # compared in lower case
 MISSING_VALUE = "a value is missing"
 # Values: texts of a file, or the values of a frame. pandas is imported where it is used, as most commands read none.
@@ -181,7 +182,7 @@ class Number:
 
     low: _Finite | None = None
     high: _Finite | None = None
-    missing: _Finite | str = REFUSE
+    missing: _Finite | Literal["refuse", "indicator"] = REFUSE
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
@@ -191,10 +192,7 @@ class Number:
             yield "declare both low and high, or none of them"
         elif low is not None and high is not None and not low < high:
             yield f"expected low < high, got low = {low:g}, high = {high:g}"
-        if isinstance(missing, str):
-            if missing not in (REFUSE, INDICATOR):
-                yield f'expected missing to be a number, "{INDICATOR}" or "{REFUSE}", got {missing!r}'
-        elif low is not None and high is not None and not low <= missing <= high:
+        elif low is not None and high is not None and not isinstance(missing, str) and not low <= missing <= high:
             yield f"expected missing from {low:g} to {high:g}, got {missing:g}"
 
     def inputs(self, name: str) -> list[str]:
@@ -239,7 +237,7 @@ class Date:
 
     low: _Date
     high: _Date
-    missing: str = REFUSE
+    missing: Literal["refuse", "indicator"] = REFUSE
     format: str = "ISO8601"
     missing_words: _Texts = ()
 
@@ -328,13 +326,8 @@ class Hashed:
     """
 
     width: Annotated[int, pydantic.Field(ge=2, le=65_536)]
-    missing: str = REFUSE
+    missing: Literal["refuse", "own category"] = REFUSE
     missing_words: _Texts = ()
-
-    def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
-        if self.missing not in (REFUSE, OWN_CATEGORY):
-            yield f'expected missing to be "{OWN_CATEGORY}" or "{REFUSE}", got {self.missing!r}'
 
     def inputs(self, name: str) -> list[str]:
         """A name for each input."""

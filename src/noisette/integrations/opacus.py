@@ -115,8 +115,8 @@ class PrivacyEngine:
             PrivacyError: as by :func:`noisette.privatize`.
         """
         _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        budget = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "public_size": public_size}
         optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
+        budget = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "public_size": public_size}
         rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
         made = self._private(module, optimizer, data_loader, rule, mean, budget)
         return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made
@@ -149,8 +149,8 @@ class PrivacyEngine:
         The other arguments, and the errors, are those of :meth:`make_private`.
         """
         _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "public_size": public_size}
         optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
+        budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "public_size": public_size}
         rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
         made = self._private(module, optimizer, data_loader, rule, mean, budget)
         return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made

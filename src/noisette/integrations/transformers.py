@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -228,17 +228,13 @@ class PrivateTrainingArguments(TrainingArguments):
         ValueError: a number is missing, or a setting contradicts the guarantee; all problems are listed.
     """
 
-    epsilon: float | None = field(default=None, metadata={"help": "Privacy budget of the training."})
-    delta: float | None = field(default=None, metadata={"help": "Probability with which epsilon may fail."})
-    noise_multiplier: float | None = field(default=None, metadata={"help": "Noise, in units of the clipping norm."})
-    public_size: int | None = field(default=None, metadata={"help": "Declared number of training records."})
-    bucket_edges: tuple[int, ...] = field(
-        default=(16, 32, 64, 128, 256, 512), metadata={"help": "Lengths to which texts are padded."}
-    )
-    padded_fields: dict | None = field(
-        default=None, metadata={"help": "Further fields with a value for each token, and what fills them up."}
-    )
-    ledger: str | None = field(default=None, metadata={"help": "The file that records every release."})
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    public_size: int | None = None
+    bucket_edges: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
+    padded_fields: dict | None = None
+    ledger: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -89,7 +89,7 @@ def without_frames(dataset: Any) -> Any:
         TypeError: a column holds other values than numbers; all are named.
     """
     if _is_of_pandas(dataset) and dataset.ndim == 2:
-        _check_numbers(dataset)
+        _array_of(dataset)  # which names all columns that hold no numbers
         return {str(name): column.to_numpy() for name, column in dataset.items()}
     if isinstance(dataset, tuple) and any(map(_is_of_pandas, dataset)):
         return tuple(map(_array_of, dataset))
@@ -98,26 +98,21 @@ def without_frames(dataset: Any) -> Any:
     return _array_of(dataset)
 
 
-def _array_of(values: Any) -> Any:
-    if not _is_of_pandas(values):
-        return values
-    _check_numbers(values)
-    return (
-        values.to_numpy() if values.ndim == 1 else np.column_stack([column.to_numpy() for _, column in values.items()])
-    )
-
-
 def _is_of_pandas(value: Any) -> bool:
     return hasattr(value, "iloc") and hasattr(value, "to_numpy")
 
 
-def _check_numbers(values: Any) -> None:
-    columns = {values.name: values} if values.ndim == 1 else dict(values.items())
-    if wrong := [repr(name) for name, column in columns.items() if column.to_numpy().dtype.kind not in "biuf"]:
+def _array_of(values: Any) -> Any:
+    """The numbers of a frame or a series; other values as they are."""
+    if not _is_of_pandas(values):
+        return values
+    columns = {values.name: values.to_numpy()} if values.ndim == 1 else {n: c.to_numpy() for n, c in values.items()}
+    if wrong := [repr(name) for name, column in columns.items() if column.dtype.kind not in "biuf"]:
         raise TypeError(
             f"{checks.first_few(wrong)} of the frame hold no plain numbers: leave them out, or make numbers of all "
             "columns by what is declared about them, noisette.data.columns.Columns.read(SCHEMA).encode(frame)"
         )
+    return columns[values.name] if values.ndim == 1 else np.column_stack(list(columns.values()))
 
 
 def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dtype | None = None) -> Records:
