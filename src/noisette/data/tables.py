@@ -243,8 +243,7 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`.
 
     Raises:
-        DataError: lists what is undeclared; or every column that is declared but absent; or every column with a
-            missing value, a value that is not a finite number, or an undeclared text, with the rows.
+        DataError: lists what is undeclared, absent, missing or not as declared, with columns and rows.
     """
     classes, size = declaration.public_facts(path.name)
     train = read(path, declaration.encoding)

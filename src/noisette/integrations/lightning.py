@@ -47,12 +47,10 @@ def make_private(
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
-    The module stays the same object, with its own ``training_step``, ``configure_optimizers`` and hooks, and its class
-    becomes a subclass of what it was. ``fit`` takes data set, collation and ``batch_size`` from the training loader,
-    wherever it is given (to ``fit``, by a data module, by the module); its batches are Poisson samples of that expected
-    size. Number of steps and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is
-    called with a batch of one record, for each record; what it logs is private and left out. An epoch is as many steps
-    as give each record one expected turn.
+    The module stays the same object, and its class becomes a subclass of what it was. ``fit`` takes data set, collation
+    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Number of steps
+    and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is called with a batch of
+    one record, for each record; what it logs is private and left out.
 
     With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
     and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.

@@ -48,13 +48,9 @@ _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that o
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    The model is vectorised over the rows of its arguments when it is called in training mode, and the gradient that
-    ``loss.backward()`` brings to its outputs is turned into clipped gradients of single records. A batch may be taken
-    in pieces; a model that cannot be vectorised is called for one record after the other, with a warning.
-
-    As with Opacus, the criterion is yours: the loss is a mean or a sum over rows, in which each record's term depends
-    on its own row of the outputs alone. So is what the loop computes from a batch in front of the model, and what it
-    prints.
+    The model is called as :class:`~noisette.integrations.boundary.Boundary` says. As with Opacus, the criterion is
+    yours: the loss is a mean or a sum over rows, in which each record's term depends on its own row of the outputs
+    alone. So is what the loop computes from a batch in front of the model, and what it prints.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -103,7 +99,7 @@ class PrivacyEngine:
             max_grad_norm: the clipping norm of one example.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
-            batch_first, poisson_sampling, noise_generator: as in Opacus; values that would not be private are refused.
+            batch_first, poisson_sampling, noise_generator: what would not be private is refused.
             clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
             grad_sample_mode: accepted; gradients are the same in each mode. With ``"ghost"`` ``criterion`` is returned
                 as well, in front of the loader, as it is.

@@ -150,14 +150,11 @@ def bounds_of_columns(columns: Columns) -> np.ndarray:
 
 
 class Knots(nn.Module):
-    """Each number in [0, 1], and the heights of triangles above it: (b, n) to (b, n + n * knots).
+    """Each number in [0, 1], and the heights of ``knots`` triangles above it: (b, n) to (b, n + n * knots).
 
     The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
     is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
     refine a line; what is zero stays zero, so an indicator takes part only where it is one.
-
-    Args:
-        knots: number of triangles; without any, numbers stay as they are.
 
     >>> Knots(2)(torch.tensor([[0.25, 1.0]]))
     tensor([[0.2500, 1.0000, 0.2500, 0.0000, 0.0000, 0.5000]])
@@ -174,12 +171,7 @@ class Knots(nn.Module):
 
 
 class UnitNorm(nn.Module):
-    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
-
-    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
+    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=1, eps=_LEAST_NORM)
@@ -480,8 +472,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
         random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
-        undeclared_from_rows: read what is not declared (size, bounds, classes) from the rows, as scikit-learn does;
-            epsilon does not cover that, and ``privacy_`` says so. For trials on public data.
+        undeclared_from_rows: read what is not declared from the rows, which epsilon does not cover, as ``privacy_``
+            says. For trials on public data.
 
     Attributes:
         classes_: the labels, sorted, shape (classes,).

@@ -43,8 +43,7 @@ def check_one_form(records: list[Any], remedy: str) -> None:
 def joined(microbatches: list[Any]) -> Any:
     """Microbatches of one record each as one: tensors one below the other, and of other values a list.
 
-    A tensor has its record on the first axis, or no axis at all. Arrays become tensors. Of a value that is no tensor,
-    the list has one entry for each record; lists of one such value follow one another, and ``None`` for all stays. A
+    A tensor has its record on the first axis, or no axis at all. Arrays become tensors, and ``None`` for all stays. A
     microbatch that is alone is given as it is, but for arrays and tensors without an axis.
 
     Guarantee: the row of a record is a function of that record alone.

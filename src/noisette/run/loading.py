@@ -36,9 +36,7 @@ Collate = Callable[[list[Any]], Any]  # a list of one record -> a microbatch of 
 
 
 class OwnRecords:
-    """The part of a data set that this process holds, where each of several processes holds another part.
-
-    Every process draws the same batch of all records, and loads the records of it that it holds.
+    """The part of a data set that this process holds: of each batch it loads the records that it holds.
 
     Args:
         dataset: the records of this process, in any form that :func:`noisette.privatize` takes.
@@ -119,10 +117,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     """How the records of a data set are loaded.
 
     Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Of any other data set with
-    ``len`` and indexing, such as a list of records, each record is fetched alone. ``collate_fn``, if it is given,
-    collates each one alone as well, and the results are joined by their rows. Columns that are arrays in double
-    precision, as NumPy's are unless told otherwise, come in the type ``dtype`` of the model, with a warning.
+    indexing call; arrays in double precision, as NumPy's are unless told otherwise, come in the type ``dtype`` of the
+    model, with a warning. Of any other data set with ``len`` and indexing, each record is fetched alone.
+    ``collate_fn``, if it is given, collates each one alone as well, and the results are joined by their rows.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
 
