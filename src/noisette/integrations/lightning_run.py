@@ -265,8 +265,7 @@ class LightningRun:
     def steps(self, module: Any, of_module: Any) -> Steps:
         """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
 
-        What is wrong with the loader is refused by :meth:`begin`: an error raised here would leave the changes that
-        Lightning makes to ``DataLoader`` while it asks for one.
+        What is wrong is refused by :meth:`begin`: an error here would leave changes that Lightning makes meanwhile.
         """
         if self._loader is None:
             if self._source is module:

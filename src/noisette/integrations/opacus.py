@@ -258,12 +258,7 @@ class PoissonLoader:
 class BatchMemoryManager:
     """Takes each batch in pieces of at most ``max_physical_batch_size`` records.
 
-    As in Opacus, the loop calls ``optimizer.step()`` after each piece, which does nothing but after the last one::
-
-        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=64, optimizer=optimizer) as pieces:
-            for x, y in pieces:
-                criterion(model(x), y).backward()
-                optimizer.step()
+    As in Opacus, the loop calls ``optimizer.step()`` after each piece, which does nothing but after the last one.
     """
 
     def __init__(self, *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer) -> None:
