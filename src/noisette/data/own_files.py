@@ -28,8 +28,7 @@ def read_arrays(path: Path, declaration: Declaration) -> DataSet:
     """The arrays ``x_train, y_train`` and optionally ``x_test, y_test``, or ``X, y``, of an NPZ as a data set.
 
     Inputs are (n, features), (n, h, w) or (n, c, h, w), labels integers or class names. Images of bytes are scaled by
-    their range to [0, 1]; other arrays are used unchanged. Values that are not finite are accepted: training leaves
-    such an example out of every sum. Nothing is unpickled.
+    their range to [0, 1]; other arrays are used unchanged. Nothing is unpickled.
 
     Raises:
         DataError: facts are undeclared, the file is damaged, or arrays are absent or have another shape or type.

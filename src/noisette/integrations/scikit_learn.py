@@ -503,11 +503,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
-
-        Args:
-            X: rows of finite numbers, shape (n, features): an array or a frame.
-            y: the label of each row, shape (n,).
+        """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
 
         Raises:
             ValueError: something is not declared; all of it is listed, with the ways out. A label is not among the
