@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -24,8 +25,8 @@ class Stopping:
     """Waits for the end of a step where a signal arrives. Use it in a ``with`` block around the run.
 
     An exception that a signal handler raises anywhere may be lost, where Python runs code that cannot fail. Before the
-    first step there is nothing to wait for, and a second signal does not wait either. SIGTERM raises ``SystemExit``, on
-    which a run saves a checkpoint instead of its results.
+    first step there is nothing to wait for, and a second signal does not wait either. SIGTERM raises ``SystemExit``.
+    On either a run saves a checkpoint first, if it took a step.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,8 @@ class Watch(Stopping):
 
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
-        status = f"epsilon {upward(point.epsilon)}{accuracy}  {threads} thread{'s' * (threads > 1)}"
+        cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
+        status = f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}"
         self._progress.update(self._task, total=run.steps, completed=point.step, status=status)
         self.after_step()
 

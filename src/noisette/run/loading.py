@@ -375,11 +375,7 @@ class Processes:
 
 
 class Fetch:
-    """Hands out the microbatch that is asked for, from a plan that is made anew when something else comes.
-
-    A new size of microbatches, or the same examples in halves after memory ran out, ends a plan: what was fetched ahead
-    is dropped.
-    """
+    """Hands out the microbatch that is asked for, from a plan that is made anew when another one comes."""
 
     def __init__(self, source: Thread | Processes) -> None:
         self._source = source
@@ -528,11 +524,7 @@ _MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
 
 
 class UnmeasuredMemory:
-    """The memory of a system that tells nothing of it: microbatches grow to 32 examples.
-
-    ``most`` is the largest size, and ``fits`` the free memory over the peak since ``begin``. After ``ran_out`` the
-    allocator may release what it caches before the next microbatch.
-    """
+    """The memory of a system that tells nothing of it: ``most`` examples; ``fits`` is free over peak memory."""
 
     most: float = _MOST_UNMEASURED
 
@@ -545,10 +537,7 @@ class UnmeasuredMemory:
 
 
 class CudaMemory(UnmeasuredMemory):
-    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
-
-    Resets the peak statistics of ``torch.cuda`` for each microbatch.
-    """
+    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began."""
 
     most: float = math.inf
 
@@ -577,10 +566,7 @@ class CudaMemory(UnmeasuredMemory):
 
 
 class ProcessMemory(UnmeasuredMemory):
-    """Peak of the process's memory, against what the system reports as available; Linux only, to 256 examples.
-
-    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger.
-    """
+    """Peak of the process's memory since its start, against what the system has; Linux, to 256 examples."""
 
     most: float = _MOST_ON_PROCESSOR
 
@@ -615,10 +601,7 @@ def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
 
 
 class MeasuredSize:
-    """Starts with one example and doubles while twice the memory of the last microbatch is free.
-
-    After memory ran out all the same, no size above half of the one that failed is tried again.
-    """
+    """Doubles from one example while twice the last memory is free; half a size that failed is the most."""
 
     def __init__(self, memory: UnmeasuredMemory) -> None:
         self.now = 1
