@@ -40,12 +40,12 @@ OPTIONS = {
         "--public-users --records-per-user --resume --seed --size --skip-unlabelled --target --test "
         "--text --tokens --unit --users --views --without-privacy recipe"
     ),
-    "predict": "--model --out --text rows run",
+    "predict": "--keep --model --out --text rows run",
     "schema": (
-        "--ask --category --classes --decimal --ignore --label --missing --names --number --out --size "
-        "--skip-unlabelled --target --unit header_of"
+        "--category --classes --date --decimal --encoding --hashed --ignore --label --missing --names --number --out "
+        "--size --skip-unlabelled --target --thousands --unit header_of"
     ),
-    "doctor": "--bf16 --data --data-dir --examples --input-shape target",
+    "doctor": "--bf16 --columns --data --data-dir --examples --input-shape target",
     "audit": ("--data-dir --membership --out --pairs --shadows --steps --whole-run place"),
     "account": (
         "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "

@@ -257,7 +257,8 @@ def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
         "x,y,label\n" + "".join(f"{i % 7},{i % 5},{['no', 'yes'][i % 2]}\n" for i in range(60))
     )
     (tmp_path / "recipe.toml").write_text(
-        '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.ranges]\nx = [0, 6]\ny = [0, 4]\n'
+        '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.columns]\n'
+        'x = {kind = "number", low = 0, high = 6}\ny = {kind = "number", low = 0, high = 4}\n'
         '[model]\nname = "mlp"\n[privacy]\ndelta = 1e-3\n[training]\nepochs = 10\nbatch_size = 20\naveraging = 0.9\n'
     )
 

@@ -59,10 +59,9 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
         "[training]\nbatch_size = 2.5\n",
         '[model]\nweights = "public"\nfrozen = "features"\n',
         '[data]\ncolumns = "schema"\n',
-        '[data]\ncategories = {ward = "AB"}\n',
-        "[data]\nranges = {age = 100}\n",
-        "[data]\nranges = {age = [0]}\n",
-        "[data]\nranges = {age = [0, 1, 2]}\n",
+        "[data]\ntarget = 100\n",
+        "[data]\ntarget = [0]\n",
+        "[data]\ntarget = [0, 1, 2]\n",
         "[data]\nclasses = [0, 1]\n",
         "[data]\nmean = 0.5\ndeviation = 0.5\n",
     ],
@@ -250,7 +249,7 @@ def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
         ({"unit": "EUR"}, "give its bounds as target"),
         ({"target": (0.0,)}, "target = .* is not of the expected type: more values"),
         ({"tokens": 0}, "expected tokens >= 1"),
-        ({"columns": {"age": {"kind": "?"}}}, "expected kind to be one of number, category, ignored"),
+        ({"columns": {"age": {"kind": "?"}}}, "expected kind to be one of number, date, category, hashed, ignored"),
     ],
 )
 def test_contradictions(data: dict, says: str) -> None:

@@ -25,7 +25,7 @@ from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differin
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
-from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of
+from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Users, sampler_of, user_records
 
@@ -212,7 +212,9 @@ class PrivateRun(DpSgd):
         ranks: AnyRanks,
     ) -> None:
         event, batch_size, steps_spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
-        records = records_of(dataset, collate_fn)
+        dataset = without_frames(dataset)
+        dtypes = {p.dtype for p in bound.parameters.values()}
+        records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)

@@ -138,8 +138,6 @@ class DataSection:
     size: int | None = None
     label: str = "label"
     test: str | None = None
-    ranges: Mapping[str, _Bounds] = field(default_factory=dict)
-    categories: Mapping[str, _Texts] = field(default_factory=dict)
     users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
     records_per_user: _Count | None = None  # the most records of one user that are used
     public_users: _Count | None = None  # the number of users, where it is public
@@ -152,6 +150,8 @@ class DataSection:
     tokens: _Count = 64  # how many words of a text are used
     words: _Count = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
     decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
+    thousands: str = ""  # what stands between the thousands of a number in a CSV
+    encoding: str = "utf-8"  # of a CSV or JSON lines
     skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
     image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour

@@ -102,7 +102,7 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found, features, inputs = tables.read(path), declared.features(self.features), np.zeros(0)
+        found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
         if declared.text is None:
             problems = features.absent(found)
         else:
