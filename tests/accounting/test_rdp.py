@@ -27,7 +27,7 @@ def improved_conversion(divergence, delta):
 
 
 @pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 1.1, 10_000), (0.02, 0.8, 500), (0.08, 6.0, 1250)])
-def test_fractional_orders_err_upwards_and_little(rate, noise, steps):
+def test_fractional_orders_are_exact_and_never_below(rate, noise, steps):
     """Against the least over the same orders, each divergence by quadrature."""
 
     def converted(a):
@@ -40,7 +40,7 @@ def test_fractional_orders_err_upwards_and_little(rate, noise, steps):
 
     ours = RdpAccountant().compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
     truth = min(converted(a) for a in ORDERS if 2 < a < 12)
-    assert truth * (1 - 1e-7) <= ours <= truth * (1 + 5e-4)
+    assert truth * (1 - 1e-7) <= ours <= truth * (1 + 1e-6)
 
 
 def test_delta_of_the_oracle_table():

@@ -4,6 +4,7 @@ from noisette.accounting.calibrate import delta_for as delta_for
 from noisette.accounting.calibrate import epsilon_curve as epsilon_curve
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
+from noisette.accounting.calibrate import random_allocation as random_allocation
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.closed_forms import GdpAccountant as GdpAccountant
@@ -22,6 +23,7 @@ from noisette.accounting.events import Laplace as Laplace
 from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
 from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
+from noisette.accounting.events import ReplacedPoissonGaussian as ReplacedPoissonGaussian
 from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting.events import UserLevel as UserLevel
 from noisette.accounting.events import ZcdpAmount as ZcdpAmount
