@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from noisette.accounting import PoissonGaussian, TruncatedPoissonGaussian
 from noisette.accounting import privacy_loss as of_event
 from noisette.accounting.pld import PldCurve
-from noisette.accounting.privacy_loss import Directions
+from noisette.accounting.privacy_loss import Directions, TruncatedCase
 from planted import Mutant
 
 _TEST = "accounting/test_exact_prices.py::test_no_price_is_below_the_known_truth"
@@ -19,8 +18,8 @@ def slightly_less(patch: pytest.MonkeyPatch) -> None:
 
 
 def exchanges_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def grows(event: TruncatedPoissonGaussian, tail: float) -> Directions:
-        return of_event._sampled(PoissonGaussian(event.sampling_rate, event.noise_multiplier), tail)
+    def grows(case: TruncatedCase, tail: float) -> Directions:
+        return of_event._sampled(case.parts[0][1], tail)
 
     of_event.directions_of.cache_clear()
     patch.setattr(of_event, "_truncated", grows)

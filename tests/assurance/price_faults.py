@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian, balls_in_bins
 from noisette.accounting import privacy_loss as of_event
 from noisette.accounting.events import Sampled
-from noisette.accounting.privacy_loss import Directions, Mixture
+from noisette.accounting.privacy_loss import Directions, Mixture, TruncatedCase
 from planted import Mutant, Patch
 
 _LOSSES = "accounting/test_privacy_loss.py"
@@ -42,6 +42,17 @@ def one_record(event: Sampled | GroupPrivacy, tail: float) -> Directions:
     return _sampled(event.event if isinstance(event, GroupPrivacy) else event, tail)
 
 
+def with_most_records(patch: pytest.MonkeyPatch) -> None:
+    whole = TruncatedCase.of
+    of_event.directions_of.cache_clear()
+    patch.setattr(TruncatedCase, "of", lambda event, fewest, most: whole(event, event.most_records, event.most_records))
+
+
+def one_bin_more(bins: int, noise_multiplier: float, tail: float) -> Directions:
+    return _pass_directions(bins + 1, noise_multiplier, tail)
+
+
+_pass_directions = balls_in_bins.pass_directions
 _mixture_directions, _sampled = of_event.mixture_directions, of_event._sampled
 
 MUTANTS = [
@@ -72,14 +83,26 @@ MUTANTS = [
     Mutant(
         "a truncated batch is never full",
         "the record that was exchanged is not counted",
-        replaced(f"{_OF_EVENT}.full_batch_probability", lambda event: 0.0),
-        (f"{_LOSSES}::test_a_truncated_batch_costs_as_often_more_as_it_is_full",),
+        replaced(f"{_OF_EVENT}._full", lambda event, others: 0.0),
+        (f"{_LOSSES}::test_a_truncated_batch_costs_less_where_it_leaves_the_record_out",),
     ),
     Mutant(
-        "balls in bins are Poisson batches",
-        "what earlier batches tell about later ones is not counted",
-        replaced(f"{_OF_EVENT}.poisson_rate", lambda bins, noise, failure: 0.5 / bins),
-        (f"{_LOSSES}::test_balls_in_few_bins_cost_no_more_than_the_bound",),
+        "truncated batches always have the most records",
+        "a data set with fewer records leaves the record out less often than stated",
+        with_most_records,
+        (f"{_LOSSES}::test_no_truncated_batch_of_any_number_of_records_costs_more",),
+    ),
+    Mutant(
+        "a replaced record is an added one",
+        "the sum of a Poisson batch moves twice as far as stated",
+        replaced(f"{_OF_EVENT}.exchanged_directions", of_event.mixture_directions),
+        (f"{_LOSSES}::test_a_replaced_record_of_poisson_batches",),
+    ),
+    Mutant(
+        "a pass has a bin more",
+        "a record hides among more batches than there are",
+        replaced("noisette.accounting.balls_in_bins.pass_directions", one_bin_more),
+        ("accounting/test_balls_in_bins.py::test_passes_cost_what_another_library_computes",),
     ),
     Mutant(
         "a user has one record",

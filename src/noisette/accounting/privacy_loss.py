@@ -492,7 +492,7 @@ def amount_directions(epsilon: float, delta: float) -> Directions:
 
 
 # Where a batch is full more often than this, the number of records is divided at the others.
-OFTEN_FULL = (0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.985)
+OFTEN_FULL = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985)
 
 
 @dataclass(frozen=True)
