@@ -225,8 +225,8 @@ def mixture_directions(mixture: Mixture, tail: float) -> Directions:
     likely, dropped = _likely(mixture, tail)
     grid = _Grid(likely, dropped, _points(likely, float(scipy.special.ndtri(tail)), tail))
     below, above = scipy.special.ndtr(grid.x[0] - likely.shifts), scipy.special.ndtr(likely.shifts - grid.x[-1])
-    removed = grid.removed().with_value(grid.raised[0], _up(grid.probabilities @ below))
-    added = grid.added().with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+    removed = grid.removed.with_value(grid.loss[0] + grid.error[0], _up(grid.probabilities @ below))
+    added = grid.added.with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
     return Directions(
         added.with_value(math.inf, _up(scipy.special.ndtr(grid.x[0]))),
         removed.with_value(math.inf, _up(grid.probabilities @ above) + dropped),
@@ -246,10 +246,9 @@ def replaced_directions(mixture: Mixture, tail: float) -> Directions:
     grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))
     equal = float(grid.probabilities[0]) * math.erf(middle / math.sqrt(2))
     either = (
-        grid.removed()
-        .joined_with(grid.added())
+        grid.removed.joined_with(grid.added)
         .with_value(0.0, _up(equal))
-        .with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+        .with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
         .with_value(math.inf, _up(grid.probabilities @ scipy.special.ndtr(mixture.shifts - grid.x[-1])))
     )
     return Directions(either, either)
@@ -263,20 +262,15 @@ def exchanged_directions(mixture: Mixture, tail: float) -> Directions:
     Source: Lebeda et al. 2024, "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition".
     """
     x = _points(mixture, float(scipy.special.ndtri(tail)), tail)
-    (of_none, of_one), mu = mixture.log_probabilities, float(mixture.shifts[1])
-    still, moved, mirrored = (LogMass.of(x, shift) for shift in (0.0, mu, -mu))
-    first, second = (np.logaddexp(of_none + still.log, of_one + one.log) for one in (moved, mirrored))
-    error = still.error + moved.error + mirrored.error + 16 * ROUNDING * np.abs(second)
-    parts = [_loss(mixture, 0.0, side) for side in (x, -x)]
-    losses = parts[0] - parts[1]
-    shares = _shrinkage(first - second - losses[:-1], error) / -np.expm1(-np.diff(losses))
-    losses += _weight_error(mixture, x) + 16 * ROUNDING * (np.abs(parts[0]) + np.abs(parts[1]))
-    beyond = mixture.shifts - x[-1]
-    weights = np.exp(mixture.log_probabilities)
+    one = _Grid(mixture, 0.0, x)
+    other = _Grid(Mixture(mixture.log_probabilities, -mixture.shifts), 0.0, x)
+    losses = one.loss - other.loss, one.error + other.error
+    means = one.means - other.means, one.mean_errors + other.mean_errors
+    below, above = scipy.special.ndtr(x[0] - mixture.shifts), scipy.special.ndtr(mixture.shifts - x[-1])
     either = (
-        on_points(losses, np.exp(first + error), shares)
-        .with_value(losses[0], _up(weights @ scipy.special.ndtr(x[0] - mixture.shifts)))
-        .with_value(math.inf, _up(weights @ scipy.special.ndtr(beyond)))
+        _connected(*losses, *means, one.masses)
+        .with_value(losses[0][0] + losses[1][0], _up(one.probabilities @ below))
+        .with_value(math.inf, _up(one.probabilities @ above))
     )
     return Directions(either, either)
 
@@ -303,69 +297,60 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 
 
 class _Grid:
-    """A mixture of Gaussians on a grid of points: losses at the points, probabilities of the intervals between them."""
+    """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
+
+    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian. All
+    logarithms have bounds on their errors.
+    """
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
-        self.x = x
-        self.probabilities = np.exp(mixture.log_probabilities)
-        self._still_probability = float(self.probabilities[mixture.shifts == 0].sum())
-        self.loss = _loss(mixture, dropped, x)
-        moved = mixture.shifts > 0
-        self._moved = [*zip(mixture.log_probabilities[moved].tolist(), mixture.shifts[moved].tolist(), strict=True)]
-        self._still = LogMass.of(x, 0.0)
-        self._weight_error = _weight_error(mixture, x)
-        # exp(loss) at the right end of each interval, over that at its left end, less 1; huge values may be too small,
-        # since shares depend on its inverse
-        self._growth = np.zeros(len(x) - 1)
-        for log_p, shift in self._moved:
-            step = np.minimum(shift * np.diff(x), 600.0)
-            self._growth += np.exp(log_p + _exponent(shift, x[:-1]) - self.loss[:-1]) * np.expm1(step)
+        self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
+        weight_error = _weight_error(mixture, x)
+        still, moved = LogMass.of(x, 0.0), [LogMass.of(x, shift) for shift in mixture.shifts.tolist()]
+        at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
+        between = [
+            (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
+        ]
+        self.loss, self.error = _mean(mixture, dropped, at_points)
+        self.means, self.mean_errors = _mean(mixture, dropped, between)
+        self.masses, self.still = np.exp(still.log + still.error + self.means + self.mean_errors), still.upper
 
+    @property
     def removed(self) -> LossDistribution:
         """The loss under the mixture: it grows from left to right."""
-        masses = self._still_probability * self._still.upper
-        excess = np.zeros(len(self.x) - 1)
-        for log_p, shift in self._moved:
-            moved = LogMass.of(self.x, shift)
-            masses += math.exp(log_p) * moved.upper
-            least = _exponent(shift, self.x[:-1]) + self._still.log
-            error = moved.error + self._still.error + self._weight_error[:-1]
-            excess += np.exp(log_p + moved.log) * _shrinkage(moved.log - least, error)
-        shares = excess * (1 + self._growth) / np.maximum(self._growth * masses, 1e-300)
-        above = 1 + 4 * self._weight_error[:-1]
-        return on_points(self.raised, masses * above, shares * above)
+        return _connected(self.loss, self.error, self.means, self.mean_errors, self.masses)
 
+    @property
     def added(self) -> LossDistribution:
         """The loss under the Gaussian: it falls from left to right."""
-        masses = self._still.upper
-        shares = np.zeros(len(self.x) - 1)
-        for log_p, shift in self._moved:
-            moved = LogMass.of(self.x, shift)
-            most = _exponent(shift, self.x[1:]) + self._still.log
-            relative = np.exp(log_p + _exponent(shift, self.x[1:]) - self.loss[1:])
-            error = moved.error + self._still.error + self._weight_error[1:]
-            shares += relative * _shrinkage(most - moved.log, error)
-        shares *= (1 + self._growth) / np.maximum(self._growth, 1e-300)
-        shares *= 1 + 4 * self._weight_error[1:]
-        return on_points(-self.lowered[::-1], masses[::-1], shares[::-1])
+        parts = (-self.loss, self.error, -self.means, self.mean_errors, self.still)
+        return _connected(*(part[::-1] for part in parts))
 
-    @property
-    def raised(self) -> np.ndarray:
-        """The losses, rounded upwards."""
-        return self.loss + self._loss_error
 
-    @property
-    def lowered(self) -> np.ndarray:
-        """The losses, rounded downwards."""
-        return self.loss - self._loss_error
+def _connected(
+    losses: np.ndarray, errors: np.ndarray, means: np.ndarray, mean_errors: np.ndarray, masses: np.ndarray
+) -> LossDistribution:
+    """The distribution on increasing losses of which each interval has its probability, and a mean of exp(-loss)."""
+    raised = losses + errors
+    widths = -np.expm1(-np.diff(raised))
+    excess = -np.expm1(-np.maximum(means + mean_errors - raised[:-1], 0.0))
+    return on_points(raised, masses, np.divide(excess, widths, out=np.ones(len(widths)), where=widths > excess))
 
-    @property
-    def _loss_error(self) -> np.ndarray:
-        """A bound on the rounding error of the losses: that of the weights, as they enter the loss."""
-        entering = np.zeros_like(self.x)
-        for log_p, shift in self._moved:
-            entering += np.exp(log_p + _exponent(shift, self.x) - self.loss)
-        return 16 * ROUNDING * np.abs(self.loss) + self._weight_error * entering
+
+def _mean(mixture: Mixture, dropped: float, logs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """ln of the mixture's mean of exponentials, exact also where it is close to 0, and a bound on its error."""
+    change, mean = np.full_like(logs[0][0], -dropped), np.full_like(logs[0][0], -np.inf)
+    for log_p, (log, _) in zip(mixture.log_probabilities.tolist(), logs, strict=True):
+        with np.errstate(over="ignore"):
+            change += math.exp(log_p) * np.expm1(log)
+        np.logaddexp(mean, log_p + log, out=mean)
+    near = np.abs(change) < 0.5
+    mean[near] = np.log1p(change[near])
+    error = 16 * ROUNDING * np.abs(mean)
+    for log_p, shift, (log, uncertain) in zip(mixture.log_probabilities.tolist(), mixture.shifts, logs, strict=True):
+        if shift:
+            error += np.exp(log_p + log - mean) * uncertain
+    return mean, error
 
 
 class LogMass:
@@ -392,32 +377,10 @@ class LogMass:
 
 def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
     """A bound on the relative rounding error of a shift's probability times its ratio of densities, at each point."""
-    largest, count = float(mixture.shifts.max()), 1 + len(mixture.shifts)
+    largest, count = float(np.abs(mixture.shifts).max()), 1 + len(mixture.shifts)
     kept = mixture.log_probabilities[np.isfinite(mixture.log_probabilities)]
     binomial = float(np.abs(kept).max()) + count * math.log(count)  # logarithms of factorials were added
     return 16 * ROUNDING * (1 + binomial + largest * np.abs(x) + largest**2)
-
-
-def _exponent(shift: float, x: np.ndarray) -> np.ndarray:
-    """Logarithm of the density of a moved Gaussian over that of the one at 0."""
-    return shift * x - shift**2 / 2
-
-
-def _shrinkage(log_ratio: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """1 - exp(-log_ratio), rounded upwards by the error of the logarithm."""
-    return -np.expm1(-np.maximum(log_ratio + error, 0.0))
-
-
-def _loss(mixture: Mixture, dropped: float, x: np.ndarray) -> np.ndarray:
-    """Logarithm of the mixture's density over that of the Gaussian; exact also where it is close to 0."""
-    change = np.full_like(x, -dropped)
-    with np.errstate(over="ignore"):
-        for p, shift in zip(np.exp(mixture.log_probabilities), mixture.shifts, strict=True):
-            change += p * np.expm1(_exponent(shift, x))
-    near = np.abs(change) < 0.5
-    loss = mixture.loss(x)
-    loss[near] = np.log1p(change[near])
-    return loss
 
 
 def _up(probability: float) -> float:
