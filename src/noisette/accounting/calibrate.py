@@ -336,13 +336,10 @@ def steps_for(
 ) -> int:
     """The number of steps that the budget allows; 0 where it does not allow one.
 
-    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
+    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
     result is a billion, the most that it returns.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
 
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
@@ -364,10 +361,7 @@ def epsilon_for(
 ) -> float:
     """Epsilon of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
-    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
+    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
@@ -390,10 +384,7 @@ def delta_for(
     Args:
         epsilon: the bound whose probability of failure is computed, 0 or more.
 
-    The other arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
+    The other arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
@@ -416,10 +407,7 @@ def epsilon_curve(
         event: the release of one step.
         checkpoints: numbers of steps, each at least 1.
 
-    The other arguments are those of :func:`noise_multiplier_for`.
-
-    Raises:
-        TypeError, ValueError: a parameter is outside its range.
+    The other arguments and the errors are those of :func:`noise_multiplier_for`.
 
     >>> from noisette.accounting import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
@@ -437,15 +425,10 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
     each: then it is in any ``chosen`` batches with equal probability. Knowing the groups can only help an attacker, and
     with them each group is a pass of balls in bins of its own.
 
-    Args:
-        batches: of one pass, at least ``chosen``.
-        chosen: how many of them each record is in, at least 1.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity.
-
     Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
 
     Raises:
-        TypeError, ValueError: an argument is outside its range.
+        TypeError, ValueError: a number is no count, or ``chosen`` exceeds ``batches``.
 
     >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
     {BallsInBinsGaussian(bins=12, noise_multiplier=2.0): 48, BallsInBinsGaussian(bins=13, noise_multiplier=2.0): 52}

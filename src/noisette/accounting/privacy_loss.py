@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +66,7 @@ class Mixture:
     def loss(self, u: np.ndarray) -> np.ndarray:
         """ln of the mixture's density over that of the Gaussian, which increases with u."""
         total = np.full_like(u, -np.inf)
-        for log_p, at in self._components():
+        for log_p, at in zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True):
             np.logaddexp(total, log_p + at * u - at**2 / 2, out=total)
         return total
 
@@ -77,9 +75,6 @@ class Mixture:
         in_every_batch = orders * self.shifts[-1] ** 2 / 2
         sampled = np.maximum(self.log_mean_powers(orders), self.log_mean_powers(1 - orders)) + LOG_ROUNDING
         return np.minimum(sampled / (orders - 1), in_every_batch)
-
-    def _components(self) -> Iterator[tuple[float, float]]:
-        return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
 
     def log_mean_powers(self, powers: np.ndarray) -> np.ndarray:
         """ln of the mean of exp(power * loss) over the Gaussian, for each power but 0; ``inf`` where a sum is too long.
@@ -526,11 +521,6 @@ def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
             low, high = (middle + 1, high) if _full(event, middle) < often else (low, middle)
         ends.append(low)
     return sorted({*(end for end in ends if end < event.most_records), event.most_records})
-
-
-def truncated_cases(event: TruncatedPoissonGaussian) -> list[TruncatedCase]:
-    """The cases of a truncated batch alone: one, unless it is full often."""
-    return [TruncatedCase.of(event, *ends) for ends in pairwise(ends_of_cases(event))]
 
 
 _NEVER_KEPT = LossDistribution(np.array([0.0]), np.array([1e-300]), 1.0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +31,14 @@ from noisette.accounting.events import (
     ZcdpAmount,
 )
 from noisette.accounting.interface import composed_events, require_sampled, resolved_noise, unsupported, valid_orders
-from noisette.accounting.privacy_loss import Directions, LossDistribution, Mixture, log_binomial, truncated_cases
+from noisette.accounting.privacy_loss import (
+    Directions,
+    LossDistribution,
+    Mixture,
+    TruncatedCase,
+    ends_of_cases,
+    log_binomial,
+)
 from noisette.errors import not_negative, open_fraction
 
 if TYPE_CHECKING:
@@ -52,38 +60,54 @@ HIGH_ORDERS = (*ORDERS, *(2**power for power in range(11, 40)))
 ROUNDING = 1e7
 
 
+def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
+    """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
+    return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
+
+
 @dataclass(frozen=True, eq=False)
 class RdpCurve:
-    """The Rényi divergences of all events together, one for each order."""
+    """The Rényi divergences of all events together, one for each order.
 
-    orders: Sequence[float]
+    Args:
+        improved: convert by Proposition 12 of Canonne, Kamath and Steinke 2020; otherwise by Proposition 3 of Mironov
+            2017.
+        shares: of delta, for each order, where the best order must not be chosen for nothing; all of it unless given.
+    """
+
+    orders: np.ndarray
     divergences: np.ndarray
     improved: bool
+    shares: np.ndarray | None = None
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta.
-
-        Source: Canonne, Kamath and Steinke 2020, Proposition 12; the classic conversion is Mironov 2017, Proposition 3.
-        """
+        """Epsilon at this delta."""
         open_fraction(delta=delta)
-        if not self.improved:
-            bounds = self.divergences - np.log(delta) / (np.array(self.orders) - 1)
-            return float(np.min(bounds)) if self.divergences.any() else 0.0
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
-        with _library_warnings_off():
-            return float(compute_epsilon(self.orders, self.divergences.tolist(), delta)[0])
+        if not self.divergences.any() or delta > self._total_variation:
+            return 0.0
+        logs = math.log(delta) + self._log_shares
+        added = conversion(self.orders, logs) if self.improved else -logs / (self.orders - 1)
+        return max(0.0, float(np.min(self.divergences + added)))
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, by the same conversion."""
+        """Delta at this epsilon."""
         not_negative(epsilon=epsilon)
-        if not self.improved:
-            exponents = (np.array(self.orders) - 1) * (self.divergences - epsilon)
-            return float(np.exp(min(0.0, np.min(exponents)))) if self.divergences.any() else 0.0
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+        if not self.divergences.any():
+            return 0.0
+        logs = (self.orders - 1) * (self.divergences - epsilon) - self._log_shares
+        if self.improved:
+            logs += (self.orders - 1) * np.log1p(-1 / self.orders) - np.log(self.orders)
+        return min(self._total_variation, math.exp(min(0.0, float(np.min(logs)))))
 
-        with _library_warnings_off():
-            return float(compute_delta(self.orders, self.divergences.tolist(), epsilon)[0])
+    @property
+    def _log_shares(self) -> np.ndarray:
+        return np.zeros(len(self.orders)) if self.shares is None else np.log(self.shares)
+
+    @property
+    def _total_variation(self) -> float:
+        """A bound on delta at epsilon 0, from the divergence of order 1, which is less (Bretagnolle and Huber 1979)."""
+        least = float(np.min(self.divergences))
+        return math.sqrt(-math.expm1(-least)) if self.improved and self.shares is None else 1.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +154,7 @@ class RdpAccountant:
         total = np.zeros(len(orders))
         for event, times in events.items():
             total += times * (_divergences(event, orders) + np.array(orders) / (2 * ROUNDING**2))
-        return RdpCurve(orders, total, self.improved)
+        return RdpCurve(np.array(orders), total, self.improved)
 
 
 @lru_cache(maxsize=16384)
@@ -172,7 +196,7 @@ def _truncated_divergences(event: TruncatedPoissonGaussian, orders: tuple[float,
     above = np.array(orders) - 1
     cases = [
         np.logaddexp.reduce([math.log(often) + above * _divergences(release, orders) for often, release in case.parts])
-        for case in truncated_cases(event)
+        for case in (TruncatedCase.of(event, *ends) for ends in pairwise(ends_of_cases(event)))
     ]
     return np.max(cases, axis=0) / above
 
@@ -376,4 +400,4 @@ class MomentsAccountant:
         total = np.zeros(len(orders))
         for event, times in require_sampled(events, self.name).items():
             total += times * log_moments(event, orders)
-        return RdpCurve((orders + 1).tolist(), total / orders, improved=False)
+        return RdpCurve(orders + 1, total / orders, improved=False)
