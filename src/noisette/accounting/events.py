@@ -247,10 +247,7 @@ class BallsInBinsGaussian(Event):
 
     @property
     def of_round(self) -> PoissonGaussian | BallsInBinsGaussian:
-        """What costs as much as one pass: itself, counted once, or a batch of all records where that tells as much.
-
-        An attacker who knows the record's batch sees one Gaussian release. Where there is little noise anybody knows.
-        """
+        """What costs as much as a pass: itself, counted once, or a batch of all records where noise hides no bin."""
         known = self.bins == 1 or self.noise_multiplier < 0.05
         return PoissonGaussian(1.0, self.noise_multiplier, self.parts) if known else self
 

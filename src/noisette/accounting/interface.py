@@ -121,12 +121,10 @@ def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
         way_out = "use the pld, the rdp or the moments accountant"
     elif isinstance(event, BallsInBinsGaussian | DpAmount | ReplacedPoissonGaussian):
         way_out = "use the pld accountant"
+    elif isinstance(event, Supported):
+        way_out = "use the pld or the rdp accountant"
     else:
-        way_out = (
-            "use the pld or the rdp accountant"
-            if isinstance(event, Supported)
-            else "no accountant of this package does"
-        )
+        way_out = "no accountant of this package does"
     return UnsupportedEventError(f"the {accountant} accountant does not support {event!r}; {way_out}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,7 +26,6 @@ from noisette.accounting.events import (
 from noisette.accounting.interface import composed_events, unsupported
 from noisette.accounting.privacy_loss import (
     ROUNDING,
-    Directions,
     LossDistribution,
     Tilted,
     TruncatedCase,
@@ -423,16 +423,12 @@ class PldCurve:
         composed: list[Composition] = []
         for case in self._cases:
             parts = [*((directions_of(event, tail), times) for event, times in case.items()), *by_divergences]
-            composed += [_composition(parts, self.mu, direction) for direction in (0, 1)]
+            for direction in (0, 1):
+                releases = Counter[LossDistribution]()
+                for both, times in parts:
+                    releases[both[direction]] += times
+                composed.append(Composition(releases, self.mu**2))
         return composed
-
-
-def _composition(parts: list[tuple[Directions, int]], mu: float, direction: int) -> Composition:
-    releases: dict[LossDistribution, int] = {}
-    for directions, times in parts:
-        one = directions[direction]
-        releases[one] = releases.get(one, 0) + times
-    return Composition(releases, mu**2)
 
 
 @dataclass(frozen=True)
@@ -470,13 +466,10 @@ class PldAccountant:
                 raise unsupported(event, self.name)
             (full if _is_full(event) else by_divergences if is_known_by_divergences(event) else sampled)[event] = times
         mu = GdpAccountant().compose(full).mu if full else 0.0
-        divergences = _renyi(by_divergences).compose(by_divergences) if by_divergences else None
+        # the divergences of repeated runs are known for moderate orders only
+        orders = ORDERS if any(isinstance(event, RepeatAndSelect) for event in by_divergences) else HIGH_ORDERS
+        divergences = RdpAccountant(orders=orders).compose(by_divergences) if by_divergences else None
         return PldCurve(sampled, mu, divergences)
-
-
-def _renyi(events: Events) -> RdpAccountant:
-    """The accountant of divergences; of repeated runs they are known for moderate orders only."""
-    return RdpAccountant(orders=ORDERS if any(isinstance(event, RepeatAndSelect) for event in events) else HIGH_ORDERS)
 
 
 def _is_full(event: Event) -> bool:

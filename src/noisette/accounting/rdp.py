@@ -44,8 +44,7 @@ from noisette.errors import not_negative, open_fraction
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The best order is below 1.5 only for large groups. Between integers the library sums absolute values, so its error is
-# upwards only.
+# The best order is below 1.5 only for large groups.
 ORDERS = (
     *(tenth / 10 for tenth in range(11, 110)),
     *range(11, 65),
