@@ -33,11 +33,12 @@ OPTIONS = {
         "--shape recipe"
     ),
     "train": (
-        "--allow-large-delta --bands --batch-norm --batch-size --batches --classes --clipping --columns --compile "
+        "--allow-large-delta --bands --batch-norm --batch-size --batches --class-weights --classes --clipping "
+        "--columns --compile "
         "--data --data-dir --decimal --delta --engine --epochs --epsilon --grey --hold-out --holdout --image-size "
         "--json --label --largest-batch --lr --max-grad-norm --model --optimizer --out --public --public-examples "
-        "--public-users --records-per-user --resume --seed --simulate --size --skip-unlabelled --target --test "
-        "--text --tokens --unit --users --views recipe"
+        "--public-users --records-per-user --resume --seed --size --skip-unlabelled --target --test "
+        "--text --tokens --unit --users --views --without-privacy recipe"
     ),
     "predict": "--model --out --text rows run",
     "schema": (

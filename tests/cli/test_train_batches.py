@@ -81,11 +81,11 @@ REFUSED = {
     "no column": (("--users", "nam", "--records-per-user", "3"), "did you mean 'name'"),
     "the label": (("--users", "label", "--records-per-user", "3"), "no input and no label"),
     "no size": (("--batches", "truncated"), "needs largest_batch"),
-    "a size": (("--largest-batch", "3"), "no other batches have one"),
+    "a size": (("--largest-batch", "3"), "no other batches have it"),
     "a kind": (("--batches", "shuffled"), "expected batches to be one of poisson, truncated, balls-in-bins, cyclic"),
     "users and batches": (("--batches", "cyclic", "--bands", "3", *USERS), "with users batches are Poisson"),
     "no bands": (("--batches", "cyclic"), "needs bands"),
-    "bands": (("--bands", "3"), "no other batches have them"),
+    "bands": (("--bands", "3"), "no other batches have it"),
 }
 
 

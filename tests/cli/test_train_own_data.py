@@ -80,20 +80,6 @@ def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) ->
         assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
 
 
-def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path) -> None:
-    Path("test.csv").write_bytes(people.read_bytes())
-    assert run("schema", people, *SCHEMA[:-1], "id,hours").exit_code == 0
-    shown = run("train", "--data", people, "--columns", "schema.toml", "--test", "test.csv", *QUICK, "--out", "runs/a")
-    assert shown.exit_code == 0, shown.output
-    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
-    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
-        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
-        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
-    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
-    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
-    assert "public test examples" in Path("runs/a/report.html").read_text()
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_tables_with_types_are_trained_on_and_predicted(people: Path, schema: Path, suffix: str) -> None:
     frame = pandas.read_csv(people, sep=";")
@@ -182,15 +168,6 @@ def test_images_of_different_sizes_and_their_predictions() -> None:
     assert "8 x 10 pixels in grey" in Path("runs/photos/privacy.txt").read_text().replace("\n", " ")
     predicted = run("predict", "runs/photos", "photos/cat")
     assert len(predicted.output.splitlines()) == 4, predicted.output
-
-
-def test_json_is_all_that_is_printed(people: Path, schema: Path) -> None:
-    shown = run("train", "--data", people, "--columns", schema, *QUICK, "--json", "--optimizer", "adam")
-    assert shown.exit_code == 0, shown.output
-    found = json.loads(shown.stdout)
-    assert found.pop("folder") == "runs/People"
-    assert found == facts("runs/People")
-    assert found["recipe"]["training"]["optimizer"] == "adam"
 
 
 def test_a_run_that_is_continued_holds_out_the_same_records(

@@ -139,7 +139,7 @@ def test_public_examples_that_do_not_fit_are_refused(public: DataSet | None, mes
         (
             recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others")),
             PUBLIC,
-            "no fixed features; leave standardised out",
+            "no fixed features; leave standardised and whitened out",
         ),
         (recipe(None, model=ModelSection("mlp"), lipschitz=LipschitzSection(30.0)), None, "Linear"),
         (recipe(None, model=ModelSection("lipschitz-dense")), None, r"constrains its weights.*\[lipschitz\] tau = 30"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -72,7 +73,7 @@ class Watch:
     """Shows the progress of a run. Ctrl-C ends it after the current step, a second Ctrl-C at once.
 
     Before the first step, Ctrl-C raises ``KeyboardInterrupt`` at once. SIGTERM works in the same way but raises
-    ``SystemExit``, on which the run saves a checkpoint instead of its results.
+    ``SystemExit``. On either the run saves a checkpoint first, if it took a step.
     """
 
     def __init__(self, title: str, *, shown: bool = True) -> None:
@@ -99,7 +100,8 @@ class Watch:
 
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
-        status = f"epsilon {upward(point.epsilon)}{accuracy}  {threads} thread{'s' * (threads > 1)}"
+        cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
+        status = f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}"
         self._progress.update(self._task, total=run.steps, completed=point.step, status=status)
         self._stopping.after_step()
 

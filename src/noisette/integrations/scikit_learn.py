@@ -28,6 +28,7 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.data.columns import Columns, Ignored, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
+from noisette.nn.models.networks import UnitNorm
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
@@ -35,7 +36,6 @@ from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, del
 Value = TypeVar("Value")
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
 
-_LEAST_NORM = 1e-6
 _ROWS_AT_ONCE = 4096
 _PREDICTED_AT_ONCE = 10_000
 _WIDTH = 88  # of the statement
@@ -170,18 +170,6 @@ class Knots(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heights = 1 - (x.unsqueeze(2) * len(self.tops) - self.tops).abs()
         return torch.cat([x, heights.clamp(min=0).flatten(1) / 2], dim=1)
-
-
-class UnitNorm(nn.Module):
-    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
-
-    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
 
 
 def fixed_part(knots: int) -> nn.Sequential:

@@ -55,14 +55,6 @@ def test_epsilon_is_rounded_upwards_wherever_it_stands(facts: Facts) -> None:
     assert "2.99" not in text
 
 
-def test_a_run_that_was_stopped_says_so_and_names_the_budget(facts: Facts) -> None:
-    text = words(replace(facts, completed=False, steps_taken=96, steps=97))
-    assert "stopped by hand after 96 of 240 steps" in text
-    assert "97 reserved in the ledger" in text
-    assert "the budget of the whole run holds: epsilon = 3." in text
-    assert "stopped by hand" not in words(facts)
-
-
 def test_several_declarations_say_which_epsilon_it_is(facts: Facts) -> None:
     assert "odometer" not in words(facts)
     text = words(replace(facts, declarations=2))

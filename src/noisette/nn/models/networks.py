@@ -18,8 +18,9 @@ from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCount
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
 __all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
-__all__ += ["standardised", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
+__all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
+_LEAST_NORM = 1e-6
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 
 
@@ -145,6 +146,29 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         *(nn.Linear(128, 128), nn.Tanh()),
         nn.Linear(128, classes),
     )
+
+
+class UnitNorm(nn.Module):
+    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
+
+    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+
+
+def table(shape: Shape, classes: int) -> nn.Module:
+    """A hidden layer of 64 tanh units, brought to norm one, and scores that begin at zero.
+
+    The gradient of the scores' layer has a norm of at most 2, so clipping at 2 does not favour frequent classes.
+    """
+    scores = nn.Linear(64, classes)
+    nn.init.zeros_(scores.weight)
+    nn.init.zeros_(scores.bias)
+    return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), 64), nn.Tanh(), UnitNorm(), scores)
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
