@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    Gaussian,
-    PldAccountant,
-    PoissonGaussian,
-    balls_in_bins,
-    random_allocation,
-)
-from noisette.accounting.balls_in_bins import pass_directions
+from noisette.accounting import BallsInBinsGaussian, Gaussian, PldAccountant, PoissonGaussian, balls_in_bins
+from noisette.accounting.balls_in_bins import pass_directions, random_allocation
 from noisette.accounting.privacy_loss import directions_of
 
 

@@ -4,7 +4,6 @@ from noisette.accounting.calibrate import delta_for as delta_for
 from noisette.accounting.calibrate import epsilon_curve as epsilon_curve
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
-from noisette.accounting.calibrate import random_allocation as random_allocation
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.closed_forms import GdpAccountant as GdpAccountant

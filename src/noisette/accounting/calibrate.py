@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from itertools import product
 from types import MappingProxyType
 
-from noisette.accounting.events import BallsInBinsGaussian, Event, Events, PoissonGaussian, StepRelease
+from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
 from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant, PrivacyCurve
 from noisette.accounting.pld import PldAccountant
 from noisette.errors import all_of, count, open_fraction, positive, probability
@@ -416,31 +416,6 @@ def epsilon_curve(
     """
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
     return [_curve(event, steps, accountant, prior_events).epsilon(delta=delta) for steps in checkpoints]
-
-
-def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, passes: int = 1) -> Events:
-    """Events that bound passes in which each record is in exactly ``chosen`` of the batches, drawn at random.
-
-    Divide the batches of a pass at random into so many groups of nearly equal size, and let a record be in one batch of
-    each: then it is in any ``chosen`` batches with equal probability. Knowing the groups can only help an attacker, and
-    with them each group is a pass of balls in bins of its own.
-
-    Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
-
-    Raises:
-        TypeError, ValueError: a number is no count, or ``chosen`` exceeds ``batches``.
-
-    >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
-    {BallsInBinsGaussian(bins=12, noise_multiplier=2.0): 48, BallsInBinsGaussian(bins=13, noise_multiplier=2.0): 52}
-    """
-    count(batches=batches, chosen=chosen, passes=passes)
-    if chosen > batches:
-        raise ValueError(f"expected chosen <= batches, got chosen={chosen}, batches={batches}")
-    size, larger = divmod(batches, chosen)
-    groups = {size: chosen - larger, size + 1: larger}
-    return {
-        BallsInBinsGaussian(bins, noise_multiplier): bins * number * passes for bins, number in groups.items() if number
-    }
 
 
 def schedule(
