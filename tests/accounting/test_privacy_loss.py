@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 from scipy.stats import binom, laplace
 
@@ -19,6 +21,7 @@ from noisette.accounting import (
     PoissonGaussian,
     RdpAccountant,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -26,8 +29,9 @@ from noisette.accounting import (
     privacy_loss,
 )
 from noisette.accounting.pld import Composition
-from noisette.accounting.privacy_loss import LossDistribution, directions_of, poisson_rate
+from noisette.accounting.privacy_loss import LossDistribution, TruncatedCase, directions_of, ends_of_cases
 from noisette.accounting.rdp import renyi_directions
+from noisette.errors import UnsupportedEventError
 
 
 @pytest.fixture(autouse=True)
@@ -146,49 +150,77 @@ def test_two_batches_of_fixed_size(epsilon):
     ).delta(epsilon=1.0)
 
 
-def test_a_truncated_batch_costs_as_often_more_as_it_is_full():
+X = np.linspace(-12, 12, 601)
+
+
+def hockey_stick(first, second, epsilon):
+    """Delta of one release and of two between mixtures of unit Gaussians, given as means with their probabilities."""
+    p, q = (sum(weight * np.exp(-((X - mean) ** 2) / 2) for mean, weight in one) for one in (first, second))
+    scale = (X[1] - X[0]) / math.sqrt(2 * math.pi)
+    once = np.maximum(0, p - math.exp(epsilon) * q).sum() * scale
+    return once, np.maximum(0, np.outer(p, p) - math.exp(epsilon) * np.outer(q, q)).sum() * scale**2
+
+
+@pytest.mark.parametrize(("rate", "noise", "others"), [(0.3, 1.0, -1.0), (0.7, 2.0, -1.0), (0.7, 2.0, 1.0)])
+def test_no_truncated_batch_of_any_number_of_records_costs_more(rate, noise, others):
+    """Exact: all data sets of at most nine records with one sum, in which the record has another one."""
+    event = TruncatedPoissonGaussian(rate, noise, largest_batch=2, most_records=9)
+    ours = {(e, t): delta({event: t}, e) for e in (0.2, 1.0, 2.0) for t in (1, 2)}
+    worst = dict.fromkeys(ours, 0.0)
+    for number in range(9):
+        without, within = [], []
+        for drawn, chance in enumerate(binom.pmf(range(number + 1), number, rate)):
+            kept = min(drawn, 2)
+            enters = rate * min(1, 2 / (drawn + 1))
+            with_it = others * min(drawn, 1) + 1
+            without.append((others * kept / noise, chance))
+            within += [(others * kept / noise, chance * (1 - enters)), (with_it / noise, chance * enters)]
+        for e in (0.2, 1.0, 2.0):
+            for pair in ((without, within), (within, without)):
+                for t, found in enumerate(hockey_stick(*pair, e), start=1):
+                    worst[e, t] = max(worst[e, t], found)
+    assert all(ours[key] >= worst[key] * (1 - 1e-6) for key in ours)
+
+
+def test_a_truncated_batch_costs_less_where_it_leaves_the_record_out():
     rate, noise, size, most = 0.1, 1.2, 12, 100
-    full = binom.sf(size - 1, most, rate)
     for epsilon in (0.05, 0.8):
-        grows = delta({PoissonGaussian(rate, noise): 1}, epsilon)
-        exchanges = delta({PoissonGaussian(rate, noise / 2): 1}, epsilon)
-        ours = delta({TruncatedPoissonGaussian(rate, noise, size, most): 1}, epsilon)
-        assert ours == pytest.approx((1 - full) * grows + full * exchanges, rel=1e-4)
+        grows, exchanges = (delta({PoissonGaussian(rate, s): 1}, epsilon) for s in (noise, noise / 2))
+        for others in (most, 4 * most):
+            event, full = TruncatedPoissonGaussian(rate, noise, size, others), binom.sf(size - 1, others, rate)
+            known = (1 - full) * grows + full * exchanges
+            assert (0.8 if others == most else 0.5) * known < delta({event: 1}, epsilon) < known
     never_full = TruncatedPoissonGaussian(rate, noise, most + 1, most)
+    assert ends_of_cases(never_full) == [0, most]
     assert delta({never_full: 7}, 0.5) == pytest.approx(delta({PoissonGaussian(rate, noise): 7}, 0.5), rel=1e-9)
-    for event in (never_full, TruncatedPoissonGaussian(rate, noise, size, most)):
-        assert delta({event: 7}, 1.0) <= RdpAccountant().compose({event: 7}).delta(epsilon=1.0)
+    both = {TruncatedPoissonGaussian(rate, noise, size, most): 7, TruncatedPoissonGaussian(0.2, 3.0, 9, 60): 5}
+    for events in ({never_full: 7}, {event: 7}, both):
+        assert delta(events, 1.0) <= RdpAccountant().compose(events).delta(epsilon=1.0)
 
 
-@pytest.mark.parametrize(("bins", "noise"), [(2, 1.0), (3, 2.0)])
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.5])
-def test_balls_in_few_bins_cost_no_more_than_the_bound(bins, noise, epsilon):
-    """Exact: the mixture of the bins against the Gaussian, in both directions, summed over the space."""
-    x = np.linspace(-7, 7 + 1 / noise, 121)
-    still = np.exp(-(x**2) / 2)
-    still /= still.sum()
-    ratio = np.exp(x / noise - noise**-2 / 2)
-    grids = np.meshgrid(*[ratio] * bins, indexing="ij")
-    weight = np.prod(np.meshgrid(*[still] * bins, indexing="ij"), axis=0)
-    mean = sum(grids) / bins
-    exact = max(
-        (weight * np.maximum(0, mean - math.exp(epsilon))).sum(),
-        (weight * np.maximum(0, 1 - math.exp(epsilon) * mean)).sum(),
-    )
-    assert delta({BallsInBinsGaussian(bins, noise): bins}, epsilon) >= exact
+@pytest.mark.parametrize(("rate", "noise"), [(0.05, 0.7), (0.5, 2.0), (1.0, 1.5)])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_a_replaced_record_of_poisson_batches(rate, noise, epsilon):
+    """Exact: of all pairs of sums that the two records may have, the opposite ones have the largest delta."""
+    ours = [delta({ReplacedPoissonGaussian(rate, noise): times}, epsilon) for times in (1, 2)]
+
+    def exact(one, other):
+        mixtures = ([(0.0, 1 - rate), (shift / noise, rate)] for shift in (one, other))
+        return hockey_stick(*mixtures, epsilon)
+
+    assert ours == pytest.approx(exact(1, -1), rel=2e-3)  # what a sum over points resolves
+    assert max(exact(one, other)[0] for one in (1, 0.5) for other in (-0.5, 0.0, 0.5)) < ours[0]
 
 
-def test_the_rate_that_bounds_balls_in_bins_holds_in_simulation():
-    """The least running sum of the density ratios falls short by more than allowed no more often than stated."""
-    bins, noise, failure = 50, 1.0, 0.02
-    rate = poisson_rate(bins, noise, failure)
-    ratios = np.exp(np.random.default_rng(2).standard_normal((20_000, bins)) / noise - noise**-2 / 2)
-    later = bins - np.arange(1, bins + 1)
-    posterior = 1 / (np.cumsum(ratios, axis=1) + later)  # of the batch that follows each step
-    often = (posterior.max(axis=1) > rate).mean()
-    assert 0 < often <= failure
-    assert poisson_rate(3, 0.2, 1e-9) == 1.0
-    assert 1 / 10**5 < poisson_rate(10**5, 4.0, 1e-12) < 1.01 / 10**5
+def test_replaced_records_of_runs_cost_what_another_library_computes():
+    library = from_gaussian_mechanism(
+        1.0, sampling_prob=0.01, neighboring_relation=NeighboringRelation.REPLACE_ONE
+    ).self_compose(1000)
+    ours = PldAccountant().compose({ReplacedPoissonGaussian(0.01, 1.0): 1000}).epsilon(delta=1e-5)
+    assert ours == pytest.approx(library.get_epsilon_for_delta(1e-5), rel=1e-3)
+    assert PldAccountant().compose({ReplacedPoissonGaussian(0.01, 1e-4): 1}).epsilon(delta=1e-5) == math.inf
+    with pytest.raises(UnsupportedEventError, match="use the pld accountant"):
+        RdpAccountant().compose({ReplacedPoissonGaussian(0.01, 1.0): 1})
 
 
 def test_users_are_groups_and_one_record_is_a_record():
@@ -269,7 +301,8 @@ def test_the_distance_of_images_may_be_anything(monkeypatch):
 
 @pytest.mark.parametrize("event", [
     PoissonGaussian(1e-6, 1.0), PoissonGaussian(0.3, 0.05), PoissonGaussian(0.01, 300.0), FixedSizeGaussian(3, 9, 0.7),
-    UserLevel(PoissonGaussian(0.2, 2.0), 20), TruncatedPoissonGaussian(0.1, 1.0, 9, 80), BallsInBinsGaussian(40, 3.0),
+    UserLevel(PoissonGaussian(0.2, 2.0), 20), TruncatedCase.of(TruncatedPoissonGaussian(0.1, 1.0, 9, 80), 0, 80),
+    BallsInBinsGaussian(40, 3.0), ReplacedPoissonGaussian(0.02, 0.9), ReplacedPoissonGaussian(1e-6, 20.0),
 ])  # fmt: skip
 @pytest.mark.parametrize("tail", [1e-9, 1e-30])
 def test_probabilities_are_complete_and_the_other_output_has_no_more(event, tail):

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from noisette.accounting import Gaussian, GdpAccountant, PldAccountant, PoissonGaussian
 from noisette.accounting.interface import TradeOff
 
-RATES = (1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9)
+RATES = (1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9)
 
 
 class RandomisedResponse:
@@ -32,7 +32,7 @@ class Laplace:
         return max(0.0, 1 + 2 * math.log1p(-delta))
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 3.0, 6.0])
 @pytest.mark.parametrize("accountant", [GdpAccountant(), PldAccountant()])
 def test_bounds_of_one_gaussian_are_its_closed_form(mu, accountant):
     attack = TradeOff(accountant.compose({Gaussian(1 / mu): 1}))
@@ -41,7 +41,7 @@ def test_bounds_of_one_gaussian_are_its_closed_form(mu, accountant):
     assert attack.accuracy == (1 + attack.advantage) / 2
     for rate in RATES:
         exact = norm.cdf(norm.ppf(rate) + mu)
-        assert exact <= attack.true_positive_rate(rate) <= min(1, exact * 1.02)
+        assert exact <= attack.true_positive_rate(rate) <= min(1, exact * 1.01)
         assert attack.false_negative_rate(rate) == 1 - attack.true_positive_rate(rate)
 
 
@@ -108,7 +108,7 @@ def test_nothing_released_tells_nothing():
 def test_a_further_delta_is_added():
     curve = GdpAccountant().compose({Gaussian(1.0): 1})
     alone, more = TradeOff(curve), TradeOff(curve, beside=0.1)
-    assert more.profile == tuple((epsilon, delta + 0.1) for epsilon, delta in alone.profile)
+    assert more.true_positive_rate(0.3) == pytest.approx(alone.true_positive_rate(0.3) + 0.1, rel=0.02)
     assert alone.advantage + 0.09 < more.advantage <= alone.advantage + 0.1 + 1e-12
 
 

@@ -25,6 +25,7 @@ from noisette.accounting import (
     PldAccountant,
     PoissonGaussian,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -125,7 +126,7 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
     {BandedGaussian(0.002, 1.5, bands=8): 2400, BandedGaussian(0.25, 40.0, bands=4): 12},
     {GroupPrivacy(STEP, 3): 50, GroupPrivacy(Gaussian(20.0), 3): 2},
     {UserLevel(STEP, 2): 50, UserLevel(Gaussian(20.0), 5): 2},
-    {FixedSizeGaussian(100, 10_000, 2.0): 300},
+    {FixedSizeGaussian(100, 10_000, 2.0): 300, ReplacedPoissonGaussian(0.01, 2.0): 200},
     {ZcdpAmount(0.01, "table of counts"): 2},
     {RepeatAndSelect(((STEP, 1000),), mean=5.0, shape=1.0): 1},
     {RepeatAndSelect(((STEP, 100), (Gaussian(9.0), 1)), mean=5.0, shape=math.inf): 1},
@@ -141,6 +142,13 @@ def test_each_kind_of_event_has_the_epsilon_of_noisette(tmp_path, epsilon_of, ev
     path = spend(tmp_path / "ledger.jsonl", charges=events.items())
     ours = PldAccountant().compose(events).epsilon(delta=1e-7)
     assert epsilon_of(path, 1e-7) == pytest.approx(ours, rel=0.01)
+
+
+def test_batches_that_are_often_full_cost_a_little_more_by_the_script(tmp_path, epsilon_of):
+    """It takes the worst number of records for each delta, noisette for all releases together."""
+    events = {TruncatedPoissonGaussian(0.02, 4.0, largest_batch=1000, most_records=100_000): 1000}
+    ours = PldAccountant().compose(events).epsilon(delta=1e-7)
+    assert 0.99 * ours < epsilon_of(spend(tmp_path / "ledger.jsonl", charges=events.items()), 1e-7) < 1.05 * ours
 
 
 def test_declared_and_searched_amounts_add_up_with_steps(tmp_path, epsilon_of):

@@ -278,9 +278,30 @@ def atoms(event: Event) -> tuple[np.ndarray, np.ndarray] | None:
     return None
 
 
+def _truncated(event: TruncatedPoissonGaussian, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How often the batch of so many other records is full, and how often the record is then in it."""
+    full = binom.sf(event.largest_batch - 1, others, event.sampling_rate)
+    kept = event.largest_batch * binom.sf(event.largest_batch, others + 1, event.sampling_rate) / (others + 1)
+    return full, np.where(full > 0, np.minimum(event.sampling_rate, kept / np.maximum(full, 1e-300)), 1e-9)
+
+
+def worst_number(events: Mapping[Event, int]) -> int:
+    """A number of other records with which truncated batches cost much: no price may be below that."""
+    truncated = [(event, times) for event, times in events.items() if isinstance(event, TruncatedPoissonGaussian)]
+    if not truncated:
+        return 0
+    others = np.unique(np.geomspace(1, min(event.most_records for event, _ in truncated), 3000).astype(int))
+    total = np.zeros(len(others))
+    for event, times in truncated:
+        full, kept = _truncated(event, others)
+        grows, exchanges = (math.expm1(min((norm / event.noise_multiplier) ** 2, 300)) for norm in (1, 2))
+        total += times * ((1 - full) * event.sampling_rate**2 * grows + full * kept**2 * exchanges)
+    return int(others[np.argmax(total)])
+
+
 @lru_cache(maxsize=64)
-def loss_of(event: Event) -> Loss:
-    """The privacy loss of an event; of a declared amount, where delta did not happen."""
+def loss_of(event: Event, others: int = 0) -> Loss:
+    """The privacy loss of an event beside so many other records; of a declared amount, where delta did not happen."""
     match event:
         case Gaussian(noise_multiplier=sigma) | PoissonGaussian(sampling_rate=1, noise_multiplier=sigma):
             return GaussianLoss(1 / sigma)
@@ -293,8 +314,8 @@ def loss_of(event: Event) -> Loss:
         case FixedSizeGaussian(batch_size=b, size=n, noise_multiplier=sigma):
             return GaussianLoss(2 / sigma) if b == n else ReplacedLoss(SampledLoss(b / n, 2 / sigma))
         case TruncatedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
-            full = float(binom.sf(event.largest_batch - 1, event.most_records, q))
-            return MixedLoss(((1 - full, SampledLoss(q, 1 / sigma)), (full, SampledLoss(q, 2 / sigma))))
+            full, kept = (float(each[0]) for each in _truncated(event, np.array([others])))
+            return MixedLoss(((1 - full, SampledLoss(q, 1 / sigma)), (full, SampledLoss(kept, 2 / sigma))))
         case Laplace(noise_multiplier=b):
             return LaplaceLoss(1 / b)
     if found := atoms(event):
@@ -314,7 +335,8 @@ class Truth:
     def __post_init__(self) -> None:
         amounts = [(e.delta, n) for e, n in self.events.items() if isinstance(e, DpAmount)]
         self.certain = -math.expm1(math.fsum(n * math.log1p(-delta) for delta, n in amounts))
-        self.losses = [(loss_of(e), n) for e, n in self.events.items()]
+        others = worst_number(self.events)
+        self.losses = [(loss_of(e, others), n) for e, n in self.events.items()]
         shifts = [getattr(loss, "widest_shift", 1e-3) for loss, _ in self.losses]
         self._largest_shift = max(1e-3, *shifts)
         self.discrete_losses = [(loss, n) for loss, n in self.losses if isinstance(loss, NodesLoss | LaplaceLoss)]

@@ -22,6 +22,7 @@ from noisette.accounting.events import Laplace as Laplace
 from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
 from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
+from noisette.accounting.events import ReplacedPoissonGaussian as ReplacedPoissonGaussian
 from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting.events import UserLevel as UserLevel
 from noisette.accounting.events import ZcdpAmount as ZcdpAmount

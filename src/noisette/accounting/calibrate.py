@@ -336,13 +336,10 @@ def steps_for(
 ) -> int:
     """The number of steps that the budget allows; 0 where it does not allow one.
 
-    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
+    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
     result is a billion, the most that it returns.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
 
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
@@ -362,12 +359,9 @@ def epsilon_for(
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
 ) -> float:
-    """Epsilon of these steps and of the prior events together: an upper bound, like every epsilon of the accountant.
+    """Epsilon of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
-    The arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
+    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
@@ -385,15 +379,12 @@ def delta_for(
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
 ) -> float:
-    """Delta of these steps and of the prior events together: an upper bound, like every delta of the accountant.
+    """Delta of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
     Args:
         epsilon: the bound whose probability of failure is computed, 0 or more.
 
-    The other arguments are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
+    The other arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
 
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
@@ -410,16 +401,13 @@ def epsilon_curve(
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
 ) -> list[float]:
-    """Epsilon after each of these numbers of steps, all of the same event: upper bounds.
+    """Epsilon after each of these numbers of steps, all of the same event: upper bounds if the accountant's are.
 
     Args:
         event: the release of one step.
         checkpoints: numbers of steps, each at least 1.
 
-    The other arguments are those of :func:`noise_multiplier_for`.
-
-    Raises:
-        TypeError, ValueError: a parameter is outside its range.
+    The other arguments and the errors are those of :func:`noise_multiplier_for`.
 
     >>> from noisette.accounting import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)

@@ -215,11 +215,8 @@ class StrongComposition(_Composition):
     """The strong composition theorem: epsilon grows with the square root of the steps while each step costs little.
 
     Args:
-        as_printed: the optimistic form that is compared with the moments accountant, which is no guarantee: half of
-            delta for the theorem, q * sqrt(2 ln(1.25 / delta)) / sigma for each release, and its square for the
-            product of epsilon and e^epsilon - 1. Otherwise the proved form: the exact epsilon of the Gaussian
-            mechanism, which has no upper limit, amplified by sampling to ln(1 + q (e^epsilon - 1)); delta is divided
-            in the best way between the releases and the theorem.
+        as_printed: as for :class:`NaiveComposition`. The printed form takes half of delta for the theorem, and the
+            square of epsilon for its product with e^epsilon - 1; the proved form divides delta in the best way.
 
     Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3; for releases of several kinds it follows from Kairouz, Oh
     and Viswanath 2015, Theorem 3.5. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.

@@ -167,6 +167,26 @@ class FixedSizeGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class ReplacedPoissonGaussian(Event):
+    """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
+
+    Args:
+        noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
+            the sum by up to twice that norm, which accountants take into account. Above 0.
+
+    >>> ReplacedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1).relation
+    'replace one record'
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "Poisson Gaussian, replaced record"
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE
+    sampling: ClassVar[str] = "Poisson"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class TruncatedPoissonGaussian(Event):
     """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
 
@@ -196,7 +216,8 @@ class BallsInBinsGaussian(Event):
     """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
     At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
-    The steps of a pass release the batches one by one: a sum over the batch, plus Gaussian noise.
+    The steps of a pass release the batches one by one: a sum over the batch, plus Gaussian noise. A pass that was begun
+    counts as a whole.
 
     Args:
         bins: the batches of one pass, at least 1.
@@ -218,6 +239,17 @@ class BallsInBinsGaussian(Event):
     def sampling_rate(self) -> float:
         """The probability that a record is in the batch of a step."""
         return 1 / self.bins
+
+    @property
+    def round_length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The steps of a pass."""
+        return self.bins
+
+    @property
+    def of_round(self) -> PoissonGaussian | BallsInBinsGaussian:
+        """What costs as much as a pass: itself, counted once, or a batch of all records where noise hides no bin."""
+        known = self.bins == 1 or self.noise_multiplier < 0.05
+        return PoissonGaussian(1.0, self.noise_multiplier, self.parts) if known else self
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -461,6 +493,7 @@ Supported: TypeAlias = (
     Gaussian
     | PoissonGaussian
     | FixedSizeGaussian
+    | ReplacedPoissonGaussian
     | TruncatedPoissonGaussian
     | BallsInBinsGaussian
     | GroupPrivacy

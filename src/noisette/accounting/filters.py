@@ -46,49 +46,12 @@ import numpy as np
 
 from noisette.accounting.events import BallsInBinsGaussian, Declaration, DpAmount, Event, Events
 from noisette.accounting.interface import Accountant, composed_events
-from noisette.accounting.rdp import RdpAccountant
-from noisette.errors import UnsupportedEventError, not_negative, open_fraction, positive
+from noisette.accounting.rdp import RdpAccountant, RdpCurve, conversion
+from noisette.errors import UnsupportedEventError, open_fraction, positive
 
 _SHARES = (0.8, 0.1, 0.1)  # of delta: of the best order of a Gaussian mechanism, of half and of twice that order
 _CANDIDATES = np.geomspace(1.1, 4096, 1000)  # of the best order
 ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256)
-
-
-def _improved(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
-    """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
-    return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class AdaptiveCurve:
-    """Epsilon and delta of sums of Rényi divergences, with a share of delta for each order.
-
-    Unlike the curve of :class:`RdpAccountant`, it does not choose the best order without paying for the choice.
-    """
-
-    orders: np.ndarray
-    shares: np.ndarray
-    divergences: np.ndarray
-    improved: bool
-
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta."""
-        open_fraction(delta=delta)
-        if not self.divergences.any():
-            return 0.0
-        logs = math.log(delta) + np.log(self.shares)
-        added = _improved(self.orders, logs) if self.improved else -logs / (self.orders - 1)
-        return max(0.0, float(np.min(self.divergences + added)))
-
-    def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon."""
-        not_negative(epsilon=epsilon)
-        if not self.divergences.any():
-            return 0.0
-        logs = (self.orders - 1) * (self.divergences - epsilon) - np.log(self.shares)
-        if self.improved:
-            logs += (self.orders - 1) * np.log1p(-1 / self.orders) - np.log(self.orders)
-        return math.exp(min(0.0, float(np.min(logs))))
 
 
 def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
@@ -149,17 +112,17 @@ class RenyiFilter:
         Its divergence is proportional to the order, so the best order allows the most divergence over order.
         """
         logs = np.full(len(_CANDIDATES), math.log(_SHARES[0] * self.budget_delta))
-        allowed = (self.budget - _improved(_CANDIDATES, logs)) / _CANDIDATES
+        allowed = (self.budget - conversion(_CANDIDATES, logs)) / _CANDIDATES
         best = float(_CANDIDATES[np.argmax(allowed)])
         return tuple(round(order) if order > 8 else round(order, 1) for order in (best, max(best / 2, 1.1), 2 * best))
 
-    def compose(self, events: Events) -> AdaptiveCurve:
+    def compose(self, events: Events) -> RdpCurve:
         """The curve of all releases together.
 
         Raises:
             UnsupportedEventError: one of them has no Rényi divergences.
         """
-        return AdaptiveCurve(np.array(self.orders), np.array(_SHARES), _divergences(events, self.orders), improved=True)
+        return RdpCurve(np.array(self.orders), _divergences(events, self.orders), True, np.array(_SHARES))
 
     def problem_of_plans(self, declarations: Sequence[Declaration]) -> str:
         """Why nothing may be declared beside one of these, "" if something may."""
@@ -192,11 +155,11 @@ class RenyiOdometer:
     method = "a Rényi odometer"
     upper_bound = True
 
-    def compose(self, events: Events) -> AdaptiveCurve:
+    def compose(self, events: Events) -> RdpCurve:
         """The curve of all releases together; the errors are those of :meth:`RenyiFilter.compose`."""
         orders = np.array(ODOMETER_ORDERS)
         shares = np.full(len(orders), 1 / len(orders))
-        return AdaptiveCurve(orders, shares, _divergences(events, ODOMETER_ORDERS), improved=False)
+        return RdpCurve(orders, _divergences(events, ODOMETER_ORDERS), False, shares)
 
 
 def accountant_beside(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 from noisette.accounting.events import (
@@ -15,6 +16,7 @@ from noisette.accounting.events import (
     Event,
     Events,
     FixedSizeGaussian,
+    ReplacedPoissonGaussian,
     Sampled,
     Supported,
     TruncatedPoissonGaussian,
@@ -30,7 +32,8 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 class PrivacyCurve(Protocol):
     """The privacy cost of some events: every pair (epsilon, delta) that holds for them.
 
-    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events.
+    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events. Those of an accountant whose
+    ``upper_bound`` is false are none: the printed forms of :mod:`noisette.accounting.closed_forms`.
     """
 
     def epsilon(self, *, delta: float) -> float:
@@ -71,13 +74,17 @@ def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
     return orders
 
 
-def resolved_noise(event: Sampled | FixedSizeGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian) -> float:
+def resolved_noise(
+    event: Sampled | FixedSizeGaussian | ReplacedPoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian,
+) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 
 
 def composed_events(events: Events) -> Events:
-    """The events as they are composed: rounds of banded steps are as many Poisson batches, a begun one counts whole.
+    """The events as they are composed, a begun round counts as a whole one.
+
+    Rounds of banded steps are as many Poisson batches; an event of balls in bins stands for a whole pass.
 
     Raises:
         TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
@@ -88,7 +95,7 @@ def composed_events(events: Events) -> Events:
     check_events(events)
     composed: dict[Event, int] = {}
     for event, times in events.items():
-        if isinstance(event, BandedGaussian):
+        if isinstance(event, BandedGaussian | BallsInBinsGaussian):
             event, times = event.of_round, in_whole_rounds(event, times) // event.round_length
         composed[event] = composed.get(event, 0) + times
     return composed
@@ -112,20 +119,19 @@ def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
     if isinstance(event, Sampled):
         way_out = "use the pld, the rdp or the moments accountant"
-    elif isinstance(event, BallsInBinsGaussian | DpAmount):
+    elif isinstance(event, BallsInBinsGaussian | DpAmount | ReplacedPoissonGaussian):
         way_out = "use the pld accountant"
+    elif isinstance(event, Supported):
+        way_out = "use the pld or the rdp accountant"
     else:
-        way_out = (
-            "use the pld or the rdp accountant"
-            if isinstance(event, Supported)
-            else "no accountant of this package does"
-        )
+        way_out = "no accountant of this package does"
     return UnsupportedEventError(f"the {accountant} accountant does not support {event!r}; {way_out}")
 
 
-_PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter
-_LARGEST_EPSILON = 10.0  # a larger one tightens no error rate above e^-10, 0.005 %
-_LEAST_DELTA = 1e-6
+_PAIRS = 16  # pairs (epsilon, delta) that the bounds are taken from at first
+_LEAST_RATE = 1e-10  # of false alarms, down to which true-positive rates are tight
+_LEAST_DELTA = 1e-13  # a smaller one changes no rate by more than a thousandth
+_GAIN = 0.02  # by which a further pair between two others improves a bound, or else none is sought
 _ROUNDING = 2.0**-48  # relative, of one bound
 
 
@@ -159,10 +165,25 @@ class TradeOff:
 
     @cached_property
     def profile(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of an epsilon, from 0 on in ascending order, and its delta."""
-        top = min(_LARGEST_EPSILON, self.curve.epsilon(delta=_LEAST_DELTA))
-        epsilons = [top * k / (_PAIRS - 1) for k in range(_PAIRS)] if top > 0 else [0.0]
-        return tuple((epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)) for epsilon in epsilons)
+        """Pairs of an epsilon, from 0 on in ascending order, and its delta: more where they improve the bounds."""
+        top = min(-math.log(_LEAST_RATE), self.curve.epsilon(delta=_LEAST_DELTA))
+        pairs = [self._pair(top * k / (_PAIRS - 1)) for k in range(_PAIRS if top > 0 else 1)]
+        between = [more for ends in pairwise(pairs) for more in self._between(*ends)]
+        return tuple(sorted([*pairs, *between]))
+
+    def _pair(self, epsilon: float) -> tuple[float, float]:
+        return epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)
+
+    def _between(self, low: tuple[float, float], high: tuple[float, float]) -> list[tuple[float, float]]:
+        """Further pairs between two, whose bounds are equal at one false-positive rate: the largest there."""
+        rate = (low[1] - high[1]) / (math.exp(high[0]) - math.exp(low[0]))
+        if rate < _LEAST_RATE / 20:
+            return []
+        middle = self._pair((low[0] + high[0]) / 2)
+        bound, better = (delta + math.exp(epsilon) * rate for epsilon, delta in (low, middle))
+        if better > (1 - _GAIN) * bound:
+            return [middle]
+        return [middle, *self._between(low, middle), *self._between(middle, high)]
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.

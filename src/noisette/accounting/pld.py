@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,21 +15,22 @@ from threadpoolctl import ThreadpoolController
 
 from noisette.accounting.closed_forms import GdpAccountant, GdpCurve
 from noisette.accounting.events import (
-    BallsInBinsGaussian,
     Event,
     Events,
     OfSeveral,
     RepeatAndSelect,
     Sampled,
     Supported,
+    TruncatedPoissonGaussian,
 )
 from noisette.accounting.interface import composed_events, unsupported
 from noisette.accounting.privacy_loss import (
     ROUNDING,
-    Directions,
     LossDistribution,
     Tilted,
+    TruncatedCase,
     directions_of,
+    ends_of_cases,
     is_known_by_divergences,
 )
 from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_directions
@@ -389,35 +392,43 @@ class PldCurve:
             both = self._composed(TAIL_SHARE * guess / self._releases)
             found = max(one.delta(epsilon) for one in both)
             least = min(least, found)
-            if guess / self._sensitivity <= found <= guess * self._sensitivity:
+            if guess / 100 <= found <= guess * 100:
                 break
             is_hidden = found < 10 * max(one.lost for one in both)  # by what counts as an infinite loss
             guess = guess**2 if is_hidden else found
         return least
 
     @property
-    def _sensitivity(self) -> float:
-        """The factor by which a guess of delta may be wrong. That of balls in bins changes the rate of their bound."""
-        return 1.1 if any(isinstance(event, BallsInBinsGaussian) for event in self.sampled) else 100.0
-
-    @property
     def _releases(self) -> int:
         return sum(self.sampled.values()) + (self.divergences is not None)
 
-    def _composed(self, tail: float) -> tuple[Composition, Composition]:
+    @cached_property
+    def _cases(self) -> list[Mapping[Event | TruncatedCase, int]]:
+        """The events for several numbers of records, one for all of them, where the cost depends on it."""
+        truncated = [event for event in self.sampled if isinstance(event, TruncatedPoissonGaussian)]
+        most = min((event.most_records for event in truncated), default=1)
+        ends = {0, most, *(min(end, most) for event in truncated for end in ends_of_cases(event))}
+        return [
+            {
+                TruncatedCase.of(event, *case) if isinstance(event, TruncatedPoissonGaussian) else event: times
+                for event, times in self.sampled.items()
+            }
+            for case in pairwise(sorted(ends))
+        ]
+
+    def _composed(self, tail: float) -> list[Composition]:
+        """The losses in both directions, in each case: the costliest counts."""
         tail = max(tail, LEAST_TAIL)
-        parts = [(directions_of(event, tail), times) for event, times in self.sampled.items()]
-        if self.divergences is not None:
-            parts.append((renyi_directions(self.divergences, tail), 1))
-        return _composition(parts, self.mu, 0), _composition(parts, self.mu, 1)
-
-
-def _composition(parts: list[tuple[Directions, int]], mu: float, direction: int) -> Composition:
-    releases: dict[LossDistribution, int] = {}
-    for directions, times in parts:
-        one = directions[direction]
-        releases[one] = releases.get(one, 0) + times
-    return Composition(releases, mu**2)
+        by_divergences = [(renyi_directions(self.divergences, tail), 1)] if self.divergences else []
+        composed: list[Composition] = []
+        for case in self._cases:
+            parts = [*((directions_of(event, tail), times) for event, times in case.items()), *by_divergences]
+            for direction in (0, 1):
+                releases = Counter[LossDistribution]()
+                for both, times in parts:
+                    releases[both[direction]] += times
+                composed.append(Composition(releases, self.mu**2))
+        return composed
 
 
 @dataclass(frozen=True)
@@ -455,13 +466,10 @@ class PldAccountant:
                 raise unsupported(event, self.name)
             (full if _is_full(event) else by_divergences if is_known_by_divergences(event) else sampled)[event] = times
         mu = GdpAccountant().compose(full).mu if full else 0.0
-        divergences = _renyi(by_divergences).compose(by_divergences) if by_divergences else None
+        # the divergences of repeated runs are known for moderate orders only
+        orders = ORDERS if any(isinstance(event, RepeatAndSelect) for event in by_divergences) else HIGH_ORDERS
+        divergences = RdpAccountant(orders=orders).compose(by_divergences) if by_divergences else None
         return PldCurve(sampled, mu, divergences)
-
-
-def _renyi(events: Events) -> RdpAccountant:
-    """The accountant of divergences; of repeated runs they are known for moderate orders only."""
-    return RdpAccountant(orders=ORDERS if any(isinstance(event, RepeatAndSelect) for event in events) else HIGH_ORDERS)
 
 
 def _is_full(event: Event) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from noisette.accounting.events import (
     Laplace,
     PoissonGaussian,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     Sampled,
     TruncatedPoissonGaussian,
     UserLevel,
@@ -61,52 +61,51 @@ class Mixture:
         release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
         i = np.arange(k + 1)
         log_weights = log_binomial(i, k, release.sampling_rate)
-        return cls(log_weights - _log_sum_exp(log_weights), i / resolved_noise(release))
+        return cls(log_weights - np.logaddexp.reduce(log_weights), i / resolved_noise(release))
 
     def loss(self, u: np.ndarray) -> np.ndarray:
         """ln of the mixture's density over that of the Gaussian, which increases with u."""
         total = np.full_like(u, -np.inf)
-        for log_p, at in self._components():
+        for log_p, at in zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True):
             np.logaddexp(total, log_p + at * u - at**2 / 2, out=total)
         return total
 
-    def divergence(self, order: float) -> float:
-        """Rényi divergence of this order, the larger of both directions."""
-        in_every_batch = float(order * self.shifts[-1] ** 2 / 2)
-        sampled = max(self.log_mean_power(power) for power in (order, 1 - order)) + LOG_ROUNDING
-        return min(sampled / (order - 1), in_every_batch)
+    def divergences(self, orders: np.ndarray) -> np.ndarray:
+        """Rényi divergences of these orders, the larger of both directions."""
+        in_every_batch = orders * self.shifts[-1] ** 2 / 2
+        sampled = np.maximum(self.log_mean_powers(orders), self.log_mean_powers(1 - orders)) + LOG_ROUNDING
+        return np.minimum(sampled / (orders - 1), in_every_batch)
 
-    def _components(self) -> Iterator[tuple[float, float]]:
-        return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
+    def log_mean_powers(self, powers: np.ndarray) -> np.ndarray:
+        """ln of the mean of exp(power * loss) over the Gaussian, for each power but 0; ``inf`` where a sum is too long.
 
-    def log_mean_power(self, power: float) -> float:
-        """ln of the mean of exp(power * loss) over the Gaussian; ``inf`` where the sum would be too long.
-
-        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero closer to the real
-        line than pi over the spacing of the shifts: the probabilities of a binomial, multiplied by the factors
-        exp(-shift^2 / 2), are the coefficients of a polynomial whose zeros are all negative. The step follows from
-        that distance and from how fast the power grows off the line.
+        Trapezoidal sums, with the same points for powers of about the same size. They converge exponentially, because
+        the density ratio has no complex zero closer to the real line than pi over the spacing of the shifts: the
+        probabilities of a binomial, multiplied by the factors exp(-shift^2 / 2), are the coefficients of a polynomial
+        whose zeros are all negative. The step follows from that distance and from how fast the power grows off the
+        line.
         """
         spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
-        down, up = max(-power, 0) * largest, max(power, 0) * largest
-        flat = math.sqrt(MIXTURE_REACH**2 + 2 * max(-power, 0) * -self.log_probabilities[0])
-        start, stop = -min(down + MIXTURE_REACH, flat), up + MIXTURE_REACH
-        step = min(0.5, 0.12 / spacing) / math.sqrt(1 + down * spacing / 4)
-        points = (stop - start) / step + 1
-        if points * len(self.log_probabilities) > MOST_TERMS:
-            return math.inf
-        u = start + step * np.arange(math.ceil(points))
-        return _log_sum_exp(power * self.loss(u) - u**2 / 2) + math.log(step / math.sqrt(2 * math.pi))
+        logs = np.full(len(powers), np.inf)
+        sizes = np.sign(powers) * (1 + np.floor(np.log2(np.maximum(np.abs(powers), 1))))
+        steps = min(0.5, 0.12 / spacing) / np.sqrt(1 + np.maximum(-powers, 0) * largest * spacing / 4)
+        flat = np.sqrt(MIXTURE_REACH**2 + 2 * np.maximum(-powers, 0) * -self.log_probabilities[0])
+        starts = -np.minimum(np.maximum(-powers, 0) * largest + MIXTURE_REACH, flat)
+        stops = np.maximum(powers, 0) * largest + MIXTURE_REACH
+        few = ((stops - starts) / steps + 1) * len(self.shifts) <= MOST_TERMS
+        for size in np.unique(sizes[few]):
+            same = few & (sizes == size)
+            step = steps[same].min()
+            u = np.arange(starts[same].min(), stops[same].max() + step, step)
+            exponents = np.outer(powers[same], self.loss(u)) - u**2 / 2
+            logs[same] = scipy.special.logsumexp(exponents, axis=1) + math.log(step / math.sqrt(2 * math.pi))
+        return logs
 
 
 def log_binomial(k: np.ndarray, n: int, q: float) -> np.ndarray:
     """ln of the probabilities of k successes in n trials."""
     of_subsets = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
     return of_subsets + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
-
-
-def _log_sum_exp(logs: np.ndarray) -> float:
-    return float(np.asarray(scipy.special.logsumexp(logs)))
 
 
 # The spacing of floating-point numbers at 1, by which one rounded operation can be wrong.
@@ -221,8 +220,8 @@ def mixture_directions(mixture: Mixture, tail: float) -> Directions:
     likely, dropped = _likely(mixture, tail)
     grid = _Grid(likely, dropped, _points(likely, float(scipy.special.ndtri(tail)), tail))
     below, above = scipy.special.ndtr(grid.x[0] - likely.shifts), scipy.special.ndtr(likely.shifts - grid.x[-1])
-    removed = grid.removed().with_value(grid.raised[0], _up(grid.probabilities @ below))
-    added = grid.added().with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+    removed = grid.removed.with_value(grid.loss[0] + grid.error[0], _up(grid.probabilities @ below))
+    added = grid.added.with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
     return Directions(
         added.with_value(math.inf, _up(scipy.special.ndtr(grid.x[0]))),
         removed.with_value(math.inf, _up(grid.probabilities @ above) + dropped),
@@ -242,11 +241,31 @@ def replaced_directions(mixture: Mixture, tail: float) -> Directions:
     grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))
     equal = float(grid.probabilities[0]) * math.erf(middle / math.sqrt(2))
     either = (
-        grid.removed()
-        .joined_with(grid.added())
+        grid.removed.joined_with(grid.added)
         .with_value(0.0, _up(equal))
-        .with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+        .with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
         .with_value(math.inf, _up(grid.probabilities @ scipy.special.ndtr(mixture.shifts - grid.x[-1])))
+    )
+    return Directions(either, either)
+
+
+def exchanged_directions(mixture: Mixture, tail: float) -> Directions:
+    """The privacy loss when a record of a Poisson batch is replaced, where the mixture has the shifts 0 and mu.
+
+    The pair is the mixture and its mirror image, whose shift is -mu, so the loss is the same in both directions.
+
+    Source: Lebeda et al. 2024, "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition".
+    """
+    x = _points(mixture, float(scipy.special.ndtri(tail)), tail)
+    one = _Grid(mixture, 0.0, x)
+    other = _Grid(Mixture(mixture.log_probabilities, -mixture.shifts), 0.0, x)
+    losses = one.loss - other.loss, one.error + other.error
+    means = one.means - other.means, one.mean_errors + other.mean_errors
+    below, above = scipy.special.ndtr(x[0] - mixture.shifts), scipy.special.ndtr(mixture.shifts - x[-1])
+    either = (
+        _connected(*losses, *means, one.masses)
+        .with_value(losses[0][0] + losses[1][0], _up(one.probabilities @ below))
+        .with_value(math.inf, _up(one.probabilities @ above))
     )
     return Directions(either, either)
 
@@ -273,86 +292,77 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 
 
 class _Grid:
-    """A mixture of Gaussians on a grid of points: losses at the points, probabilities of the intervals between them."""
+    """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
+
+    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian. All
+    logarithms have bounds on their errors.
+    """
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
-        self.x = x
-        self.probabilities = np.exp(mixture.log_probabilities)
-        self._still_probability = float(self.probabilities[mixture.shifts == 0].sum())
-        self.loss = _loss(mixture, dropped, x)
-        moved = mixture.shifts > 0
-        self._moved = [*zip(mixture.log_probabilities[moved].tolist(), mixture.shifts[moved].tolist(), strict=True)]
-        self._still = _LogMass.of(x, 0.0)
-        self._weight_error = _weight_error(mixture, x)
-        # exp(loss) at the right end of each interval, over that at its left end, less 1; huge values may be too small,
-        # since shares depend on its inverse
-        self._growth = np.zeros(len(x) - 1)
-        for log_p, shift in self._moved:
-            step = np.minimum(shift * np.diff(x), 600.0)
-            self._growth += np.exp(log_p + _exponent(shift, x[:-1]) - self.loss[:-1]) * np.expm1(step)
+        self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
+        weight_error = _weight_error(mixture, x)
+        still, moved = LogMass.of(x, 0.0), [LogMass.of(x, shift) for shift in mixture.shifts.tolist()]
+        at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
+        between = [
+            (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
+        ]
+        self.loss, self.error = _mean(mixture, dropped, at_points)
+        self.means, self.mean_errors = _mean(mixture, dropped, between)
+        self.masses, self.still = np.exp(still.log + still.error + self.means + self.mean_errors), still.upper
 
+    @property
     def removed(self) -> LossDistribution:
         """The loss under the mixture: it grows from left to right."""
-        masses = self._still_probability * self._still.upper
-        excess = np.zeros(len(self.x) - 1)
-        for log_p, shift in self._moved:
-            moved = _LogMass.of(self.x, shift)
-            masses += math.exp(log_p) * moved.upper
-            least = _exponent(shift, self.x[:-1]) + self._still.log
-            error = moved.error + self._still.error + self._weight_error[:-1]
-            excess += np.exp(log_p + moved.log) * _shrinkage(moved.log - least, error)
-        shares = excess * (1 + self._growth) / np.maximum(self._growth * masses, 1e-300)
-        above = 1 + 4 * self._weight_error[:-1]
-        return on_points(self.raised, masses * above, shares * above)
+        return _connected(self.loss, self.error, self.means, self.mean_errors, self.masses)
 
+    @property
     def added(self) -> LossDistribution:
         """The loss under the Gaussian: it falls from left to right."""
-        masses = self._still.upper
-        shares = np.zeros(len(self.x) - 1)
-        for log_p, shift in self._moved:
-            moved = _LogMass.of(self.x, shift)
-            most = _exponent(shift, self.x[1:]) + self._still.log
-            relative = np.exp(log_p + _exponent(shift, self.x[1:]) - self.loss[1:])
-            error = moved.error + self._still.error + self._weight_error[1:]
-            shares += relative * _shrinkage(most - moved.log, error)
-        shares *= (1 + self._growth) / np.maximum(self._growth, 1e-300)
-        shares *= 1 + 4 * self._weight_error[1:]
-        return on_points(-self.lowered[::-1], masses[::-1], shares[::-1])
-
-    @property
-    def raised(self) -> np.ndarray:
-        """The losses, rounded upwards."""
-        return self.loss + self._loss_error
-
-    @property
-    def lowered(self) -> np.ndarray:
-        """The losses, rounded downwards."""
-        return self.loss - self._loss_error
-
-    @property
-    def _loss_error(self) -> np.ndarray:
-        """A bound on the rounding error of the losses: that of the weights, as they enter the loss."""
-        entering = np.zeros_like(self.x)
-        for log_p, shift in self._moved:
-            entering += np.exp(log_p + _exponent(shift, self.x) - self.loss)
-        return 16 * ROUNDING * np.abs(self.loss) + self._weight_error * entering
+        parts = (-self.loss, self.error, -self.means, self.mean_errors, self.still)
+        return _connected(*(part[::-1] for part in parts))
 
 
-class _LogMass:
+def _connected(
+    losses: np.ndarray, errors: np.ndarray, means: np.ndarray, mean_errors: np.ndarray, masses: np.ndarray
+) -> LossDistribution:
+    """The distribution on increasing losses of which each interval has its probability, and a mean of exp(-loss)."""
+    raised = losses + errors
+    widths = -np.expm1(-np.diff(raised))
+    excess = -np.expm1(-np.maximum(means + mean_errors - raised[:-1], 0.0))
+    return on_points(raised, masses, np.divide(excess, widths, out=np.ones(len(widths)), where=widths > excess))
+
+
+def _mean(mixture: Mixture, dropped: float, logs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """ln of the mixture's mean of exponentials, exact also where it is close to 0, and a bound on its error."""
+    change, mean = np.full_like(logs[0][0], -dropped), np.full_like(logs[0][0], -np.inf)
+    for log_p, (log, _) in zip(mixture.log_probabilities.tolist(), logs, strict=True):
+        with np.errstate(over="ignore"):
+            change += math.exp(log_p) * np.expm1(log)
+        np.logaddexp(mean, log_p + log, out=mean)
+    near = np.abs(change) < 0.5
+    mean[near] = np.log1p(change[near])
+    error = 16 * ROUNDING * np.abs(mean)
+    for log_p, shift, (log, uncertain) in zip(mixture.log_probabilities.tolist(), mixture.shifts, logs, strict=True):
+        if shift:
+            error += np.exp(log_p + log - mean) * uncertain
+    return mean, error
+
+
+class LogMass:
     """Logarithms of a standard Gaussian's probabilities between neighbouring points, with a bound on their error."""
 
     def __init__(self, log: np.ndarray, error: np.ndarray) -> None:
         self.log, self.error = log, error
 
     @classmethod
-    def of(cls, points: np.ndarray, shift: float) -> _LogMass:
+    def of(cls, points: np.ndarray, shift: float) -> LogMass:
         """For the points seen from this shift, whose subtraction is rounded too."""
         x = points - shift
         left, right = np.where(x[:-1] + x[1:] > 0, (-x[1:], -x[:-1]), (x[:-1], x[1:]))  # the nearer tail
         above, below = scipy.special.log_ndtr(right), scipy.special.log_ndtr(left)
         gap = np.maximum(above - below, 1e-300)
         log = above + np.log(-np.expm1(-gap))
-        subtraction = (np.abs(points[-1]) + shift) * (np.abs(right) + 1 / np.diff(points))
+        subtraction = (np.abs(points[-1]) + abs(shift)) * (np.abs(right) + 1 / np.diff(points))
         return cls(log, 16 * ROUNDING * (1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction))
 
     @property
@@ -362,77 +372,15 @@ class _LogMass:
 
 def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
     """A bound on the relative rounding error of a shift's probability times its ratio of densities, at each point."""
-    largest, count = float(mixture.shifts.max()), 1 + len(mixture.shifts)
+    largest, count = float(np.abs(mixture.shifts).max()), 1 + len(mixture.shifts)
     kept = mixture.log_probabilities[np.isfinite(mixture.log_probabilities)]
     binomial = float(np.abs(kept).max()) + count * math.log(count)  # logarithms of factorials were added
     return 16 * ROUNDING * (1 + binomial + largest * np.abs(x) + largest**2)
 
 
-def _exponent(shift: float, x: np.ndarray) -> np.ndarray:
-    """Logarithm of the density of a moved Gaussian over that of the one at 0."""
-    return shift * x - shift**2 / 2
-
-
-def _shrinkage(log_ratio: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """1 - exp(-log_ratio), rounded upwards by the error of the logarithm."""
-    return -np.expm1(-np.maximum(log_ratio + error, 0.0))
-
-
-def _loss(mixture: Mixture, dropped: float, x: np.ndarray) -> np.ndarray:
-    """Logarithm of the mixture's density over that of the Gaussian; exact also where it is close to 0."""
-    change = np.full_like(x, -dropped)
-    with np.errstate(over="ignore"):
-        for p, shift in zip(np.exp(mixture.log_probabilities), mixture.shifts, strict=True):
-            change += p * np.expm1(_exponent(shift, x))
-    near = np.abs(change) < 0.5
-    loss = mixture.loss(x)
-    loss[near] = np.log1p(change[near])
-    return loss
-
-
 def _up(probability: float) -> float:
     """A probability, rounded upwards."""
     return float(probability) * (1 + 64 * ROUNDING)
-
-
-# Points of the integral over the Gaussian, and how far they reach.
-POINTS, REACH = 4001, 12.0
-
-
-def poisson_rate(bins: int, noise_multiplier: float, failure: float) -> float:
-    """A sampling rate of Poisson batches that cost no less, except with this probability for each step.
-
-    Let Y_j be the ratio of the densities of step j with and without the record in its batch. After steps 1 to i - 1 the
-    record is in batch i with probability
-
-        1 / (Y_1 + ... + Y_(i-1) + bins - i + 1),
-
-    whatever was released before. So the pass is a sequence of Poisson releases of at most the rate
-    1 / (bins (1 - g)), unless a sum of Y_j falls short of its mean by more than g * bins. Without the record the Y_j
-    are independent with mean 1. With it they are larger, so this is less likely. By Doob's inequality the probability
-    is at most E[exp(x (1 - Y))]^bins exp(-x g bins), for every x > 0.
-
-    Args:
-        bins: the batches of one pass.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity.
-        failure: the probability, which is added to delta once for each step.
-
-    Source: Feldman and Shenfeld 2025, "Privacy amplification by random allocation", bound their scheme the same way.
-
-    >>> round(1000 * poisson_rate(1000, noise_multiplier=2.0, failure=1e-15), 2)
-    1.15
-    """
-    u = np.linspace(-REACH, REACH, POINTS)
-    weights = np.exp(-(u**2) / 2)
-    weights /= weights.sum()
-    ratio = np.exp(np.minimum(u / noise_multiplier - noise_multiplier**-2 / 2, 700.0))
-    shortfalls = []
-    for x in np.geomspace(1e-3, 1e3, 200):
-        # a sum over the density at equal distances has an error far below the one added
-        log_mean = x + math.log(float(weights @ np.exp(-x * ratio)) + 1e-14)
-        shortfalls.append((log_mean + math.log(1 / failure) / bins) / x)
-    kept = 1 - float(min(shortfalls))
-    return min(1.0, 1 / (bins * kept)) if kept > 0 else 1.0
 
 
 # The intervals of the privacy loss of Laplace noise.
@@ -501,17 +449,78 @@ def amount_directions(epsilon: float, delta: float) -> Directions:
     return Directions(either, either)
 
 
-def full_batch_probability(event: TruncatedPoissonGaussian) -> float:
-    """The probability, rounded upwards, that the batch is full without the record, in a data set of the largest size.
+# Where a batch is full more often than this, the number of records is divided at the others.
+OFTEN_FULL = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985)
 
-    >>> from noisette.accounting import TruncatedPoissonGaussian
-    >>> round(full_batch_probability(TruncatedPoissonGaussian(0.5, 1.0, largest_batch=2, most_records=3)), 3)
-    0.5
+
+@dataclass(frozen=True)
+class TruncatedCase:
+    """A truncated batch of a data set whose number of records, without one, lies between two numbers.
+
+    Without the record, its batch is full with some probability. If it is not, the record enters at the sampling rate.
+    If it is, the record is in the batch with a smaller probability, and then another one is not: the sum moves by twice
+    the norm at most. As the batch is any subset of its size, this other one and the rest do not depend on how many
+    records were left out. Whether the batch is full depends on the other records alone; knowing it can only help an
+    attacker. More records fill a batch more often, and then leave the record out more often.
+
+    Args:
+        event: the release.
+        least_full, most_full: the least and the largest probability that the batch is full without the record.
+        rate_if_full: the largest probability that the record is in the batch if it is full.
+
+    Source: Ganesh et al. 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", for a known number of
+    records. Neighbouring data sets have any number up to the declared one, so the worst of several cases counts.
     """
-    if event.largest_batch > event.most_records:
-        return 0.0
-    more = event.most_records - event.largest_batch + 1
-    return min(1.0, float(scipy.special.betainc(event.largest_batch, more, event.sampling_rate)) * (1 + 1e-9))
+
+    event: TruncatedPoissonGaussian
+    least_full: float
+    most_full: float
+    rate_if_full: float
+
+    @classmethod
+    def of(cls, event: TruncatedPoissonGaussian, fewest: int, most: int) -> TruncatedCase:
+        """The case of so many other records."""
+        least, largest = (_full(event, others) for others in (fewest, most))
+        rate = event.sampling_rate
+        if least > 0:  # q E[B / (n + 1) | n >= B], where n other records were drawn, is a quotient of two tails
+            more = scipy.special.betainc(event.largest_batch + 1, fewest + 1 - event.largest_batch, rate)
+            rate = min(rate, event.largest_batch / (fewest + 1) * float(more) / least * (1 + 1e-9))
+        return cls(event, least, min(1.0, largest), rate)
+
+    @property
+    def parts(self) -> list[tuple[float, PoissonGaussian]]:
+        """Releases with their probabilities: a batch that is not full, one that may be full, and a full one.
+
+        That of the second costs at least as much as either of the others.
+        """
+        rate, noise = self.event.sampling_rate, self.event.noise_multiplier
+        return [
+            (1 - self.most_full * (1 - 2e-9), PoissonGaussian(rate, noise)),
+            (self.most_full - self.least_full * (1 - 2e-9), PoissonGaussian(rate, noise / 2)),
+            (self.least_full, PoissonGaussian(self.rate_if_full, noise / 2)),
+        ][: 3 if self.least_full else 2 if self.most_full else 1]
+
+
+def _full(event: TruncatedPoissonGaussian, others: int) -> float:
+    """The probability that a batch of so many records is full."""
+    more = others - event.largest_batch + 1
+    return float(scipy.special.betainc(event.largest_batch, more, event.sampling_rate)) if more > 0 else 0.0
+
+
+def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
+    """The numbers of records at which one case ends and the next one begins, from 0 to the declared number.
+
+    >>> ends_of_cases(TruncatedPoissonGaussian(0.5, 1.0, largest_batch=3, most_records=5))
+    [0, 5]
+    """
+    ends = [0]
+    for often in OFTEN_FULL:
+        low, high = event.largest_batch, event.most_records
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if _full(event, middle) < often else (low, middle)
+        ends.append(low)
+    return sorted({*(end for end in ends if end < event.most_records), event.most_records})
 
 
 _NEVER_KEPT = LossDistribution(np.array([0.0]), np.array([1e-300]), 1.0)
@@ -524,8 +533,8 @@ def is_known_by_divergences(event: Event) -> bool:
     return isinstance(event, RepeatAndSelect | ZcdpAmount)
 
 
-@lru_cache(maxsize=128)
-def directions_of(event: Event, tail: float) -> Directions:
+@lru_cache(maxsize=1024)
+def directions_of(event: Event | TruncatedCase, tail: float) -> Directions:
     """The privacy loss of an event, when a record is added and when it is removed.
 
     Args:
@@ -542,12 +551,16 @@ def directions_of(event: Event, tail: float) -> Directions:
             return _sampled(GroupPrivacy(event.event, event.records), tail)
         case FixedSizeGaussian():
             return _replaced(event, tail)
-        case TruncatedPoissonGaussian():
+        case ReplacedPoissonGaussian():
+            if resolved_noise(event) == 0:
+                return Directions(_NEVER_KEPT, _NEVER_KEPT)
+            return exchanged_directions(Mixture.of(PoissonGaussian(event.sampling_rate, resolved_noise(event))), tail)
+        case TruncatedCase():
             return _truncated(event, tail)
         case BallsInBinsGaussian():
-            rate = poisson_rate(event.bins, max(resolved_noise(event), 1e-3), tail)
-            added, removed = _sampled(PoissonGaussian(rate, event.noise_multiplier), tail)
-            return Directions(added.with_value(math.inf, tail), removed.with_value(math.inf, tail))
+            from noisette.accounting.balls_in_bins import pass_directions  # which imports this module
+
+            return pass_directions(event.bins, resolved_noise(event), tail)
         case Laplace():
             return laplace_directions(event.noise_multiplier)
         case DiscreteGaussian():
@@ -573,15 +586,6 @@ def _replaced(event: FixedSizeGaussian, tail: float) -> Directions:
     return replaced_directions(Mixture.of(release), tail)
 
 
-def _truncated(event: TruncatedPoissonGaussian, tail: float) -> Directions:
-    """A batch that is not full grows by the record; a full one exchanges another record for it, at most twice the norm.
-
-    Whether the batch is full depends on the other records alone. Knowing it can only help an attacker.
-    """
-    full = full_batch_probability(event)
-    grows = _sampled(PoissonGaussian(event.sampling_rate, event.noise_multiplier), tail)
-    if full == 0:
-        return grows
-    exchanges = _sampled(PoissonGaussian(event.sampling_rate, event.noise_multiplier / 2), tail)
-    parts = zip(grows, exchanges, strict=True)
-    return Directions(*(one.scaled(1 - full * (1 - 2e-9)).joined_with(other.scaled(full)) for one, other in parts))
+def _truncated(case: TruncatedCase, tail: float) -> Directions:
+    parts = [[one.scaled(probability) for one in _sampled(release, tail)] for probability, release in case.parts]
+    return Directions(*(reduce(LossDistribution.joined_with, direction) for direction in zip(*parts, strict=True)))

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,14 +31,20 @@ from noisette.accounting.events import (
     ZcdpAmount,
 )
 from noisette.accounting.interface import composed_events, require_sampled, resolved_noise, unsupported, valid_orders
-from noisette.accounting.privacy_loss import Directions, LossDistribution, Mixture, full_batch_probability, log_binomial
-from noisette.errors import not_negative, open_fraction, positive
+from noisette.accounting.privacy_loss import (
+    Directions,
+    LossDistribution,
+    Mixture,
+    TruncatedCase,
+    ends_of_cases,
+    log_binomial,
+)
+from noisette.errors import not_negative, open_fraction
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The best order is below 1.5 only for large groups. Between integers the library sums absolute values, so its error is
-# upwards only.
+# The best order is below 1.5 only for large groups.
 ORDERS = (
     *(tenth / 10 for tenth in range(11, 110)),
     *range(11, 65),
@@ -52,38 +59,54 @@ HIGH_ORDERS = (*ORDERS, *(2**power for power in range(11, 40)))
 ROUNDING = 1e7
 
 
+def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
+    """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
+    return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
+
+
 @dataclass(frozen=True, eq=False)
 class RdpCurve:
-    """The Rényi divergences of all events together, one for each order."""
+    """The Rényi divergences of all events together, one for each order.
 
-    orders: Sequence[float]
+    Args:
+        improved: convert by Proposition 12 of Canonne, Kamath and Steinke 2020; otherwise by Proposition 3 of Mironov
+            2017.
+        shares: of delta, for each order, where the best order must not be chosen for nothing; all of it unless given.
+    """
+
+    orders: np.ndarray
     divergences: np.ndarray
     improved: bool
+    shares: np.ndarray | None = None
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta.
-
-        Source: Canonne, Kamath and Steinke 2020, Proposition 12; the classic conversion is Mironov 2017, Proposition 3.
-        """
+        """Epsilon at this delta."""
         open_fraction(delta=delta)
-        if not self.improved:
-            bounds = self.divergences - np.log(delta) / (np.array(self.orders) - 1)
-            return float(np.min(bounds)) if self.divergences.any() else 0.0
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
-        with _library_warnings_off():
-            return float(compute_epsilon(self.orders, self.divergences.tolist(), delta)[0])
+        if not self.divergences.any() or delta > self._total_variation:
+            return 0.0
+        logs = math.log(delta) + self._log_shares
+        added = conversion(self.orders, logs) if self.improved else -logs / (self.orders - 1)
+        return max(0.0, float(np.min(self.divergences + added)))
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, by the same conversion."""
+        """Delta at this epsilon."""
         not_negative(epsilon=epsilon)
-        if not self.improved:
-            exponents = (np.array(self.orders) - 1) * (self.divergences - epsilon)
-            return float(np.exp(min(0.0, np.min(exponents)))) if self.divergences.any() else 0.0
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+        if not self.divergences.any():
+            return 0.0
+        logs = (self.orders - 1) * (self.divergences - epsilon) - self._log_shares
+        if self.improved:
+            logs += (self.orders - 1) * np.log1p(-1 / self.orders) - np.log(self.orders)
+        return min(self._total_variation, math.exp(min(0.0, float(np.min(logs)))))
 
-        with _library_warnings_off():
-            return float(compute_delta(self.orders, self.divergences.tolist(), epsilon)[0])
+    @property
+    def _log_shares(self) -> np.ndarray:
+        return np.zeros(len(self.orders)) if self.shares is None else np.log(self.shares)
+
+    @property
+    def _total_variation(self) -> float:
+        """A bound on delta at epsilon 0, from the divergence of order 1, which is less (Bretagnolle and Huber 1979)."""
+        least = float(np.min(self.divergences))
+        return math.sqrt(-math.expm1(-least)) if self.improved and self.shares is None else 1.0
 
 
 @dataclass(frozen=True)
@@ -130,16 +153,16 @@ class RdpAccountant:
         total = np.zeros(len(orders))
         for event, times in events.items():
             total += times * (_divergences(event, orders) + np.array(orders) / (2 * ROUNDING**2))
-        return RdpCurve(orders, total, self.improved)
+        return RdpCurve(np.array(orders), total, self.improved)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16384)
 def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
     match event:
-        case GroupPrivacy():
-            return _group_divergences(event, orders)
-        case UserLevel():
-            return _divergences(GroupPrivacy(event.event, event.records) if event.records > 1 else event.event, orders)
+        case Gaussian() | PoissonGaussian():
+            return _sampled_divergences(event, 1, np.array(orders))
+        case GroupPrivacy() | UserLevel():
+            return _sampled_divergences(event.event, event.records, np.array(orders))
         case TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
         case ZcdpAmount():
@@ -150,44 +173,31 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return _laplace_divergences(event, orders)
         case DpAmount() if event.delta == 0:
             return _amount_divergences(event, orders)
-        case PoissonGaussian() if event.sampling_rate < 1 and resolved_noise(event) > 0:
-            return _poisson_divergences(event, orders)
         case FixedSizeGaussian() if resolved_noise(event) == 0:
             return np.full(len(orders), math.inf)
         case _:
             return _library_divergences(event, orders)
 
 
-def _poisson_divergences(event: PoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
-    """The library's divergences; an integral for orders below 2 and where the library's series has no finite sum."""
-    divergences = np.full(len(orders), math.inf)
-    high = np.array(orders) >= 2
-    divergences[high] = _library_divergences(event, tuple(order for order in orders if order >= 2))
-    mixture = Mixture.of(event)
-    for missing in np.flatnonzero(np.isinf(divergences)):
-        divergences[missing] = mixture.divergence(orders[missing])
-    return divergences
-
-
-def _group_divergences(event: GroupPrivacy, orders: tuple[float, ...]) -> np.ndarray:
-    noise = resolved_noise(event.event)
+def _sampled_divergences(release: Sampled, records: int, orders: np.ndarray) -> np.ndarray:
+    noise = resolved_noise(release)
     if noise == 0:
         return np.full(len(orders), math.inf)
-    if event.event.sampling_rate == 1:
-        return np.array(orders) * (event.records / noise) ** 2 / 2
-    mixture = Mixture.of(event)
-    return np.array([mixture.divergence(order) for order in orders])
+    if release.sampling_rate == 1:
+        return orders * (records / noise) ** 2 / 2
+    if records == 1:
+        return log_moments(release, orders - 1) / (orders - 1)
+    return Mixture.of(GroupPrivacy(release, records)).divergences(orders)
 
 
 def _truncated_divergences(event: TruncatedPoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
-    """Those of a mixture: a batch that is full exchanges a record, which counts twice, and anyone sees that it is."""
-    full = full_batch_probability(event)
-    grows = _divergences(PoissonGaussian(event.sampling_rate, event.noise_multiplier), orders)
-    if full == 0:
-        return grows
-    exchanges = _divergences(PoissonGaussian(event.sampling_rate, event.noise_multiplier / 2), orders)
+    """Those of a mixture, as anyone may see whether the batch is full; the largest of all cases."""
     above = np.array(orders) - 1
-    return np.logaddexp(np.log1p(-full * (1 - 2e-9)) + above * grows, math.log(full) + above * exchanges) / above
+    cases = [
+        np.logaddexp.reduce([math.log(often) + above * _divergences(release, orders) for often, release in case.parts])
+        for case in (TruncatedCase.of(event, *ends) for ends in pairwise(ends_of_cases(event)))
+    ]
+    return np.max(cases, axis=0) / above
 
 
 def _laplace_divergences(event: Laplace, orders: tuple[float, ...]) -> np.ndarray:
@@ -300,8 +310,8 @@ MOMENT_ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 
 MOMENT_ROUNDING = 1e-13
 
 
-def log_moment(event: Sampled, order: float) -> float:
-    """alpha(order) of one release: the larger of ln E1 and ln E2, which is always ln E2.
+def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
+    """alpha(order) of one release, for each order above 0: the larger of ln E1 and ln E2, which is always ln E2.
 
     E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
     closed form, others are a quadrature; where that would take millions of points, the result is that of the next
@@ -309,40 +319,47 @@ def log_moment(event: Sampled, order: float) -> float:
 
     Args:
         event: a release over a Poisson batch or over all records.
-        order: any real number above 0.
 
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> round(log_moment(PoissonGaussian(0.01, 4.0), 32), 10)
-    0.0034760438
-    >>> [round(log_moment(PoissonGaussian(0.01, 4.0), order), 8) for order in (1, 1.5, 2)]
-    [6.45e-06, 1.21e-05, 1.936e-05]
+    >>> log_moments(PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)
+    array([6.45000e-06, 1.21000e-05, 1.93600e-05, 3.47604e-03])
     """
-    positive(order=order)
     noise = resolved_noise(event)
-    if order != int(order) and noise > 0:
-        if event.sampling_rate == 1:
-            return order * (order + 1) / (2 * noise**2)
-        log_mean = Mixture.of(event).log_mean_power(order + 1)
-        if log_mean < math.inf:
-            return max(0.0, log_mean) + MOMENT_ROUNDING * (1 + abs(log_mean))
-    return _closed_form(event, math.ceil(order))
+    if noise == 0:
+        return np.full(len(orders), math.inf)
+    if event.sampling_rate == 1:
+        return orders * (orders + 1) / (2 * noise**2)
+    moments = np.full(len(orders), math.inf)
+    parts = orders != np.floor(orders)
+    if parts.any():
+        log_means = Mixture.of(event).log_mean_powers(orders[parts] + 1)
+        moments[parts] = np.maximum(0.0, log_means) + MOMENT_ROUNDING * (1 + np.abs(log_means))
+    for missing in np.flatnonzero(np.isinf(moments)):
+        moments[missing] = _closed_form(event.sampling_rate, noise, math.ceil(orders[missing]))
+    return moments
 
 
-def _closed_form(event: Sampled, order: int) -> float:
+def _closed_form(q: float, noise: float, order: int) -> float:
     """ln E2 as a binomial sum.
 
     The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
     itself, keeps a tiny moment exact to the last digits and never negative.
     """
-    n, q, sigma = order + 1, event.sampling_rate, resolved_noise(event)
-    if sigma == 0:
-        return math.inf
-    k = np.arange(2, n + 1)
-    exponent = k * (k - 1) / (2 * sigma**2)
-    log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
-    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_binomial(k, n, q) + log_excess)))
+    k = np.arange(2, order + 2)
+    exponents = k * (k - 1) / (2 * noise**2)
+    # ln(e^x - 1) is right for tiny and for huge x
+    logs = _log_subsets(order + 1)[2:] + k * math.log(q) + (order + 1 - k) * math.log1p(-q)
+    logs += exponents + np.log(-np.expm1(-exponents))
+    top = float(logs.max())
+    return float(np.logaddexp(0.0, top + math.log(np.exp(logs - top).sum())))
+
+
+@cache
+def _log_subsets(n: int) -> np.ndarray:
+    """ln of the numbers of subsets of each size."""
+    return log_binomial(np.arange(n + 1), n, 0.5) + n * math.log(2)
 
 
 @dataclass(frozen=True)
@@ -378,8 +395,8 @@ class MomentsAccountant:
 
         Source: Abadi et al. 2016, Theorem 2.2.
         """
-        total = np.zeros(len(self.orders))
+        orders = np.array(self.orders, dtype=float)
+        total = np.zeros(len(orders))
         for event, times in require_sampled(events, self.name).items():
-            total += times * np.array([log_moment(event, order) for order in self.orders])
-        orders = np.array(self.orders)
-        return RdpCurve((orders + 1).tolist(), total / orders, improved=False)
+            total += times * log_moments(event, orders)
+        return RdpCurve(orders + 1, total / orders, improved=False)

@@ -320,7 +320,8 @@ def _batches(facts: Facts) -> str:
         case BallsInBinsGaussian():
             return (
                 f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
-                "independently. A resumed run begins a new pass."
+                "independently. Epsilon counts each pass that was begun as a whole one, and a resumed run begins a new "
+                "pass."
             )
         case BandedGaussian():
             return (
