@@ -56,6 +56,10 @@ class ChannelNorm(nn.Module):
         self.num_batches_tracked = nn.Buffer(torch.tensor(0), persistent=saved)
 
     @classmethod
+    def use_public(cls, model: nn.Module, inputs: Sequence[Tensor], every: int) -> None:
+        """Give the norms of a model their public batch, where ``needs_public``."""
+
+    @classmethod
     def of(cls, norm: _BatchNorm) -> Self:
         """A norm that replaces a batch norm, with its parameters and buffers."""
         made = cls(norm.num_features, norm.eps, norm.affine)
@@ -97,7 +101,6 @@ class PublicNorm(ChannelNorm):
 
     @classmethod
     def use_public(cls, model: nn.Module, inputs: Sequence[Tensor], every: int) -> None:
-        """Give the norms of a model their public batch."""
         PublicBatch.attach(model, inputs, every)
 
     @property
