@@ -145,7 +145,10 @@ def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
     return pieces
 
 
-@pytest.mark.parametrize("dataset", [(X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y), Records()], ids=str)
+KINDS = ["tensors", "arrays", "TensorDataset", "Dataset"]
+
+
+@pytest.mark.parametrize("dataset", [(X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y), Records()], ids=KINDS)
 def test_data_sets_of_pairs(dataset: object) -> None:
     indices = np.array([0, 3, 4, 7, 11])
     pieces = seen(dataset, indices, "auto")
