@@ -54,9 +54,9 @@ OPTIONS = {
     "plan": "--batch-sizes --delta --epochs --epsilon --json --like --noise --plot --size",
     "ledger show": "--json place",
     "ledger charge": (
-        "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --times --tool --zcdp place"
+        "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --per --times --tool --zcdp place"
     ),
-    "ledger price": "--accountant --delta --group-size --json place",
+    "ledger price": "--accountant --delta --group-size --json --records-per-user place",
     "ledger repair": "place",
 }
 

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
 
-class Neighbouring(enum.Enum):
-    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbouring:
+    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish.
 
-    ADD_OR_REMOVE_ONE = "add or remove one record"
-    REPLACE_ONE = "replace one record"
-    ADD_OR_REMOVE_GROUP = "add or remove a group of records"
-    ADD_OR_REMOVE_USER = "add or remove all records of one user"
+    Args:
+        unit: "record", or "user" for all records of one person, whatever their number.
+        number: how many of them are added or removed at once, at least 1.
+        replaced: whether they are replaced by others instead.
+
+    >>> str(Neighbouring.ADD_OR_REMOVE_USER), str(Neighbouring(number=3))
+    ('add or remove all records of one user', 'add or remove a group of 3 records')
+    """
+
+    unit: str = "record"
+    number: int = 1
+    replaced: bool = False
+
+    ADD_OR_REMOVE_ONE: ClassVar[Neighbouring]
+    REPLACE_ONE: ClassVar[Neighbouring]
+    ADD_OR_REMOVE_USER: ClassVar[Neighbouring]
+
+    def __post_init__(self) -> None:
+        count(number=self.number)
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"expected the unit record or user, got {self.unit!r}")
+
+    def __str__(self) -> str:
+        several = self.number > 1
+        changed = f"a group of {self.number} {self.unit}s" if several else f"one {self.unit}"
+        whole = "all records of " if self.unit == "user" else ""
+        return f"{'replace' if self.replaced else 'add or remove'} {whole}{changed}"
+
+    __repr__ = __str__
+
+    def for_several(self, number: int) -> Neighbouring:
+        """The relation where so many change at once."""
+        return Neighbouring(self.unit, self.number * number, self.replaced)
+
+    @classmethod
+    def of(cls, text: str) -> Neighbouring:
+        """The relation with this name, as ``str`` gives it.
+
+        Raises:
+            ValueError: no relation has it.
+        """
+        number = int("".join(filter(str.isdecimal, text)) or 1)
+        found = cls("user" if "user" in text else "record", number, text.startswith("replace"))
+        if str(found) != text:
+            raise ValueError(f"no neighbouring relation is called {text!r}")
+        return found
+
+
+Neighbouring.ADD_OR_REMOVE_ONE = Neighbouring()
+Neighbouring.REPLACE_ONE = Neighbouring(replaced=True)
+Neighbouring.ADD_OR_REMOVE_USER = Neighbouring("user")
 
 
 class Event:
@@ -25,6 +72,8 @@ class Event:
 
     Parameters of one name mean the same in every kind of event, unless it says otherwise:
 
+    - ``neighbouring``: for whom the guarantee is. Where it is a parameter, all others are stated for it: the noise of a
+      release for users is in units of the sensitivity to one user.
     - ``sampling_rate``: probability, in (0, 1], with which each record enters the batch, independently of all others.
     - ``noise_multiplier``: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
     - ``parts``: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
@@ -36,13 +85,14 @@ class Event:
 
     mechanism: ClassVar[str]
     """The name of this kind of event in the ledger."""
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
     sampling: ClassVar[str]
     """How the records of a release are chosen, in a few words."""
 
     def __post_init__(self) -> None:
         for name, value in self.parameters().items():
             _PARAMETERS[name].check(**{name: value})
+        if not isinstance(self.neighbouring, Neighbouring):
+            raise TypeError(f"expected neighbouring to be a Neighbouring, got neighbouring={self.neighbouring!r}")
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name; a release without parts has none of that name."""
@@ -53,13 +103,30 @@ class Event:
     round_length = 1
 
     @property
+    def neighbouring(self) -> Neighbouring:
+        """The neighbouring relation. All events of one run have the same."""
+        return Neighbouring.ADD_OR_REMOVE_ONE
+
+    @property
     def relation(self) -> str:
-        """The neighbouring relation in words. All events of one run have the same."""
-        return self.neighbouring.value
+        """The neighbouring relation in words."""
+        return str(self.neighbouring)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
-        return f"{type(self).__name__}({shown})"
+        shown = [f"{name}={value!r}" for name, value in self.parameters().items() if value != ""]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class _StatedFor(Event):
+    """An event whose parameters are stated for the neighbouring relation that it names."""
+
+    neighbouring: Neighbouring = Neighbouring.ADD_OR_REMOVE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __repr__(self) -> str:
+        shown = Event.__repr__(self)
+        given = self.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE
+        return f"{shown[:-1]}, neighbouring={self.neighbouring})" if given else shown
 
 
 Events: TypeAlias = Mapping[Event, int]
@@ -95,7 +162,12 @@ def check_events(events: Events) -> None:
         relations.setdefault(event.relation, event)
     if len(relations) > 1:
         listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
-        raise ValueError(f"events of different neighbouring relations cannot be composed: {listed}")
+        raise ValueError(
+            f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
+            "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
+            "noisette ledger price --records-per-user K gives the cost for users of releases that are stated for "
+            "records"
+        )
 
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
@@ -103,7 +175,7 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gaussian(Event):
+class Gaussian(_StatedFor):
     """One release: a sum over all records, plus Gaussian noise.
 
     >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
@@ -138,7 +210,7 @@ Sampled: TypeAlias = Gaussian | PoissonGaussian
 """A release over a Poisson batch; a release over all records is one of rate 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FixedSizeGaussian(Event):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
 
@@ -157,7 +229,7 @@ class FixedSizeGaussian(Event):
     noise_multiplier: float
 
     mechanism: ClassVar[str] = "fixed-size Gaussian"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
     sampling: ClassVar[str] = "fixed size, without replacement"
 
     def __post_init__(self) -> None:
@@ -272,7 +344,7 @@ class BandedGaussian(Event):
         return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OfSeveral(Event):
     """The release of one event with the guarantee for several records at once: a group, or those of one user."""
 
@@ -300,7 +372,7 @@ class OfSeveral(Event):
         return self.event.parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GroupPrivacy(OfSeveral):
     """Another event, with the guarantee for a whole group of records that is added or removed at once.
 
@@ -313,15 +385,14 @@ class GroupPrivacy(OfSeveral):
     """
 
     mechanism: ClassVar[str] = "seen by a group"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_GROUP
 
     @property
-    def relation(self) -> str:
-        """The neighbouring relation with the size of the group."""
-        return f"add or remove a group of {self.records} records"
+    def neighbouring(self) -> Neighbouring:
+        """That of the event, for the whole group."""
+        return self.event.neighbouring.for_several(self.records)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class UserLevel(OfSeveral):
     """Another event, with the guarantee for all records of one user, whatever their number.
 
@@ -336,16 +407,17 @@ class UserLevel(OfSeveral):
     'add or remove all records of one user'
     """
 
+    neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
+
     mechanism: ClassVar[str] = "seen by a user"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_USER
 
 
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
 """The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laplace(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class Laplace(_StatedFor):
     """One release with Laplace noise.
 
     Args:
@@ -361,8 +433,8 @@ class Laplace(Event):
     sampling: ClassVar[str] = "none (every record)"
 
 
-@dataclass(frozen=True, slots=True)
-class DiscreteGaussian(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class DiscreteGaussian(_StatedFor):
     """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
 
     Args:
@@ -380,16 +452,15 @@ class DiscreteGaussian(Event):
     sampling: ClassVar[str] = "none (every record)"
 
 
-@dataclass(frozen=True, slots=True)
-class ZcdpAmount(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class ZcdpAmount(_StatedFor):
     """A cost that another tool states as zero-concentrated differential privacy.
 
     Args:
         rho: the cost, above 0.
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
-    or removing one record.
+    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does.
 
     >>> ZcdpAmount(rho=0.1, tool="table of counts")
     ZcdpAmount(rho=0.1, tool='table of counts')
@@ -402,8 +473,8 @@ class ZcdpAmount(Event):
     sampling: ClassVar[str] = "not known"
 
 
-@dataclass(frozen=True, slots=True)
-class DpAmount(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class DpAmount(_StatedFor):
     """A cost that another tool states as epsilon with delta.
 
     Args:
@@ -411,8 +482,7 @@ class DpAmount(Event):
         delta: the probability with which the bound on epsilon may fail, in [0, 1).
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
-    or removing one record.
+    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does.
 
     >>> DpAmount(epsilon=0.5, delta=1e-9, tool="synthetic table")
     DpAmount(epsilon=0.5, delta=1e-09, tool='synthetic table')
@@ -426,7 +496,7 @@ class DpAmount(Event):
     sampling: ClassVar[str] = "not known"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepeatAndSelect(Event):
     """A search: the same run repeated a random number of times, of which only the best result is released.
 
@@ -453,8 +523,14 @@ class RepeatAndSelect(Event):
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
+        check_events(dict(self.run))
         if self.mean < 1:
             raise ValueError(f"expected mean >= 1, got mean={self.mean}")
+
+    @property
+    def neighbouring(self) -> Neighbouring:
+        """That of the runs."""
+        return self.run[0][0].neighbouring
 
 
 Supported: TypeAlias = (
@@ -472,6 +548,54 @@ Supported: TypeAlias = (
     | DpAmount
 )
 """The events that accountants compose. Rounds of banded steps become Poisson batches before."""
+
+
+MOST_AMOUNT = 1e9  # an epsilon or a rho beyond this counts as infinite
+
+
+def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
+    """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
+
+    Args:
+        event: the release.
+        number: how many records or users of its own relation.
+        neighbouring: what they are: a group, or a user who has no more records than that in the data set.
+
+    Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
+
+    >>> for_several(ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
+    ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
+    """
+    match event:
+        case Gaussian() | Laplace():
+            noise = max(event.noise_multiplier / number, 1 / MOST_AMOUNT)
+            return replace(event, noise_multiplier=noise, neighbouring=neighbouring)
+        case DiscreteGaussian():
+            distance = number / event.noise_multiplier
+            rho = min(distance * distance / 2, MOST_AMOUNT)
+            return ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
+        case ZcdpAmount():
+            return replace(event, rho=min(event.rho * number**2, MOST_AMOUNT), neighbouring=neighbouring)
+        case DpAmount():
+            epsilon, delta = event.epsilon * number, event.delta * several_deltas(event.epsilon, number)
+            epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
+            return replace(event, epsilon=epsilon, delta=delta, neighbouring=neighbouring)
+        case UserLevel():
+            return replace(event, records=event.records * number, neighbouring=neighbouring)
+        case PoissonGaussian() if neighbouring.unit == "user":
+            return UserLevel(event, number, neighbouring=neighbouring)
+        case PoissonGaussian():
+            return GroupPrivacy(event, number)
+        case _:
+            return None
+
+
+def several_deltas(epsilon: float, number: int) -> float:
+    """What a release's delta is multiplied by for so many records at once, each of which has this epsilon."""
+    if epsilon * number > 700:
+        return math.inf
+    return math.expm1(epsilon * number) / math.expm1(epsilon) if epsilon > 0 else number
+
 
 _EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_args(Supported), BandedGaussian)}
 
@@ -499,8 +623,8 @@ def event_of(facts: Mapping[str, Any]) -> Event:
     """
     if (mechanism := facts["mechanism"]) not in _EVENTS:
         raise ValueError(f"no event has the mechanism {mechanism!r}")
-    kind, facts = _EVENTS[mechanism], {"parts": {}, **facts}
-    return kind(**{field.name: _PARAMETERS[field.name].from_plain(facts[field.name]) for field in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
+    kind, facts = _EVENTS[mechanism], {"parts": {}, "neighbouring": str(Neighbouring.ADD_OR_REMOVE_ONE), **facts}
+    return kind(**{each.name: _PARAMETERS[each.name].from_plain(facts[each.name]) for each in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
 
 
 def _same(value: Any) -> Any:
@@ -563,6 +687,7 @@ _PARAMETERS = {
     "tool": _Parameter(_any_text),
     # An infinite shape is not a JSON number, so it is written as a string, which float() reads.
     "shape": _Parameter(_shape_of_runs, lambda shape: str(float(shape)), float),
+    "neighbouring": _Parameter(_any_text, str, Neighbouring.of),
     "parts": _Parameter(_parts_add_up, dict, lambda parts: tuple(dict(parts).items())),
     "event": _Parameter(_sampled, facts_of, event_of),
     "run": _Parameter(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
 from noisette.accounting.events import Declaration, Event, StepRelease, check_events, in_whole_rounds
+from noisette.accounting.ledger_file import LEDGER_FILE as LEDGER_FILE
 from noisette.accounting.ledger_file import (
     End,
     Entry,
@@ -44,9 +45,6 @@ def as_html(name: str, facts: Mapping[str, object]) -> str:
     """
     rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
     return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
-
-
-LEDGER_FILE = "ledger.jsonl"  # in a run folder
 
 
 class Tally(NamedTuple):
@@ -320,7 +318,15 @@ class Ledger:
             self._spend(Kind.RESERVE, event, steps, run)
             self._unused[run][event] += steps
 
-    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None, declaration: str = "") -> None:
+    def charge(
+        self,
+        event: Event,
+        times: int = 1,
+        *,
+        run: RecordedRun | None = None,
+        declaration: str = "",
+        other_neighbours: bool = False,
+    ) -> None:
         """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
 
         Args:
@@ -329,6 +335,8 @@ class Ledger:
             run: whose release it is; one of its own unless given.
             declaration: a name which all releases share that were fixed together before the first of them, as for
                 :func:`noisette.privatize`.
+            other_neighbours: record it also where the ledger holds releases for another neighbouring relation, of
+                which no accountant composes both.
 
         >>> from noisette.accounting import Gaussian
         >>> ledger = Ledger()
@@ -338,7 +346,7 @@ class Ledger:
         """
         count(times=times)
         with self._lock:
-            self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration))
+            self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration), other_neighbours)
 
     def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
         """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
@@ -407,9 +415,18 @@ class Ledger:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
-    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
+    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun, other_neighbours: bool = False) -> None:
         if run.series(event) not in self._tallies:
-            check_events({**self.events, event: steps})  # events of different relations cannot be composed
+            check_events({event: steps})
+            relations = dict.fromkeys(each.relation for each in self.events)
+            if relations and event.relation not in relations and not other_neighbours:
+                raise ValueError(
+                    f"{event!r} has a guarantee to {event.relation}, and the ledger holds releases to "
+                    f"{' and to '.join(relations)}: they do not compose. State it for the same, as with "
+                    "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
+                    "recorded as it is with other_neighbours=True (--per record), and noisette ledger price "
+                    "--records-per-user K tells what all releases together cost a user"
+                )
         if steps % event.round_length:
             check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:

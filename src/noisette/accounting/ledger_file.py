@@ -24,6 +24,7 @@ from noisette.accounting import atomic_files
 from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
 from noisette.errors import PrivacyError, count
 
+VERSION = 2  # of the lines; a later one has facts of which this version of noisette knows nothing
 _LONGEST_LINE = 4096  # bytes; a line has some 500
 _ATTEMPTS, _READ_ATTEMPTS = 10, 20
 _PAUSE = 0.01  # seconds between two attempts to lock a file that is read, or to read one that is written
@@ -73,11 +74,13 @@ class Entry:
     series: Series
     steps: int
     mark: str = field(default="", compare=False)  # drawn when the line is written
+    version: int | None = field(default=VERSION, compare=False)  # None in lines from before there were versions
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
         series = self.series
         named = {
+            "version": self.version,
             "run_id": series.run,
             "dimensions": series.dimensions,
             "planned": series.planned,
@@ -88,7 +91,7 @@ class Entry:
             "kind": self.kind.value,
             "dataset": self.dataset,
             "steps": self.steps,
-            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines name no run
+            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines lack some
             **facts_of(self.series.event),
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
@@ -106,6 +109,7 @@ class Entry:
             ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds none.
         """
         facts = json.loads(line)
+        version = dict(facts).get("version")
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1), planned=facts.get("planned", 1))
         series = Series(
             event_of(facts),
@@ -114,9 +118,11 @@ class Entry:
             facts.get("planned"),
             str(facts.get("declaration", "")),
         )
+        if version not in (None, VERSION):
+            raise ValueError(f"the line has the version {version!r}")
         if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
             check_whole_rounds(series.event, facts["steps"])
-        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
+        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]), version)
 
 
 def check_whole_rounds(event: Event, steps: int) -> None:
@@ -140,13 +146,11 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
     """
     end, written = End(), _written(content, path)
     while end.size < len(written):
-        if found := _entry_after(end, written):
-            yield found
-            end = found[1]
-        elif _entry_after(end, written + b"\n") or _is_beginning(end, written):
-            raise _cut_off(end, path, "this last line was cut off, as by a crash")
-        else:
-            raise _altered(end, path)
+        found = _entry_after(end, written)
+        if found is None:
+            raise _problem(end, written, path)
+        yield found
+        end = found[1]
     if zeros := len(content) - len(written):
         raise _cut_off(end, path, f"the file ends in {zeros:,} zero bytes, as after a power failure")
 
@@ -173,7 +177,7 @@ def repaired(content: bytes, path: Path) -> bytes:
         return written + b"\n"
     if whole == written or _is_beginning(end, written):
         return whole
-    raise _altered(end, path)
+    raise _problem(end, written, path)
 
 
 def _written(content: bytes, path: Path) -> bytes:
@@ -215,6 +219,30 @@ def _is_beginning(end: End, content: bytes) -> bool:
     return False
 
 
+def _problem(end: End, content: bytes, path: Path) -> ValueError:
+    """What is wrong with the line after this end, with the way out."""
+    if _entry_after(end, content + b"\n") or _is_beginning(end, content):
+        return _cut_off(end, path, "this last line was cut off, as by a crash")
+    if _is_of_a_newer_version(end, content):
+        return ValueError(
+            f"{path}, line {end.lines + 1}: this line was written by a newer version of noisette. Update noisette to "
+            "read this ledger"
+        )
+    if b'"digest": "' not in content:
+        return ValueError(f"{path} is not a ledger; give the folder of a run, or the {LEDGER_FILE} in it")
+    return _altered(end, path)
+
+
+def _is_of_a_newer_version(end: End, content: bytes) -> bool:
+    """Whether the line after this end is sealed by its digest and has a version above that of this code."""
+    line = content[end.size : content.find(b"\n", end.size) + 1]
+    sealed, _, rest = line.rpartition(b', "digest": "')
+    if rest != hashlib.sha256(sealed + b"}").hexdigest().encode() + b'"}\n':
+        return False
+    version = json.loads(sealed + b"}").get("version")
+    return isinstance(version, int) and version > VERSION
+
+
 def _cut_off(end: End, path: Path, fact: str) -> ValueError:
     return ValueError(
         f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
@@ -229,6 +257,7 @@ def _altered(end: End, path: Path) -> ValueError:
     )
 
 
+LEDGER_FILE = "ledger.jsonl"  # in a run folder
 STALE = "shows a file that was replaced by a newer one, as where a single file is mounted; mount its folder instead"
 
 
@@ -263,25 +292,35 @@ class LedgerFile:
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         self._watch_folder()
         try:
-            _lock(self._descriptor)
+            self._lock()
             if not self._is_at_its_path():
                 self.close()
                 return False
             if os.fstat(self._descriptor).st_nlink == 0:
                 raise PrivacyError(f"{self.path} {STALE}")
             atomic_files.clear(self.path)
-        except BlockingIOError:
-            self.close()
-            raise PrivacyError(
-                f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run has "
-                "ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
-            ) from None
         except BaseException as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                raise PrivacyError(
+                    f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run "
+                    "has ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
+                ) from None
             if isinstance(error, OSError):
                 error.filename = str(self.path)
             raise
         return True
+
+    def _lock(self) -> None:
+        try:
+            _lock(self._descriptor)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise PrivacyError(
+                f"{self.path} is on a file system that locks no files ({error.strerror}), so another run could write "
+                "to the ledger unseen: put it on a local disk"
+            ) from None
 
     def _adopt(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -290,7 +329,7 @@ class LedgerFile:
     def _watch_folder(self) -> None:
         """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
         self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
-        weakref.finalize(self, os.close, self._folder)
+        self._close_folder = weakref.finalize(self, os.close, self._folder)
 
     def content(self) -> bytes:
         """The whole content of the file."""
@@ -374,6 +413,7 @@ class LedgerFile:
     def close(self) -> None:
         """Unlock and close the file. Later writes are refused."""
         self._finalizer()
+        self._close_folder()
 
     def _check_ours(self, size: int) -> None:
         if not self._finalizer.alive:
@@ -440,7 +480,8 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
     import fcntl
 
     if os.getpid() == owner:  # forked processes share the lock, which ends with its owner
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 

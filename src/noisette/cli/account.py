@@ -17,14 +17,14 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
+    Accountant,
     BandedGaussian,
     Event,
-    Events,
     FixedSizeGaussian,
     GroupPrivacy,
+    Neighbouring,
     PldAccountant,
     PoissonGaussian,
-    PrivacyCurve,
     RepeatAndSelect,
     TradeOff,
     UserLevel,
@@ -147,9 +147,11 @@ class PrivacyCost:
         return {name: cost if isinstance(cost, float) else None for name, cost in self._costs(self.steps).items()}
 
     def _costs(self, steps: int) -> dict[str, float | UnsupportedEventError]:
-        if self.found == "delta":
-            return costs({self.event: steps}, lambda curve: curve.delta(epsilon=self.epsilon))
-        return costs({self.event: steps}, lambda curve: curve.epsilon(delta=self.delta))
+        def cost(accountant: Accountant) -> float:
+            curve = accountant.compose({self.event: steps})
+            return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
+
+        return answers(cost, ACCOUNTANTS.values())
 
     def curve(self) -> Panel:
         """Epsilon after part of the steps, or delta if that was asked for; this accountant's line is emphasised."""
@@ -174,16 +176,16 @@ class PrivacyCost:
         return "δ" if self.found == "delta" else "ε"
 
 
-def costs(
-    events: Events, ask: Callable[[PrivacyCurve], float], names: Iterable[str] = ACCOUNTANTS
+def answers(
+    ask: Callable[[Accountant], float], accountants: Iterable[Accountant]
 ) -> dict[str, float | UnsupportedEventError]:
-    """The answer of each accountant to a question about these events, or its error where it does not support them."""
+    """The answer of each accountant by its name, or its error where it does not support the events."""
     found: dict[str, float | UnsupportedEventError] = {}
-    for name in names:
+    for accountant in accountants:
         try:
-            found[name] = ask(ACCOUNTANTS[name].compose(events))
+            found[accountant.name] = ask(accountant)
         except UnsupportedEventError as error:
-            found[name] = error
+            found[accountant.name] = error
     return found
 
 
@@ -262,7 +264,10 @@ def in_words(event: Event) -> str:
             given = event.parameters()
             words = [text.format(form(given[name])) for name, (text, form) in _WORDS.items() if name in given]
             named = given.get("tool") or ", ".join(name for name, _ in given.get("parts", ()))
-            return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
+            usual = event.neighbouring == Neighbouring.ADD_OR_REMOVE_ONE
+            return ", ".join([event.mechanism, *words, *([] if usual else [event.relation])]) + (
+                f" ({named})" if named else ""
+            )
 
 
 @plain_errors()

@@ -276,7 +276,7 @@ def facts_of(outcome: Outcome) -> Facts:
         parameters=outcome.parameters,
         public_weights=outcome.public_weights,
         epsilon=outcome.epsilon,
-        neighbouring=run.event.neighbouring.value,
+        neighbouring=run.event.relation,
         # The Rényi divergences are those of a library.
         accountant_version=f"dp-accounting {version('dp-accounting')}"
         if accountant == RdpAccountant.name
