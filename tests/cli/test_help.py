@@ -135,6 +135,8 @@ def test_commands_without_a_model_do_not_import_torch(arguments: str, imported: 
         ("search recipe.toml --over lr=log(0,1) --score-on public-set", "lr: expected two numbers above 0"),
         ("search recipe.toml --over lr=log(1,2) --score-on held-out --runs 0", "expected --runs from 1"),
         ("doctor mlp --data nonsense", "expected --data as one of digits"),
+        ("doctor nonsense:model", "there is no nonsense:model"),
+        ("train --resume nowhere", "there is no unfinished run"),
     ],
 )
 def test_wrong_options_are_refused_before_torch_is_imported(arguments: str, said: str, tmp_path: Path) -> None:

@@ -249,6 +249,7 @@ def train(
     """
     if resume:
         _refuse_other_options(context)
+        RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
         report(lambda: _go_on(resume), as_json)
         return
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
