@@ -50,8 +50,8 @@ OPTIONS = {
         "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "
         "--noise --noise-multiplier --plot --sampling-rate --size --steps"
     ),
-    "calibrate": ("--accountant --delta --epsilon --json --noise-multiplier --plot --sampling-rate --steps"),
-    "plan": "--batch-sizes --delta --epochs --epsilon --json --like --noise --plot --size",
+    "calibrate": ("--accountant --delta --epsilon --json --noise --noise-multiplier --sampling-rate --steps"),
+    "plan": "--batch-sizes --delta --epochs --epsilon --json --noise --size",
     "ledger show": "--json place",
     "ledger charge": (
         "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --per --times --tool --zcdp place"
@@ -115,7 +115,6 @@ finally:
         ("account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5 --plot a.html", "matplotlib"),
         ("calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5", ""),
         ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1", ""),
-        ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1 --plot a.svg", "matplotlib"),
         ("ledger charge ledger.jsonl --zcdp 0.1 --dataset census", ""),
     ],
 )
