@@ -128,10 +128,8 @@ class Ledger:
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
     unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
-    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data.
-
-    Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
-    its own steps.
+    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data. Several runs may
+    share a ledger, also in threads of one process: a run gives back only its own steps.
 
     A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
     checkpoints do, and check it with :meth:`holds`.
@@ -147,8 +145,8 @@ class Ledger:
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
             of a device, a pipe or a socket; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere. Methods that write also raise it where the ledger was
-            closed or is read-only, or another process has written to the file.
+        PrivacyError: the file is open for writing elsewhere, or cannot be locked. Methods that write also raise it
+            where the ledger was closed or is read-only, or another process has written to the file.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -208,18 +206,15 @@ class Ledger:
         damage = ValueError(f"{path} cannot be read")
         for content in contents(path):
             try:
-                return cls._read(content, path)
+                first = next(sealed_entries(content, path), None)
+                ledger = cls(dataset=first[0].dataset) if first else cls()
+                ledger.path = path
+                ledger._replay(content, path)
             except ValueError as error:
                 damage = error
+            else:
+                return ledger
         raise damage
-
-    @classmethod
-    def _read(cls, content: bytes, path: Path) -> Self:
-        first = next(sealed_entries(content, path), None)
-        ledger = cls(dataset=first[0].dataset) if first else cls()
-        ledger.path = path
-        ledger._replay(content, path)
-        return ledger
 
     @classmethod
     def mirror(cls, dataset: str, totals: str) -> Self:
@@ -477,11 +472,7 @@ _LEDGERS: WeakSet[Ledger] = WeakSet()
 
 
 class Exchange(Protocol):
-    """What the processes of a run tell each other about its ledger.
-
-    ``unanimous`` raises on all of them what one of them raises, ``of_all`` gives the numbers of all, and ``from_first``
-    what the function returns on the first.
-    """
+    """What the processes of a run tell each other about its ledger: errors, numbers, what the first computes."""
 
     @property
     def rank(self) -> int: ...

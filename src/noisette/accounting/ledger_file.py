@@ -65,6 +65,10 @@ class Series(NamedTuple):
     declaration: str = ""
 
 
+_NO_ENTRY = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)  # where a line holds none
+_NAMED = ("version", "run_id", "dimensions", "planned", "declaration")  # in a line, where they are known
+
+
 @dataclass(frozen=True)
 class Entry:
     """The content of one line. Its random mark distinguishes two ledgers with otherwise equal lines."""
@@ -78,14 +82,7 @@ class Entry:
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
-        series = self.series
-        named = {
-            "version": self.version,
-            "run_id": series.run,
-            "dimensions": series.dimensions,
-            "planned": series.planned,
-            "declaration": series.declaration,
-        }
+        named = dict(zip(_NAMED, (self.version, *self.series[1:]), strict=True))
         facts = {
             "sequence": after.lines,
             "kind": self.kind.value,
@@ -103,21 +100,12 @@ class Entry:
 
     @classmethod
     def parse(cls, line: bytes) -> Entry:
-        """The entry in a line.
-
-        Raises:
-            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds none.
-        """
+        """The entry in a line, or one of ``_NO_ENTRY``."""
         facts = json.loads(line)
         version = dict(facts).get("version")
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1), planned=facts.get("planned", 1))
-        series = Series(
-            event_of(facts),
-            str(facts.get("run_id", "")),
-            facts.get("dimensions"),
-            facts.get("planned"),
-            str(facts.get("declaration", "")),
-        )
+        _, run, dimensions, planned, declaration = map(facts.get, _NAMED)
+        series = Series(event_of(facts), str(run or ""), dimensions, planned, str(declaration or ""))
         if version not in (None, VERSION):
             raise ValueError(f"the line has the version {version!r}")
         if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
@@ -139,11 +127,7 @@ def check_whole_rounds(event: Event, steps: int) -> None:
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
-    """Each entry of a ledger's content, with the end of the ledger after it.
-
-    Raises:
-        ValueError: a line is not as it was written; the message names the first such line, and the path.
-    """
+    """Each entry of a ledger's content, with the end after it; a ``ValueError`` names the first line that is none."""
     end, written = End(), _written(content, path)
     while end.size < len(written):
         found = _entry_after(end, written)
@@ -158,15 +142,11 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
 def repaired(content: bytes, path: Path) -> bytes:
     """The content without a last line that was cut off; a last line that lacks only its newline gets it.
 
-    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its new
-    bytes.
+    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its bytes.
 
     Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
     so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
-    off stay counted.
-
-    Raises:
-        ValueError: a line is damaged in any other way.
+    off stay counted. Other damage is a ``ValueError``.
     """
     written = _written(content, path)
     whole = written[: written.rfind(b"\n") + 1]
@@ -197,7 +177,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
     line = content[end.size : content.find(b"\n", end.size) + 1]
     try:
         entry = Entry.parse(line)
-    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
+    except _NO_ENTRY:
         return None
     written, next_end = entry.line(end)
     return (entry, next_end) if written == line else None
@@ -262,16 +242,10 @@ STALE = "shows a file that was replaced by a newer one, as where a single file i
 
 
 class LedgerFile:
-    """A file open for appending and locked against every other writer until it is closed or its process ends.
+    """A file open for appending and locked (by ``flock``) against other writers until it is closed or its process ends.
 
-    It is created with mode 0600 where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
-    Links in the path are followed once, so that later every name of the file shows the same content: ``path`` is that
-    of the file itself.
-
-    Raises:
-        ValueError: the path is that of a device, a pipe or a socket.
-        PrivacyError: another process, or another object of this process, has the file open.
-        OSError: the file cannot be opened or locked.
+    It is created with mode 0600 where it does not exist. Links in the path are followed once, so that later every name
+    of the file shows the same content: ``path`` is that of the file itself. Errors are those of :class:`Ledger`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -284,15 +258,12 @@ class LedgerFile:
             raise PrivacyError(f"{self.path} is replaced whenever it is opened; end the process that does so")
 
     def _open(self) -> bool:
-        """Open and lock what the path names, and return whether the path still names it then.
-
-        If not, a writer has replaced it by a shorter file meanwhile. A link in the place of the file is not followed.
-        """
+        """Whether what the path names was opened and locked; if not, a writer has replaced it meanwhile."""
         check_is_file(self.path)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         self._watch_folder()
         try:
-            self._lock()
+            _lock(self._descriptor)
             if not self._is_at_its_path():
                 self.close()
                 return False
@@ -306,21 +277,15 @@ class LedgerFile:
                     f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run "
                     "has ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
                 ) from None
+            if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise PrivacyError(
+                    f"{self.path} is on a file system that locks no files ({error.strerror}), so another run could "
+                    "write to the ledger unseen: put it on a local disk"
+                ) from None
             if isinstance(error, OSError):
                 error.filename = str(self.path)
             raise
         return True
-
-    def _lock(self) -> None:
-        try:
-            _lock(self._descriptor)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise PrivacyError(
-                f"{self.path} is on a file system that locks no files ({error.strerror}), so another run could write "
-                "to the ledger unseen: put it on a local disk"
-            ) from None
 
     def _adopt(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -340,10 +305,7 @@ class LedgerFile:
     def append(self, line: bytes, *, size: int, durable: bool) -> None:
         """Append a line to a file of this size, completely or not at all.
 
-        Raises:
-            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: the line cannot be written. After a failed sync the file is closed, since it is unknown what
-                reached the disk.
+        After a failed sync the file is closed, since it is unknown what reached the disk.
         """
         self._check_ours(size)
         try:
@@ -364,15 +326,12 @@ class LedgerFile:
         self._sync(new=False)
 
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
-        """Replace all bytes after ``start`` in a file of this size by these lines, durably.
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably, if possible.
 
         Returns:
-            Whether that was done. The file stays as it was where the disk has no room, where it was moved, and where it
-            has a second name (a hard link), which would keep the old content.
-
-        Raises:
-            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: it is unknown which of the two files a crash would leave; the file is closed.
+            Whether that was done: not where the disk has no room, where the file was moved, and where it has a second
+            name (a hard link), which would keep the old content. The file is closed where it is unknown which of the
+            two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -488,13 +447,8 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
 def contents(path: Path) -> Iterator[bytes]:
     """What a file holds, read again for as long as a process writes to it; the first that is a ledger is the right one.
 
-    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that could
-    not be written and was taken back. So the next ones hold whole lines only. Where nobody writes there is one more,
-    which no writer can have disturbed.
-
-    Raises:
-        ValueError: the path is that of a device or a socket, or of a file that was replaced by a newer one.
-        OSError: the file cannot be read.
+    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
+    taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
     check_is_file(path, readable=lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
     with path.open("rb") as file:
@@ -584,10 +538,7 @@ class Tail:
 def repair(path: Path | str) -> bool:
     """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
 
-    Zero bytes that a power failure left at the end are dropped with it.
-
-    Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
-    the disk completely never happened.
+    Guarantee: the privacy cost does not decrease, see :func:`repaired`.
 
     Raises:
         FileNotFoundError: there is no such file.
