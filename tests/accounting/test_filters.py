@@ -58,7 +58,7 @@ def chosen_delta(share: float, accountant: Accountant | None) -> tuple[list[floa
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
-def test_a_second_run_chosen_by_the_first_stays_within_delta_unless_an_accountant_is_given(share: float) -> None:
+def test_a_second_run_chosen_by_the_first_stays_within_delta_by_the_filter(share: float) -> None:
     alone, chosen = chosen_delta(share, None)
     assert max(alone) <= chosen <= DELTA
     assert chosen >= 0.02 * DELTA, "the bound is not far away"

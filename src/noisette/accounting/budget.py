@@ -280,25 +280,21 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
     Raises:
         UnsupportedEventError: they are not known for several, or not together with those for ``neighbouring``.
     """
+    known = {event for event in events if event.neighbouring == neighbouring}
+    of_user = (Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER)
     counted: Counter[Event] = Counter()
     for event, times in events.items():
-        several = event if event.neighbouring == neighbouring else _of_several(event, number, neighbouring)
-        if several is None and any(other.neighbouring == neighbouring for other in events):
-            raise UnsupportedEventError(f"{event!r} is not known for the relation to {neighbouring}")
+        several = event if event in known else for_several(event, number, neighbouring)
+        whole = event.neighbouring.for_several(number)
+        is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
+        if not is_part or (several is None and known):
+            raise UnsupportedEventError(
+                f"{event!r}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
+            )
         if several is None:
             return SeveralCurve(accountant.compose(events), number)
         counted[several] += times
     return accountant.compose(counted)
-
-
-def _of_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
-    whole = event.neighbouring.for_several(number)
-    if neighbouring != whole and (event.neighbouring, neighbouring) != (
-        Neighbouring.ADD_OR_REMOVE_ONE,
-        Neighbouring.ADD_OR_REMOVE_USER,
-    ):
-        raise UnsupportedEventError(f"{event!r}, with a guarantee to {event.relation}, says nothing to {neighbouring}")
-    return for_several(event, number, neighbouring)
 
 
 def check_one_relation(events: Events) -> None:

@@ -114,6 +114,8 @@ class Event:
 
     def __repr__(self) -> str:
         shown = [f"{name}={value!r}" for name, value in self.parameters().items() if value != ""]
+        if isinstance(self, _StatedFor) and self.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE:
+            shown.append(f"neighbouring={self.neighbouring}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -122,11 +124,6 @@ class _StatedFor(Event):
     """An event whose parameters are stated for the neighbouring relation that it names."""
 
     neighbouring: Neighbouring = Neighbouring.ADD_OR_REMOVE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __repr__(self) -> str:
-        shown = Event.__repr__(self)
-        given = self.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE
-        return f"{shown[:-1]}, neighbouring={self.neighbouring})" if given else shown
 
 
 Events: TypeAlias = Mapping[Event, int]
@@ -351,25 +348,10 @@ class OfSeveral(Event):
     event: Sampled
     records: int
 
-    @property
-    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sampling of the event."""
-        return self.event.sampling
-
-    @property
-    def sampling_rate(self) -> float:
-        """The rate of records, or of users where users are sampled."""
-        return self.event.sampling_rate
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The noise in units of the sensitivity to one record."""
-        return self.event.noise_multiplier
-
-    @property
-    def parts(self) -> Parts:
-        """The parts of the release."""
-        return self.event.parts
+    sampling = property(lambda self: self.event.sampling)  # pyright: ignore[reportAssignmentType]
+    sampling_rate = property(lambda self: self.event.sampling_rate)  # of users, where these are sampled
+    noise_multiplier = property(lambda self: self.event.noise_multiplier)
+    parts = property(lambda self: self.event.parts)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -460,7 +442,7 @@ class ZcdpAmount(_StatedFor):
         rho: the cost, above 0.
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does.
+    Guarantee: that of the tool; nothing checks the amount.
 
     >>> ZcdpAmount(rho=0.1, tool="table of counts")
     ZcdpAmount(rho=0.1, tool='table of counts')
@@ -482,7 +464,7 @@ class DpAmount(_StatedFor):
         delta: the probability with which the bound on epsilon may fail, in [0, 1).
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does.
+    Guarantee: that of the tool; nothing checks the amount.
 
     >>> DpAmount(epsilon=0.5, delta=1e-9, tool="synthetic table")
     DpAmount(epsilon=0.5, delta=1e-09, tool='synthetic table')
@@ -673,15 +655,10 @@ def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
 _PARAMETERS = {
     "sampling_rate": _Parameter(probability, float),
     "noise_multiplier": _Parameter(positive, float),
-    "batch_size": _Parameter(count),
-    "size": _Parameter(count),
-    "largest_batch": _Parameter(count),
-    "most_records": _Parameter(count),
-    "bins": _Parameter(count),
-    "bands": _Parameter(count),
-    "records": _Parameter(count),
-    "mean": _Parameter(positive, float),
-    "rho": _Parameter(positive, float),
+    **dict.fromkeys(
+        ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)
+    ),
+    **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),
     "tool": _Parameter(_any_text),

@@ -419,8 +419,7 @@ class Ledger:
                     f"{event!r} has a guarantee to {event.relation}, and the ledger holds releases to "
                     f"{' and to '.join(relations)}: they do not compose. State it for the same, as with "
                     "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
-                    "recorded as it is with other_neighbours=True (--per record), and noisette ledger price "
-                    "--records-per-user K tells what all releases together cost a user"
+                    "recorded as it is with other_neighbours=True (--per record)"
                 )
         if steps % event.round_length:
             check_whole_rounds(event, steps)
