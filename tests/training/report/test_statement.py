@@ -219,7 +219,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         changed(resumed=1, steps_lost=1),
         [
             "continued in another process once, with a new secret key. 1 step was lost when a process ended early: "
-            "they have no part in the saved weights, and epsilon covers them",
+            "what was lost has no part in the saved weights, and epsilon covers it",
             "generated for each process of this run",
         ],
         ["for this run alone"],

@@ -452,7 +452,7 @@ def _training(facts: Facts) -> Iterator[Stated]:
         lost = "1 step was" if facts.steps_lost == 1 else f"{facts.steps_lost:,} steps were"
         resumed = (
             f" The run was continued in another process {times} a new secret key. {lost} lost when a process ended "
-            "early: they have no part in the saved weights, and epsilon covers them, carried out or not."
+            "early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."
         )
     if facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
