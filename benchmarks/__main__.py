@@ -47,7 +47,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def bench(
     *,
     experiments: Annotated[
-        str, option("A,B,..", "targets, fig5, fig6, fig7, fig8, fig9, memory, large, clipless, clipless-memory.")
+        str, option("A,B,..", "targets, run, fig5, fig6, fig7, fig8, fig9, memory, large, clipless, clipless-memory.")
     ] = "targets,memory",
     models: Annotated[
         str | None,
@@ -63,7 +63,7 @@ def bench(
         _of_experiment(
             "A,B,..",
             "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, ReweightGP, "
-            "PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
+            "PerExampleLoop, Vmap, Clipless, nxBP, run, run-eager, Opacus-hooks, fastDP-MixOpt, ...",
         ),
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,

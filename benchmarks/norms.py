@@ -19,6 +19,7 @@ from torch import nn
 
 from benchmarks.steps.private import by_engine
 from benchmarks.steps.report import hardware
+from benchmarks.steps.sgd import Data
 from noisette.clipping.engines import BookKeeping
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.nn.models import build
@@ -54,7 +55,7 @@ def main() -> None:
         "public, every step": network(PublicBatchNorm),
         "per example, closed form": network(PerExampleBatchNorm),
     }
-    steps = {name: by_engine(BookKeeping)(model, inputs, targets) for name, model in networks.items()}
+    steps = {name: by_engine(BookKeeping)(model, Data(inputs, targets)) for name, model in networks.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_WARM_UP + options.rounds):
         for name, step in steps.items():

@@ -1,6 +1,5 @@
 """What every test has: one thread, a fixed seed, a marker by its folder, and privacy costs that are computed once."""
 
-import gc
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -45,18 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _one_thread() -> None:
     """Times and roundings do not depend on the number of cores."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _collected_tests_are_hidden() -> Iterator[None]:
-    """What pytest has collected is half a million objects, among which each run would look for tensors."""
-    if gc.get_freeze_count():  # a session within a test: hidden by the one around it
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.steps.models import MODELS
+from benchmarks.steps.sgd import Data
 
 _LONGEST = 300  # characters of a message
 
@@ -44,20 +45,26 @@ class Cell:
     image: int | None = None
     target: float | None = None  # ratio to plain training that is aimed at
     target_compiled: float | None = None  # likewise, to compiled plain training
+    records: int | None = None  # of a data set that batches are drawn from; None: every step has one batch, at hand
 
     @property
     def title(self) -> str:
         """The name of the model in figures and tables."""
         return MODELS[self.name].title
 
+    def with_batch(self, batch: int) -> Cell:
+        """The same at another batch size and the same sampling rate."""
+        return replace(self, batch=batch, records=self.records and self.records // self.batch * batch)
+
     def model(self, device: str) -> nn.Module:
         """A fresh model, whose weights are drawn on the device."""
         with torch.device(device):
             return MODELS[self.name].build().to(device)
 
-    def data(self, device: str) -> tuple[Tensor, Tensor]:
-        """A random batch."""
-        return MODELS[self.name].data(self.batch, self.image, device)
+    def data(self, device: str) -> Data:
+        """Random records."""
+        drawn = MODELS[self.name].data(self.records or self.batch, self.image, device)
+        return Data(*drawn, None if self.records is None else self.batch)
 
 
 def failure(error: BaseException) -> dict[str, str]:

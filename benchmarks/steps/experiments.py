@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from benchmarks.steps import whole_run
 from benchmarks.steps.cell import Cell, Settings
 from benchmarks.steps.memory import peak_memory
 from benchmarks.steps.methods import ENGINES, FASTDP, METHODS
@@ -50,7 +51,7 @@ class Experiment:
         """The experiment with these models, methods (and plain training), batch sizes and image sizes only."""
         cells = tuple(cell for cell in self.cells if models is None or cell.name in models)
         if batches is not None:
-            cells = tuple(replace(cell, batch=batch) for cell in cells for batch in batches)
+            cells = tuple(cell.with_batch(batch) for cell in cells for batch in batches)
         if images is not None:
             cells = tuple(replace(cell, image=image) if cell.image else cell for cell in cells for image in images)
         chosen = self.methods if methods is None else tuple(dict.fromkeys(("plain", *methods)))
@@ -83,6 +84,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             Cell("vgg16-cifar", 32, target=1.15, target_compiled=1.15),
         ),
         _QUICK,
+    ),
+    "run": Experiment(
+        "Time per step of a run",
+        "The loop of the README, by its parts, against plain training on shuffled records and peers by their samplers.",
+        tuple(
+            Cell(name, batch, records=64 * batch)
+            for name, batch in (
+                *(("mlp", 128), ("mlp", 1024), ("cnn", 128), ("rnn", 128), ("lstm", 128), ("transformer", 128)),
+                *(("resnet18-cifar", 32), ("vgg16-cifar", 32)),
+            )
+        ),
+        ("plain", "plain-compiled", *whole_run.METHODS, *_OPACUS),
     ),
     "fig5": Experiment(
         "Architectures",

@@ -72,9 +72,9 @@ def growth(cell: Cell, method: str, device: str, dtype: str = "float32") -> int:
     What compiling needs for a moment does not count; what the first steps leave behind does.
     """
     few = replace(cell, batch=2)
-    loads_code = METHODS[method](few.model(device), *few.data(device))  # and its memory does not count
+    loads_code = METHODS[method](few.model(device), few.data(device))  # and its memory does not count
     _take(_FIRST, in_precision(dtype, device, loads_code))
-    step = in_precision(dtype, device, METHODS[method](cell.model(device), *cell.data(device)))
+    step = in_precision(dtype, device, METHODS[method](cell.model(device), cell.data(device)))
     gc.collect()
     before = reset_peak(device)
     _take(_FIRST, step)

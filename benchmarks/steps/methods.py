@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.steps import peer_fastdp, peer_opacus, plain, private
+from benchmarks.steps import peer_fastdp, peer_opacus, plain, private, whole_run
 from benchmarks.steps.sgd import Method
 from noisette.clipping import engines
 
 ENGINES = ("BookKeeping", "ReweightGP", "PerExampleLoop", "Vmap")
-OURS = ("compiled", "captured", *ENGINES)  # those that clip, and so train any model
+OURS = ("run", "run-eager", "compiled", "captured", *ENGINES)  # those that clip, and so train any model
 PLAIN = ("plain", "plain-compiled")
 FASTDP = tuple(peer_fastdp.METHODS)
 METHODS: dict[str, Method] = {
@@ -18,6 +18,7 @@ METHODS: dict[str, Method] = {
     **{name: private.by_engine(getattr(engines, name)) for name in ENGINES},
     "Clipless": private.clipless,
     "nxBP": plain.nxbp,
+    **whole_run.METHODS,
     **peer_opacus.methods(),
     **peer_fastdp.METHODS,
 }

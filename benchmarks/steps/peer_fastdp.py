@@ -51,14 +51,14 @@ def _by_mode(mode: str, *, origin: bool = False) -> sgd.Method:
         origin: compute no ordinary gradient but that of the first parameter, as fastDP's manual advises.
     """
 
-    def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+    def method(model: nn.Module, data: sgd.Data) -> sgd.Step:
         optimizer = torch.optim.SGD(model.parameters(), lr=sgd.LEARNING_RATE)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with redirect_stdout(io.StringIO()):  # it prints what it does
             engine = import_module(_PACKAGE).PrivacyEngine(
                 model,
-                batch_size=len(targets),
-                sample_size=1000 * len(targets),  # used for accounting alone, as is the number of steps
+                batch_size=data.size,
+                sample_size=1000 * data.size,  # used for accounting alone, as is the number of steps
                 num_steps=1000,
                 max_grad_norm=sgd.MAX_GRAD_NORM,
                 noise_multiplier=sgd.NOISE_MULTIPLIER,
@@ -67,8 +67,10 @@ def _by_mode(mode: str, *, origin: bool = False) -> sgd.Method:
                 origin_params=[next(iter(trained))] if origin else None,
             )
         engine.attach(optimizer)
+        batches = data.batches()  # fastDP has no sampler
 
         def backward() -> None:
+            inputs, targets = next(batches)
             F.cross_entropy(model(inputs), targets).backward()
             _check_all_trained(trained)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,24 +12,28 @@ from benchmarks.steps import sgd
 F = nn.functional
 
 
-def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+def plain(model: nn.Module, data: sgd.Data) -> sgd.Step:
     """Ordinary SGD on the mean loss."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=sgd.LEARNING_RATE)
-    return sgd.step_of(optimizer, lambda: F.cross_entropy(model(inputs), targets).backward())
+    return _step(model, data, lambda x, y: F.cross_entropy(model(x), y))
 
 
-def plain_compiled(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+def plain_compiled(model: nn.Module, data: sgd.Data) -> sgd.Step:
     """The same, with forward, loss and backward compiled by ``torch.compile``."""
+    return _step(model, data, torch.compile(lambda x, y: F.cross_entropy(model(x), y)))
+
+
+def _step(model: nn.Module, data: sgd.Data, loss: Callable[[Tensor, Tensor], Tensor]) -> sgd.Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=sgd.LEARNING_RATE)
-    loss = torch.compile(lambda x, y: F.cross_entropy(model(x), y))
-    return sgd.step_of(optimizer, lambda: loss(inputs, targets).backward())
+    batches = data.batches()
+    return sgd.step_of(optimizer, lambda: loss(*next(batches)).backward())
 
 
-def nxbp(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+def nxbp(model: nn.Module, data: sgd.Data) -> sgd.Step:
     """One example after another, forward and backward, in plain PyTorch (nxBP in Lee & Kifer 2020)."""
-    params = list(model.parameters())
+    params, batches = list(model.parameters()), data.batches()
 
     def step() -> None:
+        inputs, targets = next(batches)
         total = [torch.zeros_like(p) for p in params]
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):
             gradients = torch.autograd.grad(F.cross_entropy(model(x), y), params)

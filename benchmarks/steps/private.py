@@ -42,14 +42,14 @@ def compiled() -> sgd.Method:
 
 
 def _clipped(engine: Callable[[], Engine], capture: Capture) -> sgd.Method:
-    def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
-        clip = PerExampleClip(model, sgd.MAX_GRAD_NORM, engine=engine(), capture=capture)
-        return _private_step(clip, lambda: clip.accumulate(_loss, inputs, targets), len(targets), capture)
+    def method(model: nn.Module, data: sgd.Data) -> sgd.Step:
+        clip, batches = PerExampleClip(model, sgd.MAX_GRAD_NORM, engine=engine(), capture=capture), data.batches()
+        return _private_step(clip, lambda: clip.accumulate(loss, *next(batches)), data.size, capture)
 
     return method
 
 
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The loss of one example."""
     return F.cross_entropy(model(x), y)
 
@@ -63,26 +63,28 @@ def uncaptured_is_an_error() -> Iterator[None]:
         yield
 
 
-def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+def clipless(model: nn.Module, data: sgd.Data) -> sgd.Step:
     """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
-    loss = TauCrossEntropy(tau=1.0)
-    bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
+    entropy, batches = TauCrossEntropy(tau=1.0), data.batches()
+    bound = LipschitzBound(model, loss=entropy, input_shape=data.inputs.shape[1:])
 
     def one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return loss(model(x), y)
+        return entropy(model(x), y)
 
-    return _private_step(bound, lambda: bound.accumulate(one, inputs, targets), len(targets), "eager")
+    return _private_step(bound, lambda: bound.accumulate(one, *next(batches)), data.size, "eager")
+
+
+def release_of(batch_size: int, capture: Capture) -> GaussianRelease:
+    """The release of a step; its noise is compiled where ``capture`` asks for a compiled step."""
+    key = SecretKey()
+    noise = GaussianNoise(key, CompiledNoise(schedule_of(capture), lambda: 1.0))
+    return GaussianRelease(key, sgd.NOISE_MULTIPLIER, batch_size, JointSums(noise, Alone()))
 
 
 def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int, capture: Capture) -> sgd.Step:
-    """One step: ``add`` the batch to the bounded sum, then noise, SGD, and what the bound does after a step.
-
-    The noise is compiled where ``capture`` asks for a compiled step.
-    """
+    """One step: ``add`` the batch to the bounded sum, then noise, SGD, and what the bound does after a step."""
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=sgd.LEARNING_RATE)
-    key = SecretKey()
-    noise = GaussianNoise(key, CompiledNoise(schedule_of(capture), lambda: 1.0))
-    release = GaussianRelease(key, sgd.NOISE_MULTIPLIER, batch_size, JointSums(noise, Alone()))
+    release = release_of(batch_size, capture)
     names = {id(p): name for name, p in bound.parameters.items()}
     steps = itertools.count()
 

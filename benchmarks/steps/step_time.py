@@ -40,10 +40,10 @@ def step_times(
     gc.collect()  # models of earlier cells, which are in reference cycles with their hooks
     torch.compiler.reset()  # after compiling for several models torch would stop compiling the same code
     torch.manual_seed(0)
-    inputs, targets = cell.data(settings.device)
+    data = cell.data(settings.device)
 
     def made(method: Method) -> Step:
-        step = method(cell.model(settings.device), inputs, targets)
+        step = method(cell.model(settings.device), data)
         return in_precision(settings.dtype, settings.device, step)
 
     timers = {name: _Timer(partial(made, METHODS[name]), settings.device) for name in methods}

@@ -136,8 +136,14 @@ def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # Paths
 
 
-@pytest.mark.parametrize("name", ["../../up.csv", "/etc/passwd", "/dev/zero", "..", "a\0b", "x" * 5000])
-@pytest.mark.parametrize("where", ["data.name", "data.test", "model.weights", "public.data"])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        *(("data.name", "../../up.csv"), ("data.name", "/dev/zero"), ("data.test", "/etc/passwd"), ("data.test", "..")),
+        *(("model.weights", "../../up.csv"), ("model.weights", "a\0b"), ("public.data", "/etc/passwd")),
+        ("public.data", "x" * 5000),
+    ],
+)
 def test_paths_of_a_recipe_are_read_and_never_written(
     where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

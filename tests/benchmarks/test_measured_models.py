@@ -14,6 +14,7 @@ from benchmarks.steps.experiments import EXPERIMENTS
 from benchmarks.steps.large_models import VOCABULARY, bert_base, gpt2, vit_small
 from benchmarks.steps.methods import METHODS
 from benchmarks.steps.models import MODELS, Model
+from benchmarks.steps.sgd import Data
 
 # Trainable numbers of the published architectures; norms with a scale and a shift for each channel.
 PARAMETERS = {
@@ -47,7 +48,7 @@ def test_models_of_transformers_take_private_steps_of_finite_weights(build: Call
     words = VOCABULARY.get({bert_base: "bert", gpt2: "gpt2"}.get(build.func, ""))
     model = Model("small", build, (7,) if words else (3, 32, 32), 2, words, (7,) if build.func is gpt2 else ())
     trained = model.build()
-    METHODS["BookKeeping"](trained, *model.data(2, None, "cpu"))()
+    METHODS["BookKeeping"](trained, Data(*model.data(2, None, "cpu")))()
     assert all(p.isfinite().all() for p in trained.parameters())
 
 
@@ -56,7 +57,7 @@ def test_models_score_each_class_of_their_own_data(name: str) -> None:
     device = "cpu" if name.startswith("lipschitz") else "meta"  # where weights are projected as they are made
     with torch.device(device):
         cell = Cell(name, batch=3)
-        inputs, targets = cell.data(device)
+        inputs, targets, _ = cell.data(device)
         scores = MODELS[name].build()(inputs)
     assert scores.shape == (3, MODELS[name].classes)
     assert targets.shape == (3,)

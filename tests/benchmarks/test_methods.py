@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.steps import memory, peer_fastdp, private, sgd
+from benchmarks.steps import memory, peer_fastdp, private, sgd, whole_run
 from benchmarks.steps.cell import Cell, Settings
 from benchmarks.steps.experiments import EXPERIMENTS
 from benchmarks.steps.methods import ENGINES, FASTDP, METHODS, PLAIN
@@ -23,7 +23,8 @@ from noisette.capture.graph import CaptureError
 from noisette.clipping import engines
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
-CLIPPED = [name for name in METHODS if name not in (*PLAIN, "compiled", "Clipless", *FASTDP)] + [COMPILED]
+OTHERS = (*PLAIN, "compiled", "Clipless", *FASTDP, *whole_run.METHODS)
+CLIPPED = [name for name in METHODS if name not in OTHERS] + [COMPILED]
 
 
 @pytest.fixture
@@ -31,23 +32,23 @@ def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgd, "NOISE_MULTIPLIER", 1e-9)
 
 
-def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def weights_after_a_step(method: str, model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        METHODS[method](model, inputs, targets)()
+        METHODS[method](model, data)()
     return model.state_dict()
 
 
-def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def clipped_step(model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
     """The step of every method that clips, without noise, in plain code."""
     params = list(model.parameters())
     total = [torch.zeros_like(p) for p in params]
-    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+    for x, y in zip(data.inputs.split(1), data.targets.split(1), strict=True):
         gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), params)
         norm = sum(g.square().sum() for g in gradients) ** 0.5
         total = [t + g * min(1.0, float(sgd.MAX_GRAD_NORM / norm)) for t, g in zip(total, gradients, strict=True)]
     return {
-        name: p.detach() - sgd.LEARNING_RATE * t / len(targets)
+        name: p.detach() - sgd.LEARNING_RATE * t / data.size
         for (name, p), t in zip(model.named_parameters(), total, strict=True)
     }
 
@@ -57,10 +58,10 @@ def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str,
 def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
     cell = Cell("mlp", batch=5)
     model = cell.model("cpu")
-    inputs, targets = cell.data("cpu")
+    data = cell.data("cpu")
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    expected = clipped_step(model, inputs, targets)
-    after = weights_after_a_step(method, model, inputs, targets)
+    expected = clipped_step(model, data)
+    after = weights_after_a_step(method, model, data)
     for name, right in expected.items():
         torch.testing.assert_close(after[name] - before[name], right - before[name], rtol=1e-3, atol=1e-7)
 
@@ -69,9 +70,9 @@ def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
 def test_every_method_that_clips_adds_noise(method: str) -> None:
     cell = Cell("mlp", batch=2)
     model = cell.model("cpu")
-    inputs, targets = cell.data("cpu")
-    expected = clipped_step(model, inputs, targets)
-    after = weights_after_a_step(method, model, inputs, targets)
+    data = cell.data("cpu")
+    expected = clipped_step(model, data)
+    after = weights_after_a_step(method, model, data)
     std = sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 2
     for name in ("0.weight", "2.weight"):
         assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
@@ -82,7 +83,7 @@ def test_a_captured_step_is_no_eager_step(name: str) -> None:
     """After the two steps that make it ready, and the one that compares again."""
     with private.uncaptured_is_an_error():
         cell = Cell("mlp", batch=8)
-        step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+        step = METHODS[name](cell.model("cpu"), cell.data("cpu"))
         for _ in range(3):
             step()
         with patch.object(engines.BookKeeping, "clipped_sum", side_effect=AssertionError("eager")):
@@ -96,7 +97,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
 
     monkeypatch.setattr("noisette.capture.captured.trace", no_trace)
     cell = Cell("mlp", batch=8)
-    step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+    step = METHODS[name](cell.model("cpu"), cell.data("cpu"))
     with private.uncaptured_is_an_error():
         step()
         with pytest.raises(CaptureWarning, match="the step is not captured: there is no graph"):
@@ -114,15 +115,15 @@ def test_noisette_is_asked_for_the_capture_that_the_name_says(name: str, monkeyp
 
     monkeypatch.setattr(private, "PerExampleClip", clip)
     cell = Cell("mlp", batch=2)
-    METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+    METHODS[name](cell.model("cpu"), cell.data("cpu"))
     assert asked == [{"captured": "graph", "compiled": "compiled"}.get(name, "eager")]
 
 
 def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("mlp", batch=5)
-    model, inputs_and_targets = cell.model("cpu"), cell.data("cpu")
+    model, data = cell.model("cpu"), cell.data("cpu")
     copied = copy.deepcopy(model)
-    expected = weights_after_a_step("plain", model, *inputs_and_targets)
+    expected = weights_after_a_step("plain", model, data)
     compiled: list[int] = []
 
     def counted(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
@@ -130,7 +131,7 @@ def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkey
         return graph
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
-    after = weights_after_a_step("plain-compiled", copied, *inputs_and_targets)
+    after = weights_after_a_step("plain-compiled", copied, data)
     torch.testing.assert_close(after, expected)
     assert len(compiled) == 1, "the model and its loss are one graph"
     assert compiled[0] > 5
@@ -140,11 +141,11 @@ def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkey
 def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
     cell = Cell("lipschitz-dense", batch=5)
     model = cell.model("cpu")
-    inputs, targets = cell.data("cpu")
+    data = cell.data("cpu")
     params = list(model.parameters())
-    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), targets), params)
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(data.inputs), data.targets), params)
     moved = [(p - sgd.LEARNING_RATE * g).detach() for p, g in zip(params, gradients, strict=True)]
-    weights_after_a_step("Clipless", model, inputs, targets)
+    weights_after_a_step("Clipless", model, data)
     for p, free in zip(params, moved, strict=True):
         u, _, vh = torch.linalg.svd(free, full_matrices=False)
         torch.testing.assert_close(p.detach(), u @ vh, rtol=0, atol=1e-5)
@@ -160,7 +161,7 @@ def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
     cell = Cell("mlp", batch=4)
     model = cell.model("cpu")
     before = [p.detach().clone() for p in model.parameters()]
-    step = METHODS[name](model, *cell.data("cpu"))
+    step = METHODS[name](model, cell.data("cpu"))
     step()
     step()
     moved = 2 * sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 4
@@ -173,7 +174,7 @@ def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
 def test_a_model_that_it_trains_in_part_is_an_error(fastdp: Path) -> None:
     peer_fastdp.look_in(fastdp)
     cell = Cell("rnn", batch=2)
-    step = METHODS["fastDP-MixOpt"](cell.model("cpu"), *cell.data("cpu"))
+    step = METHODS["fastDP-MixOpt"](cell.model("cpu"), cell.data("cpu"))
     with pytest.raises(NotImplementedError, match=r"does not train recurrent\.weight_ih_l0, recurrent\.weight_hh_l0"):
         step()
 
@@ -196,3 +197,27 @@ def test_a_fresh_process_finds_it_too(fastdp: Path) -> None:
     settings = Settings(rounds=1, threads=1, device="cpu", fastdp=fastdp)
     rows = memory.peak_memory(Cell("mlp", batch=8), ["fastDP-MixOpt"], settings, lambda part: None)
     assert set(rows["fastDP-MixOpt"]) == {"bytes"}
+
+
+def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights() -> None:
+    data = Cell("mlp", batch=8, records=64).data("cpu")
+    assert (len(data.targets), data.size, data.sampling_rate) == (64, 8, 1 / 8)
+    for name in whole_run.METHODS:
+        if name == "run" or name in ("run: clip", "run: noise"):  # they compile
+            continue
+        model = Cell("mlp", batch=8).model("cpu")
+        before = [p.detach().clone() for p in model.parameters()]
+        step = METHODS[name](model, data)
+        for _ in range(3):
+            step()
+        moved = [not torch.equal(p, start) for p, start in zip(model.parameters(), before, strict=True)]
+        assert set(moved) == {name == "run-eager"}, name
+
+
+def test_plain_training_goes_through_all_records() -> None:
+    inputs, targets = torch.arange(12.0), torch.arange(12)
+    batches = sgd.Data(inputs, targets, batch_size=4).batches()
+    passed = [next(batches) for _ in range(6)]
+    for half in (passed[:3], passed[3:]):
+        assert sorted(torch.cat([y for _, y in half]).tolist()) == list(range(12))
+    assert all(torch.equal(x, y.float()) for x, y in passed)

@@ -31,7 +31,7 @@ def method(monkeypatch: pytest.MonkeyPatch) -> Add:
     """Adds a method of this name with this step."""
 
     def add(name: str, step: Callable[[], object]) -> None:
-        monkeypatch.setitem(METHODS, name, lambda model, inputs, targets: step)
+        monkeypatch.setitem(METHODS, name, lambda model, data: step)
 
     return add
 
@@ -183,8 +183,8 @@ from benchmarks.steps import memory
 from benchmarks.steps.cell import Cell
 from benchmarks.steps.methods import METHODS
 
-METHODS["holds"] = lambda model, inputs, targets: lambda: torch.ones(64 * 2**20, dtype=torch.uint8)
-METHODS["idle"] = lambda model, inputs, targets: lambda: None
+METHODS["holds"] = lambda model, data: lambda: torch.ones(64 * 2**20, dtype=torch.uint8)
+METHODS["idle"] = lambda model, data: lambda: None
 print(memory.growth(Cell("mlp", batch=2), "holds", "cpu"), memory.growth(Cell("mlp", batch=2), "idle", "cpu"))
 """
 

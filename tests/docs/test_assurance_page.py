@@ -79,8 +79,7 @@ def test_lists_name_tests_that_exist() -> None:
 
 @pytest.mark.usefixtures("_tables")
 def test_every_named_test_exists() -> None:
-    from faults import FAULTS
-    from mutants import MUTANTS
+    from planting import FAULTS, MUTANTS
 
     named = {test for mutant in MUTANTS for test in mutant.caught_by} | {t for fault in FAULTS for t in fault.tried_by}
     for test in named:
@@ -90,18 +89,12 @@ def test_every_named_test_exists() -> None:
 
 @pytest.mark.usefixtures("_tables")
 def test_the_results_cover_all_planted_faults_without_a_failure() -> None:
-    from mutants import MUTANTS
+    from planting import MUTANTS
 
     assert RESULTS["mutants"]["caught"] == {mutant.name: True for mutant in MUTANTS}
     assert RESULTS.get("load", {"failed": []})["failed"] == []
     assert {row["verdict"] for row in RESULTS["audits"]["ways"]} == {"consistent"}
     assert all(test["passed"] == test["cases"] > 0 for test in RESULTS.get("faults", {"tests": {}})["tests"].values())
-
-
-def test_links_of_the_page_have_targets() -> None:
-    links = set(re.findall(r"\]\(([^)#]+)\)", PAGE.read_text(encoding="utf-8")))
-    assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
 
 
 def test_promises_are_numbered_in_order() -> None:

@@ -115,9 +115,3 @@ def test_the_script_of_the_page_prints_the_same_on_one_and_on_two_ranks(
     assert capsys.readouterr().out == f"{stated}\n"
     assert on_two_ranks(script, folder=tmp_path / "two") == f"{stated}\n"
     assert releases(tmp_path / "one" / "ledger.jsonl") == releases(tmp_path / "two" / "ledger.jsonl") == 20
-
-
-def test_links_of_the_page_lead_somewhere() -> None:
-    links = re.findall(r"\]\((\.\./[^)#]+)\)", PAGE.read_text())
-    assert len(links) >= 2
-    assert all((PAGE.parent / link).exists() for link in links)

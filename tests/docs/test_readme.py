@@ -40,7 +40,7 @@ def test_every_page_has_a_block() -> None:
 
 
 def test_links_lead_to_files_and_headings() -> None:
-    pages = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(page for folder in ("docs", "papers") for page in (ROOT / folder).rglob("*.md"))]
     broken = []
     for page in pages:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

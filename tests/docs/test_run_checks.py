@@ -49,11 +49,8 @@ def changed(name: str, value: object) -> Callable[[Lines], Lines]:
 
 ALTERED: dict[str, Callable[[Lines], Lines]] = {
     "more noise": changed("noise_multiplier", 2.2),
-    "another rate": changed("sampling_rate", 0.09),
-    "another sampling": changed("mechanism", "Gaussian"),
     "a step less": lambda lines: [{**lines[0], "steps": 29}, *lines[1:]],
     "the end cut off": lambda lines: lines[:31],
-    "nothing": lambda lines: [],
 }
 
 
@@ -74,13 +71,6 @@ def test_another_ledger_is_refused_though_its_digests_follow(
 def test_another_epsilon_is_refused(tmp_path: Path, facts: dict[str, Any], noise: float) -> None:
     facts["ledger_head"] = altered(tmp_path, changed("noise_multiplier", noise))
     with pytest.raises(SystemExit, match=r"has epsilon .* and run\.json states"):
-        epsilon_of_ledger(tmp_path, facts)
-
-
-def test_a_changed_line_is_named(tmp_path: Path, facts: dict[str, Any]) -> None:
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(path.read_text().replace('"noise_multiplier": 2.0', '"noise_multiplier": 2.1', 1))
-    with pytest.raises(SystemExit, match="line 1 was altered"):
         epsilon_of_ledger(tmp_path, facts)
 
 

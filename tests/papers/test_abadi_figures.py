@@ -29,25 +29,6 @@ def texts(svg: str) -> set[str]:
     return {element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
 
 
-def test_figure_2_has_the_printed_number_beside_ours() -> None:
-    section = figure_2.section()
-    epochs = column(section, "epochs")
-    printed, ours = (column(section, f"moments: {whose}") for whose in ("paper", "ours"))
-    assert (printed[epochs.index("100")], ours[epochs.index("100")]) == ("1.26", "1.26")
-    printed, ours = (column(section, f"strong, as printed: {whose}") for whose in ("paper", "ours"))
-    assert (printed[epochs.index("400")], ours[epochs.index("400")]) == ("24.22", "24.21")
-    assert {"paper 1.26", "paper 9.34", "paper 2.55", "paper 24.22"} <= texts(section.figure)
-
-
-def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: list[Run]) -> None:
-    section = figure_3.section(runs)
-    assert column(section, "paper") == ["90.0 %", "95.0 %", "97.0 %"]
-    assert column(section, "epsilon") == ["0.5", "2", "8"]
-    for name in ("ours, moments", "ours, PLD"):
-        assert all("3 seeds" in cell for cell in column(section, name))
-    assert {"paper 90", "paper 95", "paper 97"} <= texts(section.figure)
-
-
 def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[Run]) -> None:
     assert next(iter(PAPER.parts)) == summary.NAME
     section = table_summary.section(runs)

@@ -12,8 +12,7 @@ import pytest
 from torch import nn
 
 from noisette.nn import models
-from noisette.training.report.figures import ORANGE
-from papers.davody_2020 import figure_1, figure_norms, networks, norms, table_2, table_3, table_5
+from papers.davody_2020 import figure_1, networks, norms, table_2, table_3, table_5
 from papers.davody_2020.runs import Run, Setting, mean_of, read
 from papers.paper import Asked
 from papers.section import Section
@@ -44,33 +43,6 @@ def test_mean_and_standard_error_are_those_of_the_seeds() -> None:
     assert str(mean) == "93.00 ± 2.08 (3 seeds)"
     assert str(mean_of(runs[:1], setting)) == "90.00 (1 seed)"
     assert mean_of([], setting) is None
-
-
-def test_the_printed_number_stands_above_ours() -> None:
-    runs = [finished(table_2.setting("bn-lenet-5", 2.0), accuracy=0.9913)]
-    section = table_2.GRID.section(runs)
-    assert section.header == ("network", "", "σ 0", "σ 0.01", "σ 0.1", "σ 1", "σ 2")
-    paper, ours = lines_of(section, "bn-lenet-5")
-    assert paper[1:] == ("paper", "99.20 ± 0.08", "99.21 ± 0.05", "99.18 ± 0.06", "99.24 ± 0.04", "99.25 ± 0.07")
-    assert ours == ("", "ours", *["not run"] * 4, "99.13 (1 seed)")
-
-
-def test_table_5_prints_the_mixture_without_a_guarantee_and_takes_its_last_column_from_table_2() -> None:
-    mixture, public = (norm.setting(0.1) for norm in (norms.MIXTURE, norms.PUBLIC_BATCH))
-    assert mixture
-    assert public
-    runs = [finished(mixture, accuracy=0.91), finished(public, accuracy=0.93)]
-    section = table_5.section([*runs, finished(table_2.setting("ln-lenet-5", 0.0), accuracy=0.9919)])
-    assert section.header == ("network", "", "ε ∞", "ε 7", "ε 3", "ε 1", "ε 0.5", "ε 0.1", "ε 0.05")
-    paper, ours = lines_of(section, "mixture-bn-lenet-5")
-    assert paper[2:] == ("99.20", "98.68", "98.18", "97.61", "96.83", "90.68", "88.15")
-    assert ours[-2] == "91.00 (1 seed)"
-    assert "no guarantee" in " ".join(section.about)
-    assert lines_of(section, "public-bn-lenet-5") == [
-        ("public-bn-lenet-5", "ours", "", *["not run"] * 4, "93.00 (1 seed)", "not run")
-    ]
-    assert lines_of(section, "ln-lenet-5")[1][2] == "99.19 (1 seed)"
-    assert [row[-2] for row in section.rows if row[0] == "noise multiplier"] == ["0.800"]
 
 
 def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_for() -> None:
@@ -120,18 +92,6 @@ def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None
     assert rows["10"][3:] == ("35", "7.0")
     assert rows["5"][1] == "not run"
     assert {"σ = 1", "σ = 10"} <= texts(section.figure)
-
-
-def test_every_norm_is_drawn_with_its_guarantee_and_the_mixture_hollow_and_dashed() -> None:
-    runs = [finished(setting) for norm in norms.NORMS for e in norm.schedule if (setting := norm.setting(e))]
-    section = figure_norms.section(runs)
-    labels = texts(section.figure)
-    for norm in norms.NORMS:
-        assert f"{norm.label}: {'no guarantee' if 'mixture' in norm.name else '(ε, 1e-5)'}" in labels
-    dashed = [line for line in section.figure.splitlines() if "stroke-dasharray" in line]
-    assert dashed
-    assert all(f"stroke: {ORANGE}" in line for line in dashed)
-    assert [row[1] for row in section.rows].count("no guarantee") == 2
 
 
 def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:

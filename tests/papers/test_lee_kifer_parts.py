@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from papers.__main__ import app
 from papers.lee_kifer_2020 import table_memory
-from papers.lee_kifer_2020.figures import COLUMNS, FIGURES
+from papers.lee_kifer_2020.figures import FIGURES
 from papers.lee_kifer_2020.parts import PAPER
 from papers.lee_kifer_2020.runs import Job, Run, Setting, captured_gain, read
 from papers.paper import Asked
@@ -57,16 +57,6 @@ def jobs(part: str, *, full: bool = False, done: list[Run] | None = None) -> lis
     return [job for job in left if isinstance(job, Job)]
 
 
-def test_the_first_table_has_every_figure_with_its_printed_numbers() -> None:
-    assert next(iter(PAPER.parts)) == PAPER.first == "table-summary"
-    section = summary([])
-    assert [row[0] for row in section.rows if row[0]] == [*(f"figure {k}" for k in range(5, 10)), "table memory"]
-    assert claims(section, "6")["time of nxBP to ours, batch 128"][0] == "54 to 94"
-    assert claims(section, "7")["time of nxBP to ours, 2 hidden layers"][0] == "94 (Fashion-MNIST)"
-    assert claims(section, "7")["time of nxBP to ours, 4 to 8 hidden layers"][0] == "", "the paper prints no number"
-    assert all(row[-1] for row in section.rows if row[0]), "what differs is said of each"
-
-
 def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() -> None:
     run = finished("fig7", "mlp", 128, MLP)
     assert captured_gain(run.measured) == pytest.approx(50)
@@ -74,20 +64,6 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
     assert row[1:4] == ("25.0", "50.0", "3, 1 of 4 networks and sizes")
     [line] = [row for row in FIGURES[2].section([run]).rows if row[0] == "MLP"]
     assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
-
-
-def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
-    runs = [
-        finished("fig8", "resnet18", 20, MLP, 64),
-        finished("fig8", "resnet101", 20, MLP | {"MultiLoss": 0.0, "ReweightGP": 0.2}, 64),
-        finished("fig8", "vgg11", 20, {"plain": 0.1, "nxBP": 0.4, "ReweightGP": 0.2, "captured": 0.2}, 64),
-    ]
-    rows = claims(summary(runs), "8")
-    assert rows["quickest of the private methods"][1:3] == ("in 2 of 3", "in 2 of 3")
-    assert rows["multiLoss runs out of memory"][1] == "ResNet-101 of 2"
-    assert rows["time of nxBP to ours, 256 × 256"][1] == "not run"
-    [failed] = [row for row in FIGURES[3].section(runs).rows if row[0] == "ResNet-101"]
-    assert failed[3 + list(COLUMNS).index("MultiLoss")] == "failed"
 
 
 def test_memory_is_a_ratio_to_plain_training() -> None:

@@ -193,7 +193,8 @@ class OutsideTensors:
     def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
         self._columns = [_memory_of(column) for column in columns]
-        found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+        # Objects refer to their type, and the collector looks through all of them in C.
+        found = [each for each in gc.get_referrers(*_with_subclasses(Tensor)) if issubclass(type(each), Tensor)]
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in found}
 
     def begin(self, public: Iterable[Tensor]) -> None:
@@ -254,6 +255,10 @@ class OutsideTensors:
     def _holds_records(self, tensor: Tensor) -> bool:
         begin, end = _memory_of(tensor) if self._columns else (0, 0)
         return any(begin < last and first < end for first, last in self._columns)
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
