@@ -146,6 +146,10 @@ def test_a_group_is_counted_record_by_record_where_no_release_is_known_for_it(tm
     curve, half = PldAccountant().compose({event: times}), found["epsilon"] / 2
     assert curve.delta(epsilon=half) * (1 + math.exp(half)) == pytest.approx(1e-5, rel=1e-2)
     assert 2 * curve.epsilon(delta=1e-5) < found["epsilon"] < 10
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(event, times)
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 2, "--accountant", "pld")
+    assert "odometer for several" in priced["whatever_was_chosen"] or "Rényi" in priced["whatever_was_chosen"]
 
 
 def test_users_who_are_grouped_have_as_many_records(tmp_path):
@@ -179,8 +183,10 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     alone = [PldAccountant().compose({event: times}).epsilon(delta=1e-5) for event, times in same.items()]
     assert max(alone) < priced["prices"][0]["epsilon"] < sum(alone)
     assert priced["neighbouring"] == "add or remove all records of one user who has 4 or fewer"
-    both = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 4, "--group-size", 2)
-    assert "not both" in both.stderr
+    (of_one,) = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 1, "--accountant", "pld")["prices"]
+    assert max(alone[0], alone[2]) < of_one["epsilon"] < priced["prices"][0]["epsilon"]
+    refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 0, "--group-size", 2)
+    assert all(said in refused.stderr for said in ("records_per_user >= 1", "not both"))
 
 
 def test_records_that_are_replaced_say_nothing_to_users(tmp_path):

@@ -22,7 +22,7 @@ from noisette.accounting.events import (
     for_several,
     several_deltas,
 )
-from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events, odometer_epsilon
 from noisette.accounting.interface import Accountant, PrivacyCurve
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.accounting.pld import least_epsilon
@@ -291,6 +291,8 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
             raise UnsupportedEventError(
                 f"{event!r}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
             )
+        if several is None and isinstance(accountant, RenyiOdometer):
+            raise UnsupportedEventError(f"{event!r} has no odometer for several records at once")
         if several is None:
             return SeveralCurve(accountant.compose(events), number)
         counted[several] += times

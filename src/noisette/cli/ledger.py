@@ -277,10 +277,10 @@ def price(
 
     Example: noisette ledger price run
     """
-    numbers = {"group_size": group_size, **({"records_per_user": records_per_user} if records_per_user else {})}
     checks.all_of(
-        partial(checks.open_fraction, **({} if delta is None else {"delta": delta})),
-        partial(checks.count, **numbers),
+        lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: checks.count(group_size=group_size),
+        lambda: records_per_user is None or checks.count(records_per_user=records_per_user),
         lambda: _check_one_way(group_size, records_per_user),
     )
     path, read = _read(place)
@@ -289,13 +289,13 @@ def price(
     declarations = len(read.declarations)
     if records_per_user is None:
         check_one_relation(events)
-    first = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
-    number, neighbouring = records_per_user or group_size, first.for_several(group_size)
-    if records_per_user is not None:
+        first = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
+        neighbouring = first.for_several(group_size)
+    else:
         neighbouring = Neighbouring.ADD_OR_REMOVE_USER
 
     def epsilon_by(accountant: Accountant) -> float:
-        curve = curve_for(events, accountant, number, neighbouring) if number > 1 else accountant.compose(events)
+        curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
         return curve.epsilon(delta=left) if left > 0 else math.inf
 
     found = answers(epsilon_by, [ACCOUNTANTS[name] for name in ([accountant] if accountant else ACCOUNTANTS)])
