@@ -96,7 +96,7 @@ def course(place: Path, commands: Sequence[Sequence[object]], *, forced: Sequenc
     recorder = Recorder(forced)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+        patch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
         patch.setattr("noisette.training.loop.time.perf_counter", lambda: 0.0)
         patch.setattr("secrets.token_hex", lambda size: "00" * size)  # the marks of ledger lines
         patch.setattr("noisette.training.report.figures.epsilon_curve", known_curve)

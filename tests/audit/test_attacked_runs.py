@@ -115,7 +115,7 @@ def test_columns_that_are_too_long_are_told(monkeypatch: pytest.MonkeyPatch) -> 
         made._first *= 1.25
         return made
 
-    monkeypatch.setattr("noisette.run.private.BandedNoise", longer)
+    monkeypatch.setattr("noisette.noise.banded.BandedNoise", longer)
     assert mu() > 1.1 * ROUNDS**0.5 / NOISE
 
 

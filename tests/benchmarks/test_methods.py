@@ -95,7 +95,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
     def no_trace(*_: object) -> None:
         raise CaptureError("there is no graph")
 
-    monkeypatch.setattr("noisette.capture.captured.trace", no_trace)
+    monkeypatch.setattr("noisette.capture.graph.trace", no_trace)
     cell = Cell("mlp", batch=8)
     step = METHODS[name](cell.model("cpu"), cell.data("cpu"))
     with private.uncaptured_is_an_error():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from noisette.capture import captured as module
 from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of
 from noisette.capture.graph import Function, Graph
+from noisette.capture.step import is_real, padded, padded_size
 
 X = torch.arange(6, dtype=torch.float64).view(3, 2)
 AUTO = Schedule(at_once=False, compiles=False)
@@ -143,17 +144,6 @@ def test_inputs_that_the_step_writes_into_are_written_once() -> None:
 # Numbers of rows
 
 
-def test_nothing_is_traced_before_the_work_repays_it() -> None:
-    captured = Captured(nn.Module(), AUTO, {torch.float64})
-    for _ in range(3):
-        assert captured.rows_for(128, 100.0) is None
-        captured.add_time(128, 0.5, None)
-    assert captured.rows_for(128, 100.0) is None  # 1.5 seconds
-    captured.add_time(128, 0.6, None)
-    assert captured.rows_for(128, 0.5) is None
-    assert captured.rows_for(128, 100.0) == 128
-
-
 def traced(captured: Captured, rows: int, seconds: float) -> None:
     captured._sizes[rows].graphs = [module._Timed(Replaced(Scaled()), seconds=[seconds] * 3)]
 
@@ -248,3 +238,52 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
             outputs = call(captured, drops, X)
             assert outputs is not None
             torch.testing.assert_close(outputs[0], each)
+
+
+# When a step is traced and compiled, and for how many rows
+
+
+def test_each_value_has_its_schedule() -> None:
+    assert schedule_of("eager") is None
+    assert schedule_of("auto") == Schedule(at_once=False, compiles=True)
+    assert schedule_of("graph") == Schedule(at_once=True, compiles=False)
+    assert schedule_of("compiled") == Schedule(at_once=True, compiles=True)
+
+
+def test_what_is_asked_for_is_done_at_once() -> None:
+    for schedule in (Schedule(at_once=True, compiles=False), Schedule(at_once=True, compiles=True)):
+        assert schedule.traces(0.0, 0.0)
+        assert schedule.compiles_graph(1000, 0.0, 0.0) == schedule.compiles
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "is_due"), [(1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)]
+)
+def test_otherwise_a_trace_waits_until_the_run_is_known_to_be_long(seconds: float, left: float, is_due: bool) -> None:
+    assert Schedule(at_once=False, compiles=True).traces(seconds, left) == is_due
+
+
+def test_a_large_graph_is_compiled_in_a_long_run_alone() -> None:
+    schedule = Schedule(at_once=False, compiles=True)
+    assert not schedule.compiles_graph(150, 10.0, 4.0)
+    assert schedule.compiles_graph(150, 10.0, 6.0)
+    assert not schedule.compiles_graph(2000, 10.0, 6.0)
+    assert schedule.compiles_graph(2000, 10.0, 50.0)
+    assert not Schedule(at_once=False, compiles=False).compiles_graph(1, 1e9, 1.0)
+
+
+def test_at_most_an_eighth_is_added_and_eight_sizes_lie_between_powers_of_two() -> None:
+    sizes = {count: padded_size(count) for count in range(1, 5000)}
+    assert all(count <= size <= max(count, 1.125 * count + 1) for count, size in sizes.items())
+    assert all(padded_size(size) == size for size in sizes.values())
+    assert len({size for count, size in sizes.items() if 1024 < count <= 2048}) == 8
+
+
+def test_repeated_rows_are_the_first_and_are_told_from_real_ones() -> None:
+    x, y = torch.randn(9, 3), torch.arange(9)
+    wide, labels = padded([x, y], 12)
+    assert torch.equal(wide[:9], x)
+    assert torch.equal(wide[9:], x[:1].expand(3, 3))
+    assert labels.tolist() == [*range(9), 0, 0, 0]
+    assert is_real(9, 12, x.device).tolist() == [True] * 9 + [False] * 3
+    assert padded([x, y], 9)[0] is x

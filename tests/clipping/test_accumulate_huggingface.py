@@ -1,18 +1,21 @@
 """Families of pretrained models, from random configurations, through the vectorised loss of their own.
 
-Exact against single examples in double precision without dropout; with their usual dropout, training goes through.
+Exact against single examples in double precision without dropout, also as captured steps.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from captured_check import assert_captured, check_exact, error_of
+from captured_models import Model
 from noisette import OneByOneWarning, PerExampleClip
-from pretrained_families import FAMILIES, B, Batch, classifier, transformers
+from pretrained_families import FAMILIES, B, Batch, Family, classifier, transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,3 +80,31 @@ def test_a_model_that_branches_on_an_example_is_computed_one_by_one() -> None:
     family = classifier("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0)
     with pytest.warns(OneByOneWarning, match=r"DebertaV2ForSequenceClassification.*shape depends on the values"):
         assert_exact(family.make(dropout=False).double(), family.batch())
+
+
+# Captured
+
+
+def several(family: Family, b: int) -> Batch:
+    """Examples of several batches of a family."""
+    parts = [family.batch() for _ in range(-(-b // B))]
+    return {name: torch.cat([part[name] for part in parts])[:b] for name in parts[0]}
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "Mixtral", "T5", "Swin"])
+def test_captured_sums_are_those_of_single_examples(name: str) -> None:
+    family = FAMILIES[name]
+    captured = Model(
+        lambda: family.make(dropout=False), lambda b: several(family, b), lambda model, **batch: model(**batch).loss
+    )
+    assert check_exact(captured) <= 1e-10
+
+
+def test_a_batch_as_one_argument_is_captured() -> None:
+    model, batch = FAMILIES["Bert"].make(dropout=False), several(FAMILIES["Bert"], 6)
+    clip, eager = PerExampleClip(model, 0.1, capture="graph"), PerExampleClip(copy.deepcopy(model), 0.1)
+    for _ in range(4):  # the first call of a model fills caches of its library
+        clip.accumulate(of_the_model, transformers.BatchEncoding(batch))
+        eager.accumulate(of_the_model, transformers.BatchEncoding(batch))
+    assert_captured(clip)
+    assert error_of(clip.pop_sums()[0].grads, eager.pop_sums()[0].grads) <= 1e-5

@@ -9,19 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from captured_check import check_same_draws
-from captured_models import (
-    MODELS,
-    Decoder,
-    Encoder,
-    Model,
-    Reader,
-    entropy,
-    floats,
-    labelled,
-    padded_words,
-    squares,
-    words,
-)
+from captured_models import Encoder, Model, Reader, entropy, floats, labelled, padded_words, squares, words
 from model_cases import Forward
 from papers import networks
 
@@ -44,9 +32,7 @@ RANDOM = {
     "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
     "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM, dropout=0.3), words(4), entropy),
-    "GRU": Model(lambda: Reader(nn.GRU, dropout=0.3), words(4), entropy),
     "Transformer encoder": Model(lambda: Encoder(dropout=0.2), padded_words, entropy),
-    "Transformer decoder": Model(lambda: Decoder(dropout=0.2), MODELS["Transformer decoder"].batch, squares),
 }
 
 

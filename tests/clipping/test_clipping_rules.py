@@ -118,22 +118,6 @@ def test_one_example_moves_no_group_beyond_its_bound(rule, groups, factor, engin
         clip.close()
 
 
-@every_engine
-@pytest.mark.parametrize(("rule", "groups", "factor"), RULES.values(), ids=RULES)
-def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engine) -> None:
-    model, (x, y) = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
-    x[2, 0] = float("inf")
-    kept = [0, 1, 3, 4]
-    found = []
-    for batch in ((x, y), (x[kept], y[kept])):
-        clip = PerExampleClip(model, clipping=rule, engine=engine)
-        clip.accumulate(cross_entropy, *batch)
-        found.append(torch.cat([g.flatten() for s in clip.pop_sums() for g in s.grads]))
-        clip.close()
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
-    assert found[1].any()
-
-
 def test_groups_that_leave_out_or_share_parameters_are_refused_and_all_listed() -> None:
     with pytest.raises(ValueError, match="exactly one group") as refusal:
         PerExampleClip(mlp(), clipping=GroupwiseClipping({"0": 1.0, "0.bias": 1.0, "2.weigh": 0.5, "head": 1.0}))
@@ -187,15 +171,11 @@ WRONG_FACTORS = {
         lambda n: torch.ones_like(n),
         r"at norm 1\.\d+ is 1, which leaves a norm of 1\.\d+, above max_grad_norm=1",
     ),
-    "too large far out": (lambda n: 1 / n.clamp(min=1, max=1e11), r"at norm 1\.\d+e\+11 .* above"),
     "negative": (lambda n: -1 / (1 + n), r"at norm 0 is -1: expected a finite number that is not negative"),
     "infinite at zero": (lambda n: 1 / n, r"at norm 0 is inf"),
-    "not a number": (lambda n: n * math.nan, r"at norm 0 is nan"),
     "one for all": (lambda n: torch.ones(()) * 0.0, r"returned \(\) for norms of shape"),
     "a number": (lambda n: 0.5, r"returned float for norms of shape"),
-    "squares of axes": (lambda n: torch.zeros(len(n), 1), r"returned \(242, 1\) for norms of shape \(242,\)"),
     "of the largest": (lambda n: 1 / n.max().clamp(min=1).expand_as(n), "alone: it must look at one norm at a time"),
-    "of the neighbour": (lambda n: 1e-13 / (1 + n.roll(1)), "one norm at a time"),
 }
 
 

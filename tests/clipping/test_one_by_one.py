@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -52,11 +51,8 @@ def remembering(model: nn.Module, x: Tensor) -> Tensor:
 SINGLE: dict[str, Loss] = {
     "branch on a value": lambda m, x: (m(x) if x.sum() > 0 else m(-2 * x)).square().sum(),
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
-    "one value for all": lambda m, x: m(x).square().sum() * (2.0 if torch._is_any_true(x > 1) else 1.0),
-    "tolist": lambda m, x: m(x).square().sum() * sum(x[0].tolist()),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
-    "unique": lambda m, x: m(x).square().sum() * x.unique().shape[0],
     "boolean selection": lambda m, x: m(x)[x[:, :2] > 0].square().sum(),
     "autograd function": lambda m, x: Cube.apply(m(x)).square().sum(),
     "inner gradient": lambda m, x: torch.autograd.grad(
@@ -127,17 +123,6 @@ def by_tensor() -> Loss:
     return loss
 
 
-def by_results() -> Loss:
-    tensors: Callable[[], list[Tensor]] = cache(list)  # the walk does not look into results
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        before = tensors().pop() if tensors() else 0.0
-        tensors().append(x.detach().sum())
-        return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
-
-    return loss
-
-
 def by_write() -> Loss:
     table = torch.zeros((), dtype=torch.float64)
 
@@ -149,11 +134,7 @@ def by_write() -> Loss:
     return loss
 
 
-LEAVES: dict[str, Callable[[], Loss]] = {
-    "tensor": by_tensor,
-    "tensor among the results that a function keeps": by_results,
-    "write": by_write,
-}
+LEAVES: dict[str, Callable[[], Loss]] = {"tensor": by_tensor, "write": by_write}
 
 
 _REFUSED = r"earlier call|was written to|first batch|all examples share"

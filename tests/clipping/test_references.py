@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine_check import check, measured
-from model_cases import Case, Forward, cross_entropy, floats, mlp, parameter, squares
-from noisette import PerExampleClip, PrivacyError
+from model_cases import Case, Forward, floats, mlp, parameter, squares
+from noisette import PrivacyError
 from noisette.clipping.engines import PerExampleLoop, Vmap
 from noisette.core.clip import Engine
 from oracle import clipped_sum
@@ -36,39 +35,6 @@ def test_operation_without_a_rule(engine: Engine) -> None:
 
     case = Case("no rule", lambda: Forward(forward, w=parameter(4), v=parameter(4)), floats(4))
     check(case, engine, b=5, dtype=torch.float64)
-
-
-class Counting(nn.Module):
-    """Its answer depends on how often it was asked, by a buffer."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layer(x) * self.calls
-
-
-@both
-def test_no_call_changes_a_buffer(engine: Engine) -> None:
-    """Each example is computed with the buffers that the model has, none with those of another one."""
-    model, x, y = Counting().double(), torch.randn(5, 6).double(), torch.randint(0, 4, (5,))
-    clip = PerExampleClip(model, 0.5, engine=engine, capture="eager")
-    clip.accumulate(of_class, x, y)
-    [total] = clip.pop_sums()
-    clip.close()
-    assert model.calls == 0
-    first = Forward(lambda m, x: m.layer(x), layer=model.layer)
-    expected = clipped_sum(first, cross_entropy, (x, y), 0.5).vector
-    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-10, atol=1e-12)
-
-
-def of_class(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def test_vmap_says_what_to_use_where_torch_cannot_differentiate() -> None:

@@ -59,17 +59,6 @@ def test_outer(shape: tuple[int, int, int]) -> None:
     check_form(Outer(left, right).transposed(), outer_truth(right, left))
 
 
-def test_the_shapes_above_reach_every_branch() -> None:
-    """Each branch is chosen by the shapes it is named for, or the test above would not cover it."""
-
-    def branch(t: int, o: int, i: int) -> str:
-        form = compact(Outer(double(1, t, o), double(1, t, i)))
-        norms = "one" if t == 1 else "gram" if t * t <= o * i else "parts"
-        return norms + ", kept" * isinstance(form, Dense)
-
-    assert [branch(*shape) for shape in BRANCHES.values()] == [name.partition(" with")[0] for name in BRANCHES]
-
-
 def test_positions_of_one_example_never_just_add_up() -> None:
     """Goodfellow's product of norms holds for one position only."""
     left, right = torch.ones(1, 2, 1, dtype=torch.float64), torch.ones(1, 2, 1, dtype=torch.float64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import random
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -74,8 +74,19 @@ def test_fill_writes_the_blocks_of_its_address(step: int, start: int) -> None:
     np.testing.assert_array_equal(words(key, 20, step=step, start=start), expected)
 
 
+def test_threads_that_share_a_stream_get_its_words() -> None:
+    key = SecretKey(SECRET)
+    expected = {step: words(SecretKey(SECRET), 200_000, step=step) for step in range(4)}
+
+    def fill(step: int) -> bool:
+        return all(np.array_equal(words(key, 200_000, step=step), expected[step]) for _ in range(40))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(fill, expected))
+
+
 def test_pieces_are_parts_of_the_whole() -> None:
-    """Also across the megabyte after which the zeros are used again."""
+    """Also across the place after which the zeros are used again."""
     key = SecretKey(SECRET)
     whole = words(key, 300_000)
     for start, count in ((0, 5), (3, 8), (17, 100_000), (131_000, 500), (299_999, 1)):
@@ -94,21 +105,6 @@ def test_keys_differ() -> None:
     assert not np.intersect1d(words(SecretKey(), 1000), words(SecretKey(), 1000)).size
 
 
-def test_global_seeds_do_not_reach_it() -> None:
-    def seeded() -> np.ndarray:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-        return words(SecretKey())
-
-    assert not np.intersect1d(seeded(), seeded()).size
-    state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    words(SecretKey(SECRET))
-    assert torch.equal(torch.get_rng_state(), state[0])
-    np.testing.assert_array_equal(np.random.get_state()[1], state[1])
-    assert random.getstate() == state[2]
-
-
 def test_key_is_never_shown_or_copied() -> None:
     key = SecretKey(SECRET)
     assert repr(key) == str(key) == "SecretKey(hidden)"
@@ -118,7 +114,7 @@ def test_key_is_never_shown_or_copied() -> None:
 
 
 def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     run = noisette.privatize(

@@ -62,7 +62,7 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
 def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run under the same key: the same weights, up to rounding."""
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
     used: list[int] = []
     real = CompiledNoise.__call__
 

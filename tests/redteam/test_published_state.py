@@ -46,7 +46,7 @@ def _known_release(monkeypatch: pytest.MonkeyPatch) -> None:
             for k, p in enumerate(part.params):
                 p.grad = self._written[id(p)] = torch.full_like(p, 0.01 * (1 + k + step))
 
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
     monkeypatch.setattr(GaussianRelease, "__call__", release)
 
 

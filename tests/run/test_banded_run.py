@@ -74,7 +74,7 @@ def take_steps(run: PrivateRun, steps: int = 10**6, size: Any = 7) -> list[dict[
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
 
 
 def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) -> list[dict[str, np.ndarray]]:
@@ -146,34 +146,6 @@ def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path: Path) -> 
     run.ledger.close()
 
 
-ENDS = [(5, 1, 9, 30), (13, 13, 13), (4, 8, 12, 16), (1, 1, 1, 1, 1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("ends", "saved_every"),
-    [pytest.param(ends, 8, marks=[pytest.mark.slow] if k else []) for k, ends in enumerate(ENDS)]
-    + [pytest.param(ends, every, marks=pytest.mark.slow) for ends in ENDS for every in (1, 3)],
-)
-def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp_path: Path) -> None:
-    """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
-    declared = {"steps": 101, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
-    rounds, event = 0, None
-    for number, end in enumerate((*ends, 10**6)):
-        run = start(tmp_path, **declared) if number == 0 else resume(tmp_path)
-        run.save(tmp_path)
-        taken = 0
-        while taken < end and run.steps_left:
-            taken += len(take_steps(run, min(saved_every, end - taken)))
-            run.save(tmp_path)
-        rounds, event = rounds + -(-taken // BANDS), run.event
-        run.end()
-        run.ledger.close()
-    paid = Ledger.read(tmp_path / "ledger.jsonl").events
-    assert event is not None
-    assert rounds * BANDS <= paid[event] <= 104
-    assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0
-
-
 def resume(folder: Path, **changes: Any) -> PrivateRun:
     return PrivateRun.resume(folder, *parts(), X, **changes)
 
@@ -186,7 +158,7 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(
         take_steps(run, taken)
         run.save(tmp_path)
     run.ledger.close()
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     with resume(tmp_path) as again:
         begun = -(-taken // BANDS) * BANDS
         assert (again.steps_taken, again.steps_spent, again.steps_left) == (taken, begun, STEPS - begun)

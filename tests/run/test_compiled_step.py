@@ -86,7 +86,7 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
 
 @pytest.fixture(autouse=True)
 def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @pytest.mark.parametrize(

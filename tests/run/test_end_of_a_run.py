@@ -52,16 +52,6 @@ def take(run: PrivateRun, steps: int = STEPS) -> Any:
     return batch
 
 
-def test_a_run_that_is_collected_leaves_the_optimizer_plain() -> None:
-    model, optimizer = parts()
-    run = start(model, optimizer)
-    batch = take(run, 1)
-    del run
-    gc.collect()
-    assert not optimizer._optimizer_step_pre_hooks
-    assert batch.bounded, "a batch that is kept keeps no run alive"
-
-
 def test_close_run_gives_reserved_steps_back_and_frees_the_ledger(tmp_path: Path) -> None:
     model, optimizer = parts()
     path = tmp_path / "ledger.jsonl"

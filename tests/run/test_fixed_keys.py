@@ -74,7 +74,7 @@ def test_noise_in_double_precision() -> None:
 
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
 def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     monkeypatch.setattr("noisette.core.release.ROUNDING", 0.0)  # the weights were recorded without this allowance
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)

@@ -25,7 +25,7 @@ X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.a
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @dataclass

@@ -28,7 +28,7 @@ DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_
 
 @pytest.fixture(autouse=True)
 def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
 
 
 class Small(nn.Module):
@@ -152,7 +152,7 @@ def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:
 
 
 def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.core.release.SecretKey", SecretKey)
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", SecretKey)
     grads = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -169,18 +169,13 @@ def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROBLEMS = {
     "both rate and size": ({"public_size": 60}, "exactly one of sampling_rate and public_size"),
-    "neither rate nor size": ({"sampling_rate": None}, "exactly one of sampling_rate and public_size"),
     "both steps and epochs": ({"epochs": 1}, "exactly one of steps and epochs"),
-    "neither steps nor epochs": ({"steps": None}, "exactly one of steps and epochs"),
     "no budget": ({"noise_multiplier": None}, "epsilon, noise_multiplier or both"),
     "epsilon without delta": ({"noise_multiplier": None, "epsilon": 1.0}, "epsilon needs delta"),
     "noise zero": ({"noise_multiplier": 0}, "noise_multiplier"),
-    "delta zero": ({"delta": 0}, "delta"),
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
-    "batch above size": ({"sampling_rate": None, "public_size": 20}, "sampling_rate"),
     "no steps": ({"steps": 0}, "steps"),
-    "batch size zero": ({"expected_batch_size": 0}, "expected_batch_size"),
 }
 
 
@@ -345,16 +340,6 @@ def test_step_without_a_batch_and_more_batches_than_declared() -> None:
         assert run.steps_taken == 3
 
 
-@pytest.mark.parametrize(
-    "call", [lambda o: o.step(lambda: 0.0), lambda o: o.step(closure=lambda: 0.0)], ids=["position", "name"]
-)
-def test_closure(call: Callable[[torch.optim.Optimizer], object]) -> None:
-    with start(Small()) as run:
-        first_batch(run)
-        with pytest.raises(PrivacyError, match="without a closure"):
-            call(run.optimizer)
-
-
 def test_second_optimizer() -> None:
     model, free = Small(), nn.Linear(2, 2)
     other, stranger = torch.optim.Adam(model.out.parameters()), torch.optim.Adam(free.parameters())
@@ -392,7 +377,7 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
         first_batch(run)
         run._batch.bounded = len(run._batch.indices)
         run.optimizer.add_param_group({"params": other.parameters()})
-        with pytest.raises(PrivacyError, match="since the run began: 2 came to it"):
+        with pytest.raises(PrivacyError, match="since the run began:\n  2 trainable parameters of the optimizer"):
             run.optimizer.step()
     model = Small()
     model.hidden.requires_grad_(False)
@@ -400,7 +385,7 @@ def test_parameters_that_join_or_thaw_during_the_run() -> None:
         first_batch(run)
         run._batch.bounded = len(run._batch.indices)
         model.hidden.requires_grad_(True)
-        with pytest.raises(PrivacyError, match="since the run began: 2 came to it"):
+        with pytest.raises(PrivacyError, match="since the run began:\n  2 trainable parameters of the optimizer"):
             run.optimizer.step()
 
 

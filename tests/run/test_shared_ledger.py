@@ -131,30 +131,6 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
     assert ledger.events == {one.event: STEPS}
 
 
-@pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
-def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
-    """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        runs = [begin_for(ledger, BUDGET), begin_for(ledger, BUDGET)]
-        for number, run in enumerate(runs):
-            going = steps_of(run)
-            if is_taken(going):
-                run.save(tmp_path / str(number))
-                is_taken(going)
-            run.end()
-        again = []
-        for number, run in enumerate(runs):
-            if (tmp_path / str(number) / "checkpoint.safetensors").exists():
-                again.append(go_on(tmp_path / str(number), ledger))
-                assert again[-1].terms == run.terms
-                assert (again[-1].steps_taken, again[-1].steps_lost) == (1, 1)
-        assert again
-        take_turns(again, tuple(which % len(again) for which in order), ledger)
-        for run in again:
-            run.close()
-        assert price(ledger) <= BUDGET * (1 + 1e-9)
-
-
 def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:
@@ -245,13 +221,6 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None
     together = price(ledger)
     assert together < second.epsilon(delta=DELTA) == BUDGET
     assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
-
-
-def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
-    ledger = Ledger()
-    first = take_all(begin(ledger, epsilon=BUDGET / 2))
-    with pytest.raises(PrivacyError, match="beyond the budget of 3"):
-        begin(ledger, noise_multiplier=noise_beside(first, ACCOUNTANT))
 
 
 def test_runs_that_were_declared_together_are_composed() -> None:

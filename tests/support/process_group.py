@@ -91,7 +91,7 @@ def on_ranks(
 def alone(work: Callable[..., Any], *args: Any) -> Any:
     """What the function returns in this process, without a process group and with the key ``SECRET``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.core.release.SecretKey", partial(SecretKey, SECRET))
+        patch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
         torch.manual_seed(0)
         return work(*args)
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -535,7 +535,7 @@ class LedgerAccount:
         if self.reserved:
             return
         with (
-            self._ranks.unanimous(f"the reservation of step {step}"),
+            nullcontext() if self._ranks.size == 1 else self._ranks.unanimous(f"the reservation of step {step}"),
             self.ledger.lock,  # nothing else is reserved between the check and the reservation
         ):
             others = self.ledger.entries - self._own_lines

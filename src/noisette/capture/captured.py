@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from noisette.capture.graph import CaptureError, Function, Graph, reason_of, trace
+if TYPE_CHECKING:
+    from noisette.capture.graph import Function, Graph
 
 
 def wait_for(device: torch.device) -> None:
@@ -313,6 +314,8 @@ class Captured:
 
         The last output says whether the others are valid. A function that writes into its inputs writes once.
         """
+        from noisette.capture.graph import reason_of, trace  # with the compiler of torch
+
         size = self._sizes[rows]
         try:
             if not size.graphs:
@@ -332,6 +335,8 @@ class Captured:
             return self._give_up(reason_of(error))
 
     def _compile(self, size: _Size, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> None:
+        from noisette.capture.graph import CaptureError
+
         size.is_compilable = False
         try:
             with _draws_undone(inputs[-1].device):

@@ -55,7 +55,10 @@ class Graph:
             tensor if place is None else buffers[place] if isinstance(place, str) else place[0][place[1]]
             for place, tensor in zip(self.places, self.constants, strict=True)
         ]
-        with _as_recorded(inputs[-1].device):
+        device = inputs[-1].device.type
+        # As in the graph: without autograd, and in the types that operations have there.
+        lower = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        with torch.no_grad(), lower:
             return self.module(*constants, *inputs)
 
     def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
@@ -90,14 +93,6 @@ def why_not_compiled() -> str | None:
     return None
 
 
-@contextmanager
-def _as_recorded(device: torch.device) -> Iterator[None]:
-    """Within it operations run as they stand in a graph: without autograd, and in the types that they have there."""
-    lower = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-    with torch.no_grad(), lower:
-        yield
-
-
 def trace(
     function: Function,
     inputs: Sequence[Tensor],
@@ -122,7 +117,10 @@ def trace(
         raise CaptureError(reason_of(error)) from error
     _check_shapes(module)
     constants = _lift_constants(module)
-    _drop_detached(module)
+    # Views that only leave autograd are a tenth to a quarter of all operations, and a graph runs without it.
+    for node in [node for node in module.graph.nodes if node.target in _DETACHED]:
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
     operations = sum(node.op == "call_function" for node in module.graph.nodes)
@@ -179,27 +177,15 @@ def reason_of(error: BaseException) -> str:
     return first if len(first) <= _LONGEST else first[: _LONGEST - 2] + " …"
 
 
-def _drop_detached(module: GraphModule) -> None:
-    """Take out the views that only leave autograd, a tenth to a quarter of all operations: a graph runs without it."""
-    for node in list(module.graph.nodes):
-        if node.target in _DETACHED:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-
-
 def _check_shapes(module: GraphModule) -> None:
     """Check that no shape depends on values: Python code that reads one would leave it in the graph."""
     for node in module.graph.nodes:
         is_dynamic = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
         if node.target is torch.ops.aten.index.Tensor:
-            is_dynamic = any(_is_mask(index) for index in node.args[1])
+            values = [index.meta.get("val") for index in node.args[1] if index is not None]
+            is_dynamic = any(isinstance(v, Tensor) and v.dtype in (torch.bool, torch.uint8) for v in values)
         if is_dynamic:
             raise CaptureError(f"the shape of what {node.target} gives depends on values")
-
-
-def _is_mask(index: Node | None) -> bool:
-    value = None if index is None else index.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,74 +78,67 @@ class CapturedSteps:
 
         A loss that writes into its arguments writes into the microbatch once, as in a call without a graph.
         """
-        kind = self._kind_of(loss, microbatch, groups, public)
+        function = _TracedStep(self._step, loss, microbatch, groups, public)
+        kind = self._kind_of(function)
         if kind is None:
-            return self._step(loss, microbatch, clipping_of(groups), public, traced=False)
+            return function.eager()
         rows, start = padded_size(microbatch.count), time.perf_counter()
         by = kind.captured.rows_for(rows, left)
         if by is not None:
-            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, left)
+            found = self._by_graph(kind, by, function, buffers, left)
             if found is not None:
                 kind.captured.add_time(rows, time.perf_counter() - start, by)
                 return found
         start, versions = time.perf_counter(), _versions(microbatch.tensors)
-        found = self._step(loss, microbatch, clipping_of(groups), public, traced=False)
+        found = function.eager()
         kind.writes |= versions != _versions(microbatch.tensors)
         wait_for(microbatch.tensors[0].device)  # its time decides whether a graph is worth while
         kind.captured.add_time(rows, time.perf_counter() - start, None)
         return found
 
     def _by_graph(
-        self,
-        kind: _Kind,
-        size: int,
-        loss: Loss,
-        microbatch: Microbatch,
-        groups: Sequence[Group],
-        public: tuple[Tensor, ...],
-        buffers: Mapping[str, Tensor],
-        left: float,
+        self, kind: _Kind, size: int, function: _TracedStep, buffers: Mapping[str, Tensor], left: float
     ) -> ClippedSum | None:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
-        b = microbatch.count
-        rows = padded(microbatch.tensors, size, copy=kind.writes)
+        tensors, b = function.microbatch.tensors, function.microbatch.count
+        rows = padded(tensors, size, copy=kind.writes)
         versions, device = _versions(rows), rows[0].device
-        function = _TracedStep(self._step, loss, microbatch, groups, public)
-        self._outside.begin(public)
+        self._outside.begin(function.public)
         for tensor in kind.outside.get(size, ()):
             self._outside.check(tensor)
         self._outside.end()
-        bounds = bounds_of(tuple([group.bound for group in groups]), device)
+        bounds = bounds_of(tuple([group.bound for group in function.groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
         outputs = kind.captured(size, function, inputs, buffers, left=left, is_written=kind.writes)
         if function.names is not None and size not in kind.names:  # the graph is a new one
             kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
-        for tensor, row, before, after in zip(microbatch.tensors, rows, versions, _versions(rows), strict=True):
+        for tensor, row, before, after in zip(tensors, rows, versions, _versions(rows), strict=True):
             if before != after and row is not tensor:
                 tensor.detach().copy_(row[:b])
         *sums, norms, _ = outputs
         return ClippedSum(dict(zip(kind.names[size], _apart(sums), strict=True)), norms[:, :b])
 
-    def _kind_of(
-        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: tuple[Tensor, ...]
-    ) -> _Kind | None:
+    def _kind_of(self, function: _TracedStep) -> _Kind | None:
         """What is known of microbatches like this one; ``None`` if they are not captured.
 
         Under deterministic algorithms nothing is chosen by time, so that two runs have the same rounding errors.
         """
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
-        tensors = microbatch.tensors
-        others = [leaf for leaf in leaves((microbatch.args, dict(microbatch.kwargs))) if not isinstance(leaf, Tensor)]
+        microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
+        arguments = microbatch.args, dict(microbatch.kwargs)
+        others: list[Any] = []  # than tensors
+        if not microbatch.are_tensors_alone:
+            others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
         key = (
             tuple([(t.shape[1:], t.stride()[1:], t.dtype, t.device, t.requires_grad) for t in tensors]),
-            _containers(microbatch),
+            len(microbatch.args) if microbatch.are_tensors_alone else _structure(arguments),
             tuple([group.names for group in groups]),
-            tuple([id(tensor) for tensor in public]),
+            tuple([id(tensor) for tensor in function.public]),
             _settings(tensors[0].device.type),
-            python_values(self._model, [loss, *(group.factor for group in groups), *others]),
+            python_values(self._model, [function.loss, *(group.factor for group in groups), *others]),
         )
         if self._last is None or self._last[0] != key:  # comparing is quicker than a hash
             kind = self._kinds.get(key) or self._new_kind(key, tensors)
@@ -182,6 +176,10 @@ class _TracedStep:
     groups: Sequence[Group]
     public: tuple[Tensor, ...]
     names: tuple[str, ...] | None = None
+
+    def eager(self) -> ClippedSum:
+        """The step itself."""
+        return self.step(self.loss, self.microbatch, clipping_of(self.groups), self.public, traced=False)
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
         waits = may_wait(real.device)
@@ -225,12 +223,6 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return list(map(version_of, tensors))
-
-
-def _containers(microbatch: Microbatch) -> Hashable:
-    if microbatch.are_tensors_alone:
-        return len(microbatch.args)
-    return _structure((microbatch.args, dict(microbatch.kwargs)))
 
 
 def _structure(value: object) -> Hashable:

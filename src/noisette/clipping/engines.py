@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -188,17 +188,16 @@ def _at_once(
             with one_example(model, batch, recorder) as one:
                 with recorder, buffers.lent(recorder.buffer):
                     output = model(*one.args, **one.kwargs)
-                rows = [internals.physical(leaf) if _has_rows(leaf) else None for leaf in leaves(output)]
+                rows = [
+                    internals.physical(leaf) if isinstance(leaf, Tensor) and internals.is_wrapped(leaf) else None
+                    for leaf in leaves(output)
+                ]
             break
         except WrittenIntoError as written:
             own_for_each.add(written.number)
     outside.end()
     draft, recorder.draft = recorder.draft, Draft()
     return _returned(batch.count, output, rows, (draft.uses, draft.derived))
-
-
-def _has_rows(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and internals.is_wrapped(leaf)
 
 
 def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
@@ -247,7 +246,7 @@ def clipped_sum_of(
     """The clipped sum over the rows of calls for the same records; the graphs of the calls are used up.
 
     The gradients that have arrived at their outputs are multiplied with ``scale``: the number of rows where the loss is
-    a mean over them. ``engine`` computes the sum, where all rows were computed at once.
+    a mean over them.
 
     Guarantee: a row's gradient over all calls is clipped before it is added; where the gradient at a row's outputs
     depends on that row alone, adding or removing a row changes each sum by at most its bound.
@@ -290,13 +289,10 @@ def _of_row(
 class ReweightGP:
     """Two passes that keep no gradient: norms in the first, each parameter's clipped sum in the second.
 
-    No factors of gradients are held between the two, so the memory is that of plain training. In the second pass the
-    rules weigh the gradients of the examples as they come by; the losses are not re-weighted, so that the sum is exact
-    in half precision, with several clipping groups, for hundreds of examples, and where some gradient is not finite.
-
-    Both passes go over one graph. Where activation checkpoints are recomputed in a backward pass, the forward pass is
-    repeated instead, with the same random numbers: then the memory is that of plain training with checkpoints.
-    `BookKeeping` takes over where such a pass cannot be repeated.
+    No factors of gradients are held between the two, so the memory is that of plain training. The second pass weighs
+    the gradients of the examples, not their losses, so that the sum is exact in half precision, with several groups,
+    and where some gradient is not finite. Both passes go over one graph; where activation checkpoints are recomputed,
+    the forward pass is repeated with the same random numbers, or by `BookKeeping` where it cannot be repeated.
 
     Guarantee: an example's gradient of a parameter is scaled down to its norm in the first pass wherever it is longer
     in the second, so that the bound does not depend on the passes being equal.
@@ -361,11 +357,12 @@ def _check_finite(first: Tensor, second: Tensor) -> None:
 class PerExampleLoop:
     """One example after the other, forward and backward, clipped and added up. Needs no rule and no ``vmap``; slow.
 
-    Random numbers of the loss are drawn anew for each example. They are others than those of `BookKeeping`, and the
-    sum is that of other masks, for example.
+    Random numbers of the loss are drawn anew for each example: the sum is that of other masks than `BookKeeping`'s.
 
     Source: Lee & Kifer 2020 (nxBP).
     """
+
+    computes_again = True  # the loss, so that a graph of it is of no use
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
@@ -385,6 +382,7 @@ class Vmap:
     """
 
     chunk_size: int = 32
+    computes_again: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.count(chunk_size=self.chunk_size)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,12 @@ import noisette.rules  # noqa: F401 - registers them
 from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
-from noisette.clipping.engines import (
-    BookKeeping,
-    OneByOneWarning,
-    PerExampleLoop,
-    RecordedCall,
-    Returned,
-    Vmap,
-    clipped_sum_of,
-    clipped_sum_one_by_one,
-    record_rows,
-    says_one_by_one,
-)
 from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
 from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
+    BookKeeping,
     ClippedSum,
     Clipping,
     ClippingRule,
@@ -53,6 +42,9 @@ from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
 
+if TYPE_CHECKING:
+    from noisette.clipping.engines import RecordedCall, Returned
+
 
 class PerExampleClip:
     """Bounds each example by scaling its gradient, over all trainable parameters jointly unless ``clipping`` is given.
@@ -71,8 +63,7 @@ class PerExampleClip:
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), in real arithmetic, for a loss as :class:`noisette.Loss` says, and for given random numbers of
-    each example: without a run, which seeds generators secretly, one example more gives those behind it other masks,
-    and who knows the seed knows them.
+    each example, which a run draws from a secret seed.
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
@@ -119,7 +110,7 @@ class PerExampleClip:
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
         # Engines that compute examples one after the other are captured where that is asked for, which says why not.
         is_due = self.schedule is not None and (
-            self.schedule.at_once or not isinstance(self.engine, PerExampleLoop | Vmap)
+            self.schedule.at_once or not getattr(self.engine, "computes_again", False)
         )
         self._captured = (
             CapturedSteps(model, self._clipped_sum, self._outside, self.schedule) if self.schedule and is_due else None
@@ -158,10 +149,7 @@ class PerExampleClip:
         self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
-
-        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling.
-        """
+        """The first records of a batch are about to be read: the losses compute with the buffers as they are now."""
         self.reshard()
         self._still_to_come = still_to_come
         self.buffers.begin_batch()
@@ -178,16 +166,8 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``. One that cannot be vectorised is called once for each example,
-        with a warning.
-
-        Args:
-            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
-                axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
-            batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
-            keywords: more arguments of the loss, like ``batch``.
+        The loss is vectorised by ``torch.func.vmap``; one that cannot be is called once for each example, with a
+        warning. The arguments are those of :meth:`noisette.PrivateRun.accumulate`.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, each example's gradient is computed from that example,
         the weights and the buffers alone.
@@ -239,6 +219,8 @@ class PerExampleClip:
 
     def record_rows(self, batch: Microbatch) -> Returned:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""
+        from noisette.clipping.engines import record_rows
+
         self._check_open()
         if self._is_sharded:
             raise PrivacyError(
@@ -253,6 +235,8 @@ class PerExampleClip:
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Add the clipped gradients of the rows of these calls, as :func:`noisette.clipping.engines.clipped_sum_of`."""
+        from noisette.clipping.engines import clipped_sum_of
+
         self._check_open()
         clipping = clipping_of(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
@@ -323,8 +307,12 @@ class PerExampleClip:
                     raise
                 fact = str(error).splitlines()[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
+                from noisette.clipping.engines import OneByOneWarning, says_one_by_one
+
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
             self._is_one_by_one = True
+        from noisette.clipping.engines import clipped_sum_one_by_one
+
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 
     def _step(
@@ -380,7 +368,7 @@ def _check_initialized(model: nn.Module) -> None:
 
 
 def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
-    """In the first call of a loss, told by its code: no numbers may be drawn that its examples would share."""
+    """In the first call of a loss, told by its code, no numbers may be drawn that its examples would share."""
     while isinstance(loss, partial):
         loss = loss.func
     code = getattr(loss, "__code__", type(loss))

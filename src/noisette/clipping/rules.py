@@ -224,8 +224,7 @@ class AdaptiveClip:
     """One norm over all trainable parameters, clipped to a bound C that follows a quantile of the norms.
 
     After each step C becomes C exp(-learning_rate (b - target_quantile)), where b is the noised fraction of examples
-    whose norm is at most C: a count, divided by the expected batch size, released together with the gradient. Gradient
-    and count share one release, so the privacy cost of a step is that of a step without the count; in exchange the
+    whose norm is at most C. The count shares the gradient's release, at no further privacy cost; in exchange the
     gradient gets 1 / sqrt(1 - count_share) times the noise. C stays within a factor of a million of its first value.
 
     Args:
@@ -259,11 +258,7 @@ class AdaptiveClip:
         self._adapted_to: Tensor | None = None
 
     def adapt(self, released_count: Tensor) -> None:
-        """Move C by the released count of a step, over the expected batch size; the same tensor moves it only once.
-
-        With a target of 0.5, a learning rate of 0.2 and 70 of 100 examples within C the count is (70 - 30) / 2 = 20,
-        released as 0.2: b is 0.7, and C shrinks by the factor exp(-0.2 * 0.2) = 0.96.
-        """
+        """Move C by the released count of a step, over the expected batch size; the same tensor moves it only once."""
         if released_count is self._adapted_to:
             return
         self._adapted_to = released_count

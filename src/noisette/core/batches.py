@@ -166,12 +166,8 @@ class Records:
     columns: tuple[torch.Tensor, ...] = ()  # that rows are gathered from
 
     def held(self, indices: np.ndarray) -> np.ndarray:
-        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
-
-        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
-        """
-        if self.own is None:
-            return indices
+        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them."""
+        assert self.own is not None, "processes that hold the same records share them out"
         first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
         return indices[first:end] - self.own.start
 
@@ -189,7 +185,7 @@ class Fetch(Protocol):
 
 
 class MicrobatchSize(Protocol):
-    """Chooses the size of the next microbatch from how the last ones went. It bounds memory and nothing else."""
+    """Chooses the size of the next microbatch from how the last ones went."""
 
     @property
     def now(self) -> int:
@@ -283,10 +279,9 @@ class Batch:
         microbatch is loaded while the current one is processed; more of them as ``run.batches`` is told.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
-        free; it is kept for the next batches. Until it is settled, what was loaded ahead in another size is dropped.
-        Where memory runs out in ``run.accumulate``, nothing of the microbatch is counted and the same examples come
-        again in halves. Where it runs out in your own call of the model, catch the error and call
-        ``microbatches("auto")`` again, which continues with half the size where it stopped.
+        free; it is kept for the next batches. Where memory runs out in ``run.accumulate``, the same examples come again
+        in halves; where it runs out in your own call of the model, catch the error and call ``microbatches("auto")``
+        again, which continues with half the size where it stopped.
 
         Raises:
             TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
@@ -341,11 +336,7 @@ class Batch:
         return chosen, min(start + chosen.now, int(np.searchsorted(self._buckets, bucket, side="right")))
 
     def retry_smaller(self) -> bool:
-        """After memory ran out in a microbatch: yield the same examples again, fewer at once.
-
-        Returns:
-            Whether that is possible: not so with a size that was given, nor for a single example.
-        """
+        """After memory ran out: yield the same examples again, fewer at once; whether that is possible."""
         if self.current is None or self.size is None or not self.size.halve(self.current):
             return False
         self.current = None

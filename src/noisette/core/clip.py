@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from noisette.core.backward import ForwardPass, per_example_gradients
-from noisette.core.forms import (
-    AT_LEAST_SINGLE,
-    Dense,
-    ExampleGradients,
-    Sums,
-    weighted_sum_in_blocks,
-    weighted_sums,
-    with_norms,
-)
+from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -111,11 +104,7 @@ class Engine(Protocol):
 
 
 def check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part.
-
-    Raises:
-        ValueError: some are; all are listed.
-    """
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
     if found := [name for name, p in parameters.items() if p.is_complex()]:
         raise ValueError(
             f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
@@ -180,11 +169,8 @@ def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tens
     with torch.no_grad():
         norms = group_norms({name: squared for name, (_, squared) in found.items()}, clipping.groups, losses)
         weights = Weights.of(clipping, norms)
-        of_parameter = {name: weights.rows[weights.group[name]] for name in found}
-        forms = {name: found.pop(name)[0] for name in list(found)}
-        sums = weighted_sums(forms, of_parameter, weights.kept)  # frees each before the next
-        if weights.some is not None:
-            sums = {name: torch.where(weights.some, total, 0) for name, total in sums.items()}
+        # Each is freed before the next.
+        sums = {name: weights.sum_of(name, found.pop(name)[0]) for name in list(found)}
     return ClippedSum(sums, norms)
 
 
@@ -243,9 +229,6 @@ def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
     return {name: k for k, names in enumerate(groups) for name in names}
 
 
-_PIECE = 2**20  # elements that are converted to double precision at a time, on a processor
-
-
 class BookKeeping:
     """The default: one backward pass over activations, then norms and the clipped sum from the gradients of the rules.
 
@@ -277,8 +260,7 @@ class Accumulator:
         """Add the sums of one microbatch, all of them or, where memory runs out, none."""
         self._check_whole()
         missing = [name for name in sums if name in self._sums and self._sums[name] is not self._doubles.get(name)]
-        made = {name: _double_like(sums[name]) for name in missing}
-        scratch = _scratch(sums)
+        made = {name: torch.empty_like(sums[name], dtype=torch.float64) for name in missing}
         single = {name: sum.to(AT_LEAST_SINGLE.get(sum.dtype, sum.dtype)) for name, sum in sums.items()}
         # The memory is allocated, so nothing can fail from here on but for an interrupt.
         self._is_whole = False
@@ -287,7 +269,7 @@ class Accumulator:
             self._sums[name] = self._doubles[name].copy_(self._sums[name])
         for name, sum in single.items():
             if name in self._sums:
-                _add_in_pieces(self._sums[name], sum, scratch)
+                _add(self._sums[name], sum)
             else:
                 self._sums[name] = sum
         self._is_whole = True
@@ -311,31 +293,9 @@ class Accumulator:
             )
 
 
-def _double_like(sum: Tensor) -> Tensor:
-    return torch.empty_like(sum, dtype=torch.float64)
-
-
-def _scratch(sums: Mapping[str, Tensor]) -> Tensor | None:
-    """Memory for the pieces of these sums; ``None`` where an addition converts without any, as on a GPU."""
-    rows = [_rows(sum) * sum[:1].numel() if sum.dim() else 1 for sum in sums.values() if sum.device.type == "cpu"]
-    return torch.empty(max(rows), dtype=torch.float64) if rows else None
-
-
-def _rows(sum: Tensor) -> int:
-    """So many rows of the sum are added at a time."""
-    return min(len(sum), max(1, _PIECE // max(1, sum[:1].numel())))
-
-
-def _add_in_pieces(total: Tensor, sum: Tensor, scratch: Tensor | None) -> None:
-    """Add a sum to one in double precision, without memory of its own: a mixed addition would copy the whole sum."""
-    if scratch is None or sum.device.type != "cpu" or not sum.dim():
+def _add(total: Tensor, sum: Tensor) -> None:
+    """Add a sum to one in double precision; on a processor torch would copy all of it to do that."""
+    if sum.device.type == "cpu":
+        np.add(total.numpy(), sum.detach().numpy(), out=total.numpy())
+    else:
         total.add_(sum)
-        return
-    for to, piece in _pieces(total, sum):
-        to.add_(scratch[: piece.numel()].view(piece.shape).copy_(piece))
-
-
-def _pieces(total: Tensor, sum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    if not sum.numel():
-        return
-    yield from zip(total.split(_rows(sum)), sum.split(_rows(sum)), strict=True)

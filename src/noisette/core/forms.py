@@ -267,11 +267,7 @@ def examples_at_once(size: int, held: int) -> int:
 
 
 def _lost(dtype: torch.dtype) -> float:
-    """What a sum of squares may lack at most, because squares too small for the dtype are zero.
-
-    It matters where the sum is multiplied by another one. A gradient of 1e-24 at an output and an input of 1e19 make a
-    gradient of 1e-5 of the weight; without this term its norm would be zero times 1e19.
-    """
+    """What a sum of squares may lack at most, because squares too small for the dtype are zero: 1e-24 times 1e19."""
     return _LOST_SQUARES * torch.finfo(dtype).tiny
 
 
@@ -333,11 +329,6 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
     others = [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
     merged: list[ExampleGradients] = [*dense, *outer, *rows, *others]
     return merged[0] if len(merged) == 1 else Total(tuple(merged))
-
-
-def weighted_sums(forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None) -> Sums:
-    """The weighted sum of each parameter's gradients, by name; the forms are taken out as they are summed."""
-    return {name: weighted_sum_in_blocks(forms.pop(name), weights[name], kept) for name in list(forms)}
 
 
 def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
@@ -466,12 +457,9 @@ def rule(
     """Register the rule of one operand of these operations, or one function for several operands.
 
     A rule is called as ``rule(examples, dy, ...)``: how many examples there are, the gradient that arrives at the
-    operation's output, and then the operation's own arguments under its own names. ``dy`` and all data among the
-    arguments have the examples on their first axis. It returns the per-example gradients of ``operand``, as a list in
-    the same order where the operand is a list of tensors. Where the operation returns several tensors, ``dy`` is a
-    tuple with ``None`` for those no loss depends on.
-
-    Of several operands the function gets the name of the one whose gradients are wanted first.
+    operation's output (of several outputs a tuple, with ``None`` where no loss depends on one), and the operation's own
+    arguments under its own names, all data with the examples on the first axis. It returns the per-example gradients of
+    ``operand``, a list where that is a list of tensors. Of several operands it gets the name of the wanted one first.
 
     Args:
         operations: those that the rule is for.
@@ -511,8 +499,8 @@ def _register(operations: Sequence[Operation], operand: str, rule: Rule, names: 
 def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
     """Register a function that computes what these operations compute, out of operations that have rules.
 
-    It is called with the operation's own arguments, in a recorded forward pass, whenever one of them is a trainable
-    weight. It returns ``NotImplemented`` where the operation should run as it is.
+    It gets the operation's own arguments whenever one of them is a trainable weight, and returns ``NotImplemented``
+    where the operation should run as it is.
 
     Raises:
         ValueError: an operation is rewritten already.

@@ -42,19 +42,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from types import MappingProxyType
-from typing import NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 KEY_BYTES = 32
 WORDS_PER_BLOCK = 8  # a block of the cipher holds 64 bytes
 _MAX_BLOCK = 2**32  # its counter has 32 bits
-_ZEROS = memoryview(bytes(2**20))  # the keystream is the encryption of zeros
+_ZEROS = memoryview(bytes(2**16))  # the keystream is the encryption of zeros; as many as stay in the cache
 
 
 class SecretKey:
@@ -71,6 +72,8 @@ class SecretKey:
         self._secret = secret
         self._process = os.getpid()
         self._stream_key = lru_cache(maxsize=None)(self._derive)
+        self._cipher = lru_cache(maxsize=None)(self._cipher_of)
+        self._lock = Lock()  # a cipher is at one place at a time
 
     def __repr__(self) -> str:
         return "SecretKey(hidden)"
@@ -82,6 +85,10 @@ class SecretKey:
         """A key of its own for each stream, so that no two streams can ever share a counter."""
         label = f"{len(purpose)}:{purpose}{name}".encode()
         return hashlib.blake2b(label, key=self._secret, digest_size=KEY_BYTES, person=b"noisette").digest()
+
+    def _cipher_of(self, purpose: str, name: str) -> CipherContext:
+        """The cipher of a stream, which each use puts to its own place."""
+        return Cipher(ChaCha20(self._stream_key(purpose, name), bytes(16)), mode=None).encryptor()
 
     def stream_key(self, *, purpose: str, name: str, end: int) -> bytes:
         """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce.
@@ -102,15 +109,16 @@ class SecretKey:
             RuntimeError: the process was forked after the key was made, or the stream's counter is exhausted.
         """
         first, skipped = divmod(start, WORDS_PER_BLOCK)
-        secret = self.stream_key(purpose=purpose, name=name, end=start + words.size)
-        counter_and_nonce = first.to_bytes(4, "little") + step.to_bytes(12, "little")
-        encryptor = Cipher(ChaCha20(secret, counter_and_nonce), mode=None).encryptor()
-        if skipped:
-            encryptor.update(bytes(8 * skipped))
+        self.stream_key(purpose=purpose, name=name, end=start + words.size)  # checks the end
         stream = words.view(np.uint8).data
-        for at in range(0, len(stream), len(_ZEROS)):
-            part = stream[at : at + len(_ZEROS)]
-            encryptor.update_into(_ZEROS[: len(part)], part)
+        with self._lock:
+            cipher = self._cipher(purpose, name)
+            cipher.reset_nonce(first.to_bytes(4, "little") + step.to_bytes(12, "little"))
+            if skipped:
+                cipher.update(bytes(8 * skipped))
+            for at in range(0, len(stream), len(_ZEROS)):
+                part = stream[at : at + len(_ZEROS)]
+                cipher.update_into(_ZEROS[: len(part)], part)
 
 
 TILE = 256  # elements whose noise is computed together
@@ -122,10 +130,7 @@ class Window:
 
     A shard of rows is one run. A shard of columns has a run in each row, and the stride is the length of a whole row.
 
-    Args:
-        start: the parameter's element at which the tensor begins.
-        run: elements of the tensor that follow each other in the parameter too; ``None``: all of them.
-        stride: elements of the parameter from the beginning of one run to that of the next; ``None``: one run.
+    Where ``run`` and ``stride`` are ``None``, it is one run.
 
     Raises:
         ValueError: the start is negative, only one of ``run`` and ``stride`` is given, or runs are empty or overlap.
@@ -158,8 +163,7 @@ WHOLE = Window()
 ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A named tensor, as the noise sees it: its number of elements, and which ones of the parameter they are."""
 
     name: str
@@ -215,7 +219,7 @@ def groups_of(parts: Sequence[Part], most: int) -> list[list[Piece]]:
 
 PAIRS = TILE // 2
 WORDS = PAIRS + PAIRS // 2  # 64-bit words of a tile
-TILES_AT_ONCE = 512  # fits into the processor's cache
+TILES_AT_ONCE = 512
 RADIUS_BITS = 53
 RARE_BITS = 24
 RARE = 2 ** (RADIUS_BITS - RARE_BITS)  # below it a word begins with so many zeros, and another one is drawn
@@ -224,27 +228,18 @@ RARE_PURPOSE = "rare radii"
 MASK = 2**RADIUS_BITS - 1
 QUARTER_TURN = 2**30
 TWO_LN_2 = 1.3862943611198906
-# Elements that get noise in one operation: for more, torch starts threads, and waiting for them takes longer.
-_AT_ONCE = 2**15
+_IN_CACHE = 128  # tiles for which the plain pass's arrays fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class Digits:
-    """The constants of the formula in one precision.
+    """The constants of the formula in one precision; coefficients of powers of a square, the lowest first."""
 
-    Args:
-        mantissa: explicit bits of a mantissa.
-        top: the bits of 2^53. Less the bits of r they are e 2^mantissa + (1 - v) 2^(mantissa + 1).
-        integers: the integers of the size of a floating-point number.
-        logarithm: coefficients of 4 atanh(s) / s in s^2, lowest first, for s in [0, 1/3].
-        sine: those of sin(pi/2 t) / t in t^2, for t in [-1, 1].
-    """
-
-    mantissa: int
-    top: int
-    integers: torch.dtype
-    logarithm: tuple[float, ...]
-    sine: tuple[float, ...]
+    mantissa: int  # its explicit bits
+    top: int  # the bits of 2^53; less the bits of r they are e 2^mantissa + (1 - v) 2^(mantissa + 1)
+    integers: torch.dtype  # of the size of a floating-point number
+    logarithm: tuple[float, ...]  # of 4 atanh(s) / s, for s in [0, 1/3]
+    sine: tuple[float, ...]  # of sin(pi/2 t) / t, for t in [-1, 1]
 
 
 # Minimax polynomials for single precision, Chebyshev's for double. Largest relative errors: 4.5e-9 and 5.3e-9 for the
@@ -287,9 +282,9 @@ class Words:
     """
 
     def __init__(self) -> None:
-        words = torch.zeros(TILES_AT_ONCE, WORDS, dtype=torch.int64)
-        self._words = words.numpy().view(np.uint64)
-        self.radii, self.angles = words[:, :PAIRS], words[:, PAIRS:].view(torch.int32)
+        self._words = torch.zeros(TILES_AT_ONCE, WORDS, dtype=torch.int64).numpy().view(np.uint64)
+        self.radii = self._words.view(np.int64)[:, :PAIRS]
+        self.angles = self._words.view(np.int32)[:, 2 * PAIRS :]
         self.has_rare = False
 
     def fill(self, key: SecretKey, pieces: Sequence[Piece], *, step: int) -> None:
@@ -297,7 +292,8 @@ class Words:
         for piece in pieces:
             rows = self._words[piece.place : piece.place + piece.tiles]
             key.fill(rows.reshape(-1), purpose="noise", name=piece.name, step=step, start=piece.tile * WORDS)
-        radii = self.radii[: pieces[-1].place + pieces[-1].tiles].bitwise_and_(MASK).numpy()
+        radii = self.radii[: pieces[-1].place + pieces[-1].tiles]
+        radii &= MASK
         self.has_rare = bool(radii.min() < RARE)
         for piece in pieces if self.has_rare else ():
             rows = radii[piece.place : piece.place + piece.tiles]
@@ -316,84 +312,80 @@ def rare_radius(key: SecretKey, name: str, step: int, pair: int) -> int:
 
 
 # (words, number of tiles, standard deviation) -> the noise of the first tiles, shape (tiles, 2, PAIRS); at most
-# ``TILES_AT_ONCE`` tiles. The noise may be overwritten by the next call, and the words by this one.
-Pass = Callable[[Words, int, float], Tensor]
+# ``TILES_AT_ONCE`` tiles. The noise may be overwritten by the next call.
+Pass = Callable[[Words, int, float], np.ndarray]
 
 
 class PlainPass:
     """The formula, one operation after another, in memory of its own.
 
-    Each operation goes over memory once: in place where it can be, with halves of a tile apart, so that nothing is
-    broadcast. Not used are operations that may be fused (``addcmul``, ``add`` with ``alpha``) and ``torch.sqrt``, which
-    rounds otherwise than the root of IEEE 754; NumPy's does not.
+    NumPy fuses no operations, and its roots are those of IEEE 754.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._digits = digits_of(dtype)
-        self._rounds = dtype == torch.float32  # k has 53 bits; double precision holds them
-        self._k = torch.empty(TILES_AT_ONCE, PAIRS, dtype=torch.int64)
-        self._integers = torch.empty(TILES_AT_ONCE, PAIRS, dtype=self._digits.integers)
-        self._numbers = [torch.empty(TILES_AT_ONCE, PAIRS, dtype=dtype) for _ in range(3)]
-        self._turned = torch.empty(2, TILES_AT_ONCE, PAIRS, dtype=torch.int32)
-        self._halves = [torch.empty(2, TILES_AT_ONCE, PAIRS, dtype=dtype) for _ in range(3)]
-        self._top = torch.tensor(self._digits.top, dtype=self._digits.integers)
-        self._two = torch.tensor(2.0 ** (self._digits.mantissa + 2), dtype=dtype)
-        self._quarter = torch.tensor(QUARTER_TURN, dtype=torch.int32)
-        self._values = torch.empty(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+        self._digits = digits_of(dtype)  # arrays of torch are aligned
+        kinds = [torch.int64] * 2 + [self._digits.integers] * 2 + [dtype] * 3
+        self._of_radii = [torch.empty(_IN_CACHE, PAIRS, dtype=kind).numpy() for kind in kinds]
+        kinds = [torch.int32] + [dtype] * 3
+        self._of_angles = [torch.empty(2, _IN_CACHE, PAIRS, dtype=kind).numpy() for kind in kinds]
+        self._values = torch.empty(TILES_AT_ONCE, 2, PAIRS, dtype=dtype).numpy()
 
-    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
-        radius = self.radius(words.radii[:tiles], words.has_rare).mul_(std)
-        values = self.sines(words.angles[:tiles])
-        for half, value in enumerate(values):
-            torch.mul(value, radius, out=self._values[:tiles, half])
+    def __call__(self, words: Words, tiles: int, std: float) -> np.ndarray:
+        for start in range(0, tiles, _IN_CACHE):
+            some = slice(start, min(start + _IN_CACHE, tiles))
+            radius = self.radius(words.radii[some], words.has_rare)
+            radius *= std
+            np.multiply(self.sines(words.angles[some]), radius, out=self._values[some].swapaxes(0, 1))
         return self._values[:tiles]
 
-    def radius(self, radii: Tensor, has_rare: bool) -> Tensor:
-        """The radius of each pair; the words are overwritten."""
-        tiles, digits = len(radii), self._digits
-        k, exponents = self._k[:tiles], self._integers[:tiles]
-        r, s, result = (buffer[:tiles] for buffer in self._numbers)
-        levels = (radii >> RADIUS_BITS).to(digits.integers) if has_rare else None
-        r.copy_(torch.add(radii.bitwise_and_(MASK) if has_rare else radii, 1, out=k))
-        if self._rounds:
-            k.sub_(radii.copy_(r))  # what the rounding left out
-        below = r.view(digits.integers)
-        torch.sub(self._top, below, out=below)
-        torch.bitwise_right_shift(below, digits.mantissa, out=exponents)
-        if levels is not None:
-            exponents.add_(levels.mul_(RARE_BITS))
-        result.copy_(exponents).mul_(TWO_LN_2)
-        s.copy_(below.bitwise_and_(2**digits.mantissa - 1))
-        if self._rounds:
-            s.sub_(r.copy_(k).mul_(2.0 ** (digits.mantissa - 52)))
-        s.div_(torch.sub(self._two, s, out=r))
-        squared = torch.mul(s, s, out=r)
-        # The sum of e 2 ln 2 and s times a polynomial, in the memory that is left.
-        result.add_(_polynomial(digits.logarithm, squared, self._halves[0][0, :tiles]).mul_(s))
-        root = result.numpy()
-        np.sqrt(root, out=root)
+    def radius(self, radii: np.ndarray, has_rare: bool) -> np.ndarray:
+        """The radius of each pair of at most ``_IN_CACHE`` tiles."""
+        digits, mantissa = self._digits, self._digits.mantissa
+        k, rounded, below, exponents, r, s, result = (buffer[: len(radii)] for buffer in self._of_radii)
+        np.bitwise_and(radii, MASK, out=k)
+        k += 1
+        r[:] = k
+        rounded[:] = r
+        k -= rounded
+        np.subtract(digits.top, r.view(below.dtype), out=below)
+        np.right_shift(below, mantissa, out=exponents)
+        below &= 2**mantissa - 1
+        s[:] = below
+        r[:] = k  # what the rounding left out
+        r *= 2.0 ** (mantissa - 52)
+        s -= r
+        np.subtract(2.0 ** (mantissa + 2), s, out=r)
+        s /= r
+        _polynomial(digits.logarithm, np.multiply(s, s, out=r), result)
+        result *= s
+        if has_rare:
+            exponents += (radii >> RADIUS_BITS) * RARE_BITS
+        r[:] = exponents
+        r *= TWO_LN_2
+        result += r
+        return np.sqrt(result, out=result)
+
+    def sines(self, angles: np.ndarray) -> np.ndarray:
+        """Cosines and sines of at most ``_IN_CACHE`` tiles, shape (2, tiles, PAIRS)."""
+        turned, t, squared, result = (buffer[:, : len(angles)] for buffer in self._of_angles)
+        np.bitwise_or(angles, 1, out=turned[0])
+        np.subtract(turned[0], QUARTER_TURN, out=turned[1])
+        np.abs(turned, out=turned)
+        t[:] = np.subtract(QUARTER_TURN, turned, out=turned)
+        t *= 1 / QUARTER_TURN
+        _polynomial(self._digits.sine, np.multiply(t, t, out=squared), result)
+        result *= t
         return result
 
-    def sines(self, angles: Tensor) -> Tensor:
-        """Cosines and sines, shape (2, tiles, PAIRS)."""
-        tiles = len(angles)
-        turned = self._turned[:, :tiles]
-        t, squared, result = (buffer[:, :tiles] for buffer in self._halves)
-        torch.bitwise_or(angles, 1, out=turned[0])
-        torch.sub(turned[0], QUARTER_TURN, out=turned[1])
-        turned.abs_()
-        t.copy_(torch.sub(self._quarter, turned, out=turned)).mul_(1 / QUARTER_TURN)
-        torch.mul(t, t, out=squared)
-        return _polynomial(self._digits.sine, squared, result).mul_(t)
 
-
-def _polynomial(coefficients: Sequence[float], x: Tensor, result: Tensor) -> Tensor:
-    """Its value by Horner's rule."""
+def _polynomial(coefficients: Sequence[float], x: np.ndarray, result: np.ndarray) -> None:
+    """Its value by Horner's rule, in the memory of ``result``."""
     *others, value = coefficients
-    torch.mul(x, value, out=result).add_(others.pop())
+    np.multiply(x, value, out=result)
+    result += others.pop()
     while others:
-        result.mul_(x).add_(others.pop())
-    return result
+        result *= x
+        result += others.pop()
 
 
 class Noise(Protocol):
@@ -416,13 +408,7 @@ def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int)
 
 
 class PlainNoise:
-    """Noise that a processor computes, also for sums on another device.
-
-    Args:
-        key: the secret key.
-        dtype: that of the sums.
-        quicker: used in the place of the plain pass for groups of at least ``fewest`` tiles.
-    """
+    """Noise that a processor computes, also for sums on another device; by ``quicker`` from ``fewest`` tiles on."""
 
     def __init__(self, key: SecretKey, dtype: torch.dtype, quicker: Pass | None = None, fewest: int = 1) -> None:
         self._key = key
@@ -435,18 +421,22 @@ class PlainNoise:
         self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
     ) -> None:
         device = flat[parts[0].name].device
-        # A GPU multiplies by the reciprocal of a number that the host divides by.
-        by = divisor if device.type == "cpu" else torch.tensor(divisor, dtype=torch.float64, device=device)
+        on_host = {name: sum.numpy() for name, sum in flat.items()} if device.type == "cpu" else {}
+        # A GPU would multiply by the reciprocal of a number of the host.
+        by: Any = divisor if on_host else torch.tensor(divisor, dtype=torch.float64, device=device)
         for pieces in groups_of(parts, TILES_AT_ONCE):
             self._words.fill(self._key, pieces, step=step)
             tiles = pieces[-1].place + pieces[-1].tiles
             one_pass = self._plain if tiles < self._fewest else self._quicker
-            values = one_pass(self._words, tiles, std).view(-1)
+            values = one_pass(self._words, tiles, std).reshape(-1)
             for piece in pieces:
-                elements = flat[piece.name][piece.at : piece.at + piece.numel]
-                noise = values[piece.values].to(device)
-                for some, theirs in zip(elements.split(_AT_ONCE), noise.split(_AT_ONCE), strict=True):
-                    some.div_(by).add_(theirs)
+                noise, at = values[piece.values], slice(piece.at, piece.at + piece.numel)
+                if on_host:
+                    elements = on_host[piece.name][at]
+                    elements /= by
+                    elements += noise
+                else:
+                    flat[piece.name][at].div_(by).add_(torch.from_numpy(noise).to(device))
 
 
 class GaussianNoise:
@@ -473,7 +463,6 @@ class GaussianNoise:
         self._source = source
         self._plain: dict[torch.dtype, PlainNoise] = {}
 
-    @torch.no_grad()
     def add_(
         self,
         tensors: Mapping[str, Tensor],
@@ -502,10 +491,10 @@ class GaussianNoise:
             raise ValueError(f"windows of no tensor: {sorted(windows.keys() - tensors.keys())}")
         if not 0 <= step < 2**64:  # beyond are the nonces of rare radii
             raise ValueError(f"expected a step from 0 to 2^64 - 1, got {step}")
-        flat = {name: tensor.view(-1) for name, tensor in tensors.items() if tensor.numel()}
+        flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items() if tensor.numel()}
         if not flat:
             return
-        parts = tuple([Part(name, len(tensor), windows.get(name, WHOLE)) for name, tensor in flat.items()])
+        parts = tuple([Part(name, tensor.numel(), windows.get(name, WHOLE)) for name, tensor in flat.items()])
         first = next(iter(flat.values()))
         noise = self._source(self._key, first.dtype, first.device, sum(part.size for part in parts))
         if noise is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
+from noisette.core.forms import AT_LEAST_SINGLE
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError, first_few
@@ -87,11 +87,7 @@ class GradientBound(Stateful, Protocol):
         ...
 
     def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """Called before the first records of a batch are read.
-
-        Args:
-            still_to_come: how many times the work so far is still to come, which decides what is worth compiling.
-        """
+        """Called before the first records of a batch are read; the work so far is still to come so many times."""
         ...
 
     def end_batch(self) -> list[str]:
@@ -101,12 +97,8 @@ class GradientBound(Stateful, Protocol):
     def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
         """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
 
-        Args:
-            loss: the loss of one example.
-            microbatch: its arguments for all examples.
-            public: other tensors that the loss uses, computed from no record but through released weights.
-
-        An error does not change the pending sums.
+        ``public`` are other tensors that the loss uses, computed from no record but through released weights. An error
+        does not change the pending sums.
         """
         ...
 
@@ -158,64 +150,6 @@ class Processes(Protocol):
         ...
 
 
-class Alone:
-    """A run of this process alone, also where others were started beside it.
-
-    Such processes are separate runs: on the same records each needs a ledger of its own data, or one after another the
-    same one, and their costs add up.
-
-    >>> Alone().share(np.arange(3))
-    array([0, 1, 2])
-    """
-
-    rank = 0
-    size = 1
-
-    def key(self) -> SecretKey:
-        """A fresh secret key."""
-        return SecretKey()
-
-    def share(self, indices: np.ndarray) -> np.ndarray:
-        """All of the batch."""
-        return indices
-
-    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
-        """What the function returns, as it would arrive at other ranks: as JSON."""
-        return json.loads(json.dumps(compute()))
-
-    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
-        """A context without effect."""
-        return nullcontext({})
-
-    def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The numbers themselves."""
-        return dict(numbers)
-
-    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The numbers of this process."""
-        return [numbers]
-
-    def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
-        """Nothing to compare with."""
-
-    def add_up(self, sums: Sequence[Tensor]) -> None:
-        """The sums are complete."""
-
-    def gather_into(self, whole: Tensor, part: Tensor) -> None:
-        """The part is the whole."""
-
-    def is_known_to_all(self, error: BaseException) -> bool:
-        """Whether all ranks raise this error."""
-        return True
-
-    def all_close(self) -> bool:
-        """Nobody else can still release a step."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 class NoisySums(Protocol):
     """Adds up the sums of all processes, divides them, and adds noise."""
 
@@ -225,13 +159,9 @@ class NoisySums(Protocol):
         ...
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all processes) / divisor + noise.
+        """Replace each sum by (the sum over all processes) / divisor + noise of this standard deviation.
 
-        Args:
-            sums: a name, the parameter or the tensor of this sum, and the sum, which is overwritten.
-            step: number of the step.
-            std: standard deviation of the noise, which is not divided.
-            divisor: of the sums.
+        ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten.
         """
         ...
 
@@ -335,7 +265,9 @@ class GaussianRelease:
                 if id(p) in names:
                     gradient = _seen_by_hooks(p, gradient)
                 p.grad = gradient
-                _call_hooks_after(p)
+                after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
+                for hook in list(after.values()) if p.grad is not None else ():
+                    hook(p)
                 self._written[id(p)] = p.grad
 
     def _deviations_of(self, sums: Sequence[BoundedSum]) -> list[float]:
@@ -392,14 +324,6 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     return gradient
 
 
-def _call_hooks_after(p: Tensor) -> None:
-    """Call the hooks that the user has registered for when a gradient has arrived."""
-    after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
-    if p.grad is not None:
-        for hook in list(after.values()):
-            hook(p)
-
-
 def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]]:
     """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
 
@@ -411,10 +335,11 @@ def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]
         rounded: whether they are rounded to the precision of their parameters. Microbatches are added up in double
             precision, if there are several, and their number is not the same on all ranks, whose sums are added up.
     """
-    tensors = [
-        [g.to(_at_least_single(p.dtype if rounded else g.dtype)).contiguous() for p, g in pairs]
-        for pairs in (zip(part.params, part.grads, strict=True) for part in sums)
-    ]
+    tensors: list[list[Tensor]] = []
+    for part in sums:
+        dtypes = [p.dtype if rounded else g.dtype for p, g in zip(part.params, part.grads, strict=True)]
+        dtypes = [AT_LEAST_SINGLE.get(dtype, dtype) for dtype in dtypes]
+        tensors.append([g.to(dtype).contiguous() for g, dtype in zip(part.grads, dtypes, strict=True)])
     begins = sorted(
         (g.data_ptr(), g.data_ptr() + g.nbytes, k, n) for k, part in enumerate(tensors) for n, g in enumerate(part)
     )
@@ -425,11 +350,6 @@ def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]
         else:
             end = last
     return tensors
-
-
-def _at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Single precision at least, because noise is never added in half precision."""
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def shares_of(sums: Sequence[BoundedSum]) -> list[float]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import traceback
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 import torch
@@ -78,16 +79,7 @@ class _Opened(NamedTuple):
 
     versions: list[int]  # of the parameters
     random: RandomStates
-    let_go_of_noise: Callable[[], None] | None
-
-
-_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # of torch's function around each step
-
-
-def _steps_under_way(optimizer: Optimizer) -> int:
-    """The number of this optimizer's steps that have led to this call: a class may call the step of its base."""
-    callers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is _STEP)
-    return sum(frame.f_locals["args"][0] is optimizer for frame in callers)
+    let_go_of_noise: Callable[[], None]
 
 
 class DpSgd:
@@ -154,12 +146,11 @@ class DpSgd:
         number of steps left, the total of a progress bar; a finished run warns that it has none.
 
         Args:
-            workers: processes that load records; with 0 this process does. Their script needs
-                ``if __name__ == "__main__":``, and the data set must be picklable.
+            workers: processes that load records, for a picklable data set and a script with
+                ``if __name__ == "__main__":``; with 0 this process does.
             to: a device that microbatches are copied to, on a stream of its own.
-            ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
-                in the ledger by then, so with a ledger in memory to none. The thread reads ahead rows of columns alone,
-                processes whatever your data set returns.
+            ahead: microbatches that the thread (of columns alone) or each process loads ahead, also of later steps that
+                are in the ledger by then.
 
         Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
 
@@ -190,7 +181,11 @@ class DpSgd:
     def _drawn(self, step: int, fetch: Fetch, drawn: dict[int, Batch]) -> Batch:
         """The batch of a step that is accounted for: the part of it that this process loads."""
         whole = self._sampler.indices(step=step)
-        own = self._ranks.share(whole) if self._records.own is None else self._records.held(whole)
+        own = whole
+        if self._records.own is not None:
+            own = self._records.held(whole)
+        elif self._ranks.size > 1:
+            own = self._ranks.share(whole)
         run = weakref.ref(self)  # a batch that is kept keeps no run alive
 
         def begin() -> None:
@@ -219,10 +214,10 @@ class DpSgd:
         if self._written:
             raise _parameters_written(self._written)
         # First: it is drawn into buffers.
-        let_go = None if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
+        let_go = (lambda: None) if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
-        before, self._seed = RandomStates.hidden()
-        self._opened = _Opened(self._versions(), before, let_go)
+        self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
+        self._seed = seed_secretly()
 
     def _end_batch(self) -> None:
         """The model and torch's generators are as they were when the first records of the batch were read.
@@ -231,13 +226,8 @@ class DpSgd:
             PrivacyError: a buffer was written since, and was put back; or a parameter was, and the run cannot go on.
         """
         self._begin_batch()  # of an empty batch that was not read
-        opened, self._opened = self._opened, None
-        assert opened is not None
-        if opened.let_go_of_noise is not None:
-            opened.let_go_of_noise()
-        opened.random.restore()
-        buffers = self.bound.end_batch()
-        changed = zip(self._weights, self._versions(), opened.versions, strict=True)
+        versions, buffers = self._close_batch()
+        changed = zip(self._weights, self._versions(), versions, strict=True)
         if written := [name for name, now, before in changed if now != before]:
             self._written = written
             raise _parameters_written(written)
@@ -248,6 +238,15 @@ class DpSgd:
                 "write. Write a buffer before batch.microbatches() or after optimizer.step(); for a forward pass that "
                 "is only logged, call model.eval() first, or a copy of the model where it writes even then"
             )
+
+    def _close_batch(self) -> tuple[list[int], list[str]]:
+        """Put back torch's generators and the buffers; what the parameters' versions were, and the buffers written."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return [], []
+        opened.let_go_of_noise()
+        opened.random.restore()
+        return opened.versions, self.bound.end_batch()
 
     def _versions(self) -> list[int]:
         """The number of writes into each parameter."""
@@ -283,9 +282,8 @@ class DpSgd:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
 
         Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
-        come again in halves. ``.grad`` is written by ``optimizer.step()`` alone, so ``clip_grad_norm_`` before it
-        changes nothing: examples are clipped already, and what else is to happen to the released gradient belongs in
-        ``optimizer.register_step_pre_hook``, after :func:`noisette.privatize`.
+        come again in halves. ``.grad`` is written by ``optimizer.step()`` alone: what else is to happen to the released
+        gradient belongs in ``optimizer.register_step_pre_hook``, after :func:`noisette.privatize`.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
@@ -363,15 +361,22 @@ class DpSgd:
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
-        with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
+        alone = self._ranks.size == 1
+        with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)
             batch.check_bounded(len(batch.indices))
-            self._check_held(optimizer)
+            same = held_by(optimizer) == self._names.keys()
+            if problems := [] if same else differing_parameters(optimizer, self.bound):
+                raise PrivacyError(
+                    "the optimizer and the bound have different parameters since the run began:\n  "
+                    + "\n  ".join(problems)
+                    + "\nStart another run with noisette.privatize() for a bound and an optimizer of the same ones"
+                )
             self._end_batch()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._account.commit()
             sums = self.bound.pop_sums()
-            if self._ranks.size > 1:
+            if not alone:
                 equal["bounds, shares and parameters of the release"] = digest_of(sums)
         step, self._batch = self.steps_taken, None
         self.steps_taken += 1
@@ -382,20 +387,6 @@ class DpSgd:
             raise
         if self._takes_deviations is not None:
             self._takes_deviations(self._release.deviations)
-
-    def _check_held(self, optimizer: Optimizer) -> None:
-        """Check that the optimizer still has the parameters of the bound, and no other trainable ones."""
-        held = held_by(optimizer)
-        if held == self._names.keys():
-            return
-        missing = [name for name, p in self.bound.parameters.items() if id(p) not in held and p.requires_grad]
-        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._names]
-        if missing or any(p.requires_grad or p.grad is not None for p in others):
-            raise PrivacyError(
-                "the optimizer and the bound have different parameters since the run began: "
-                f"{first_few(missing) or len(others)} {'left the optimizer' if missing else 'came to it'}. Start "
-                "another run with noisette.privatize() for a bound and an optimizer of the same parameters"
-            )
 
     # Line 5
 
@@ -409,8 +400,10 @@ class DpSgd:
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
         """A hook: no optimizer may move the parameters of this run but its own, and those it calls within its step."""
+        if optimizer is self.optimizer:
+            return
         shared = held_by(optimizer) & self._names.keys()
-        if optimizer is self.optimizer or not shared or _steps_under_way(self.optimizer):
+        if not shared or _steps_under_way(self.optimizer):
             return
         raise PrivacyError(
             f"a second optimizer ({type(optimizer).__name__}) steps {first_few(sorted(self._names[i] for i in shared))}"
@@ -422,12 +415,7 @@ class DpSgd:
     def end(self) -> None:
         """Remove the hooks from the optimizer; what a batch that was not released has left is dropped."""
         self._detach()
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            if opened.let_go_of_noise is not None:
-                opened.let_go_of_noise()
-            opened.random.restore()
-            self.bound.end_batch()
+        self._close_batch()
 
     def close(self) -> None:
         """Remove every hook from the optimizer, and end the bound."""
@@ -501,33 +489,22 @@ def close_run(of: Optimizer | nn.Module) -> None:
 
 
 def _hooks(run: DpSgd) -> list[Any]:
-    """Hook a run into its optimizer; the hooks do not keep it alive. They are never compiled with the step."""
+    """Hook a run into its optimizer; the hooks do not keep it alive, and are never compiled with the step."""
     reference = weakref.ref(run)
 
-    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (alive := reference()) is not None:
-            alive._before_step(optimizer, args, kwargs)
+    def hook(method: Callable[..., None]) -> Any:
+        def call(*args: Any) -> None:
+            if (alive := reference()) is not None:
+                method(alive, *args)
 
-    def after(*_: object) -> None:
-        if (alive := reference()) is not None:
-            alive._after_step()
+        return torch.compiler.disable(call)
 
-    def before_any(optimizer: Optimizer, *_: object) -> None:
-        if (alive := reference()) is not None:
-            alive._refuse_second_optimizer(optimizer)
-
-    optimizer = run.optimizer
     return [
-        optimizer.register_step_pre_hook(_uncompiled(before)),
-        optimizer.register_step_post_hook(_uncompiled(after)),
-        register_optimizer_step_pre_hook(_uncompiled(before_any)),
-        StepsOfScaler(optimizer),
+        run.optimizer.register_step_pre_hook(hook(lambda run, *args: run._before_step(*args))),
+        run.optimizer.register_step_post_hook(hook(lambda run, *_: run._after_step())),
+        register_optimizer_step_pre_hook(hook(lambda run, optimizer, *_: run._refuse_second_optimizer(optimizer))),
+        StepsOfScaler(run.optimizer),
     ]
-
-
-def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    kept_out: Any = torch.compiler.disable(hook)
-    return kept_out
 
 
 def _remove(handles: list[Any]) -> None:
@@ -552,11 +529,6 @@ class RandomStates(NamedTuple):
         """Their states at this moment."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
-    @classmethod
-    def hidden(cls) -> tuple[RandomStates, int]:
-        """The states at this moment; from here on the generators have a secret seed, told by this number."""
-        return cls.now(), seed_secretly()
-
     def restore(self) -> None:
         """Give the generators these states."""
         torch.set_rng_state(self.cpu)
@@ -567,9 +539,8 @@ class RandomStates(NamedTuple):
 def seed_secretly() -> int:
     """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
 
-    It has 256 bits, and 63 on accelerators. Of 32 bits, which is all that ``torch.manual_seed`` uses on a processor,
-    others could try each one: by a known seed, one record more would give those behind it other masks that others could
-    compute.
+    It has 256 bits, and 63 on accelerators. Of 32 bits, all that ``torch.manual_seed`` uses on a processor, others can
+    try each one: by a known seed, one record more would give those behind it other masks, which they could compute.
     """
     seed_torch(secrets.randbits(_SECRET_BITS))
     return torch.initial_seed()
@@ -578,21 +549,16 @@ def seed_secretly() -> int:
 def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
     """Seed a generator of torch; through the global one, those of accelerators too.
 
-    On the processor torch uses the lower 32 bits of a seed alone. Where a seed is longer than torch takes it, all of it
-    is brought into the state. Where there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with
-    their tracebacks for accelerators that may come, which takes up to a millisecond each.
+    On the processor torch uses the lower 32 bits of a seed alone; of a longer one all is brought into the state. Where
+    there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with their tracebacks for one that may
+    come, which takes up to a millisecond each.
     """
     short = seed % 2**63
     if generator is torch.default_generator and torch.accelerator.is_available():
         torch.manual_seed(short)
-    if generator.device.type == "cpu":
-        generator.set_state(_state_of_torch(seed, short))
-    else:
+    if generator.device.type != "cpu":
         generator.manual_seed(short)
-
-
-def _state_of_torch(seed: int, short: int) -> Tensor:
-    """The state of a generator on the processor with this seed."""
+        return
     state = torch.Generator().manual_seed(short).get_state()
     if seed != short:
         words = state.numpy().view(np.int64)[_WORDS_OF_TORCH]
@@ -600,7 +566,7 @@ def _state_of_torch(seed: int, short: int) -> Tensor:
             raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
         longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
         words[:] = np.frombuffer(longer, np.uint32)
-    return state
+    generator.set_state(state)
 
 
 def generator_apart() -> torch.Generator:
@@ -628,6 +594,29 @@ def held_by(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
+def differing_parameters(optimizer: Optimizer, bound: GradientBound) -> list[str]:
+    """One line for what trains and only one of the two has; what is frozen and has no gradient does not count."""
+    held, own = held_by(optimizer), set(map(id, bound.parameters.values()))
+    left = [name for name, p in bound.parameters.items() if id(p) not in held and p.requires_grad]
+    problems = [f"{name}: trainable, but not in the optimizer" for name in left]
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if others := sum(p.requires_grad or p.grad is not None for p in others):
+        problems.append(f"{others} trainable parameters of the optimizer are not in the model of the bound")
+    return problems
+
+
+_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # of torch's function around each step
+
+
+def _steps_under_way(optimizer: Optimizer) -> int:
+    """The number of this optimizer's steps that have led to this call: a class may call the step of its base."""
+    frame, count = sys._getframe(1), 0
+    while frame is not None:
+        count += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
+    return count
+
+
 class StepsOfScaler:
     """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
 
@@ -635,24 +624,19 @@ class StepsOfScaler:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._before: dict[str, object] = {
-            k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"
-        }
-        vars(optimizer)["_step_supports_amp_scaling"] = True
+        self._of = vars(optimizer)
+        self._before = self._of.get("_step_supports_amp_scaling")
+        self._of["_step_supports_amp_scaling"] = True
 
     def remove(self) -> None:
         """Put the attribute of the optimizer back."""
-        vars(self._optimizer).pop("_step_supports_amp_scaling", None)
-        vars(self._optimizer).update(self._before)
+        del self._of["_step_supports_amp_scaling"]
+        if self._before is not None:
+            self._of["_step_supports_amp_scaling"] = self._before
 
 
-def refuse_scaler(optimizer: Optimizer) -> None:
-    """Refuse the step of a ``GradScaler``.
-
-    Raises:
-        PrivacyError: always.
-    """
+def refuse_scaler(optimizer: Optimizer) -> NoReturn:
+    """Refuse the step of a ``GradScaler``."""
     for name in ("found_inf", "grad_scale"):  # what the scaler has left there
         vars(optimizer).pop(name, None)
     raise PrivacyError(

@@ -116,7 +116,8 @@ Compiled = Callable[..., Any]  # the compiled noise_of_words
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
     words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
-    return [words.radii, words.angles, torch.ones((), dtype=torch.float64), values[:, 0], values[:, 1]]
+    radii, angles = map(torch.from_numpy, (words.radii, words.angles))
+    return [radii, angles, torch.ones((), dtype=torch.float64), values[:, 0], values[:, 1]]
 
 
 class CompiledPass:
@@ -127,10 +128,11 @@ class CompiledPass:
         self._std = torch.ones((), dtype=torch.float64)
         self._values = torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
 
-    def __call__(self, words: Words, tiles: int, std: float) -> Tensor:
+    def __call__(self, words: Words, tiles: int, std: float) -> np.ndarray:
         self._std.fill_(std)
-        self._compiled(words.radii, words.angles, self._std, self._values[:, 0], self._values[:, 1])
-        return self._values[:tiles]
+        radii, angles = map(torch.from_numpy, (words.radii, words.angles))
+        self._compiled(radii, angles, self._std, self._values[:, 0], self._values[:, 1])
+        return self._values[:tiles].numpy()
 
 
 def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
@@ -139,15 +141,13 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
     To the bit: otherwise the noise of an element would depend on how much is drawn with it.
     """
     # The third is close to u = 1; the others are of the first, the second and the last level.
-    extremes = torch.tensor(
-        [0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12]
-    )
+    extremes = [0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12]
     words = Words()
     words.fill(SecretKey(bytes(32)), [Piece("a test", 0, TILES_AT_ONCE * TILE, 0, TILES_AT_ONCE, 0, 0)], step=0)
-    words.radii[: len(extremes)], words.angles[:4] = extremes[:, None], torch.tensor([[0], [0], [-1], [-1]])
+    words.radii[: len(extremes)], words.angles[:4] = np.array(extremes)[:, None], np.array([[0], [0], [-1], [-1]])
     words.has_rare = True
-    values = CompiledPass(compiled, dtype)(words, TILES_AT_ONCE, 1.5)  # first: the plain pass overwrites the words
-    return torch.equal(values, PlainPass(dtype)(words, TILES_AT_ONCE, 1.5))
+    compiled_pass, plain = CompiledPass(compiled, dtype), PlainPass(dtype)
+    return np.array_equal(compiled_pass(words, TILES_AT_ONCE, 1.5), plain(words, TILES_AT_ONCE, 1.5))
 
 
 class CompiledNoise:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from noisette.__init__ import __version__
-from noisette.accounting import Ledger, atomic_files
+from noisette import __version__
+from noisette.accounting import atomic_files
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Records
 from noisette.core.release import GradientBound
@@ -117,56 +117,11 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
 
 
-# The ledger
-
-
-def ledger_on_ranks(
-    given: Ledger | Path | str | None, ranks: AnyRanks, open_own: Callable[[Path], Ledger] = Ledger
-) -> tuple[Ledger, Ledger | None]:
-    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; again if it was opened here.
-
-    Raises:
-        PrivacyError: another rank than 0 was given a file, or has recorded other releases.
-    """
-    own: Ledger | None = None
-    with ranks.unanimous("the ledger"):
-        if ranks.rank == 0:
-            if isinstance(given, str | Path):
-                given = own = open_own(Path(given))
-            ledger = given if given is not None else Ledger()
-        elif isinstance(given, Ledger) and given.path is not None:
-            raise PrivacyError(
-                f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
-                f"ledger={str(given.path)!r}, which rank 0 alone opens"
-            )
-        else:
-            ledger = given if isinstance(given, Ledger) else Ledger()
-    if ranks.size == 1:
-        return ledger, own
-    first = ranks.from_first(
-        "the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
-    )
-    if ranks.rank and not isinstance(given, Ledger):
-        ledger = Ledger.mirror(first["dataset"], first["totals"])
-    with ranks.unanimous("the ledger"):
-        if isinstance(given, str | Path) and not first["on disk"]:
-            raise PrivacyError(f"rank {ranks.rank} was given the ledger {given}, and rank 0 none; give it to all ranks")
-        if ledger.events != Ledger.mirror(first["dataset"], first["totals"]).events:
-            raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
-    return ledger, own
-
-
 # Records
 
 
 def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> None:
     """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once.
-
-    Args:
-        dataset: of this rank.
-        records: how they are drawn.
-        users: the number of each record's user, if users are protected.
-        ranks: the processes of the run.
 
     Raises:
         PrivacyError: a record could be in the parts of two ranks, or in none.
@@ -227,12 +182,7 @@ class Fingerprint:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The fingerprint in a folder.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: it was truncated or altered.
-        """
+        """The fingerprint in a folder; a ValueError if it was truncated or altered."""
         path = folder / _FILE
         try:
             found = cls.told(json.loads(path.read_bytes()))

@@ -28,7 +28,6 @@ from noisette.ranks.shards import part_of, whole
 
 FILE = "checkpoint.safetensors"
 _FORMAT = "noisette checkpoint 3"
-_OLDER = "checkpoint.json"  # what earlier versions wrote
 _WAY_OUT = "finish the run with the version of noisette that began it"
 
 
@@ -46,17 +45,13 @@ def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Write these values to a folder, durably; an older checkpoint stays until the new one is complete.
 
-    Args:
-        folder: created if it does not exist.
-        content: tensors, numbers, text, ``None``, and mappings and sequences of those.
-
     Raises:
-        TypeError: a value of another type; the message says where.
+        TypeError: a value is no tensor, number, text, ``None``, or a mapping or sequence of those; it says where.
         OSError: the file cannot be written; the older checkpoint stays.
     """
     tensors: dict[str, Tensor] = {}
     packed = json.dumps(_pack(content, "", tensors))
-    facts = {"format": _FORMAT, "content": packed, "sha256": _seal(_FORMAT, packed, tensors)}
+    facts = {"format": _FORMAT, "content": packed, "sha256": _digest_of(_FORMAT, packed, tensors)}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_files.atomic_write(folder / FILE, mode=0o600) as beside:
@@ -75,16 +70,12 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / FILE
     if not path.is_file():
-        if (folder / _OLDER).is_file():
-            raise ValueError(
-                f"{folder} holds a checkpoint of an earlier version, which this one does not read: {_WAY_OUT}"
-            )
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {})["noisette"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-        if facts["sha256"] != _seal(facts["format"], facts["content"], tensors):
+        if facts["sha256"] != _digest_of(facts["format"], facts["content"], tensors):
             raise ValueError("another digest")
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
@@ -96,7 +87,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} lacks a part that every checkpoint has: {error}") from error
 
 
-def _seal(form: str, packed: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest_of(form: str, packed: str, tensors: Mapping[str, Tensor]) -> str:
     named = sorted(tensors.items())
     forms = [[name, str(value.dtype), list(value.shape)] for name, value in named]
     return digest_of_tensors((value for _, value in named), json.dumps([form, packed, forms]))
@@ -261,12 +252,7 @@ class SavedRun:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The checkpoint in a folder.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: a file was truncated or altered, or is not the checkpoint of a run.
-        """
+        """The checkpoint in a folder, with the errors of :func:`read`, also where it is not that of a run."""
         content = read(folder)
         try:
             return cls.told(content)
@@ -274,11 +260,7 @@ class SavedRun:
             raise ValueError(f"{folder} holds no checkpoint of a run: {error}") from error
 
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Check that bound, model and optimizer are like those of the run.
-
-        Raises:
-            ValueError: they are not; the first five problems with model and optimizer are listed.
-        """
+        """Check that bound, model and optimizer are like those of the run; a ValueError lists up to five problems."""
         _check_fits(self.learned, bound.model, optimizer)
         if self.trained != list(bound.parameters):
             raise ValueError("the checkpoint is of a run that trained other parameters; freeze the same ones")
@@ -297,13 +279,7 @@ class SavedRun:
         _restore_state(self.learned, bound.model, optimizer)
 
     def open_ledger(self, path: Path) -> Ledger:
-        """The ledger of the run at this path, open for writing.
-
-        Raises:
-            FileNotFoundError: it is not at its path.
-            ValueError: a line was truncated or altered.
-            PrivacyError: it is open elsewhere.
-        """
+        """The ledger of the run at this path, open for writing; with the errors of :class:`Ledger`."""
         if not path.is_file():
             raise FileNotFoundError(f"the ledger of the run is not at {path}; move it there, or pass ledger=")
         return Ledger(path, dataset=self.dataset)

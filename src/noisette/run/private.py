@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -15,48 +15,43 @@ from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget, RunParameters
-from noisette.accounting.events import StepRelease, UserLevel
+from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
-from noisette.capture.captured import schedule_of
-from noisette.clipping.engines import RecordedCall
+from noisette.capture.captured import Schedule, schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
-from noisette.core.noise import GaussianNoise, SecretKey, never
-from noisette.core.release import GaussianRelease, GradientBound, OwnNoise
-from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, held_by, seed_torch
+from noisette.core.noise import GaussianNoise, SecretKey, Source, never
+from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise
+from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differing_parameters, seed_torch
 from noisette.errors import PrivacyError
-from noisette.noise.banded import BandedNoise, correlation_of
-from noisette.noise.device import CompiledNoise
-from noisette.noise.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
-from noisette.run.agreement import Fingerprint, check_same_records, digests_of, facts_of, ledger_on_ranks
-from noisette.run.checkpoint import SavedRun, capture_state, write
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of
 from noisette.run.sampling import Users, sampler_of, user_records
 
+if TYPE_CHECKING:
+    from noisette.clipping.engines import RecordedCall
+    from noisette.run.agreement import Fingerprint
+    from noisette.run.checkpoint import SavedRun
+
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
-    """One line for each module that is known to mix examples: its name, its class, and what to do instead."""
-    return [
-        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
-        for name, module in model.named_modules()
-        if (problem := _mixing(module))
-    ]
+    """One line for each module that is known to mix examples: its name, its class, and what to do instead.
+
+    A module may state it in an attribute ``mixes_examples``.
+    """
+    named = [(name or "the model itself", module, _mixing(module)) for name, module in model.named_modules()]
+    return [f"{name}  {type(module).__name__} {problem}" for name, module, problem in named if problem]
 
 
 def _mixing(module: nn.Module) -> str:
-    """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
             "to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() on it"
         )
-    if (
-        isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        and module.training
-        and module.running_mean is not None
-    ):
+    is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
+    if is_instance_norm and module.training and module.running_mean is not None:
         return (
             "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
         )
@@ -87,27 +82,48 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
-    covered = {id(p): name for name, p in bound.parameters.items()}
-    held = held_by(optimizer)
-    if held == covered.keys():
-        return
-    trainable = {
-        id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
-    }
-    problems = [
-        f"{name}: trainable, but not in the optimizer"
-        for name, p in bound.parameters.items()
-        if id(p) not in held and p.requires_grad
-    ]
-    outside = len(trainable - covered.keys())
-    if outside:
-        problems.append(f"{outside} trainable parameters of the optimizer are not in the model of the bound")
-    if problems:
+    if problems := differing_parameters(optimizer, bound):
         raise PrivacyError(
             "the optimizer and the bound have different parameters:\n  " + "\n  ".join(problems) + "\n"
             "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
             "the optimizer all others."
         )
+
+
+def ledger_on_ranks(
+    given: Ledger | Path | str | None, ranks: AnyRanks, open_own: Callable[[Path], Ledger] = Ledger
+) -> tuple[Ledger, Ledger | None]:
+    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; again if it was opened here.
+
+    Raises:
+        PrivacyError: another rank than 0 was given a file, or has recorded other releases.
+    """
+    own: Ledger | None = None
+    with ranks.unanimous("the ledger"):
+        if ranks.rank == 0:
+            if isinstance(given, str | Path):
+                given = own = open_own(Path(given))
+            ledger = given if given is not None else Ledger()
+        elif isinstance(given, Ledger) and given.path is not None:
+            raise PrivacyError(
+                f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
+                f"ledger={str(given.path)!r}, which rank 0 alone opens"
+            )
+        else:
+            ledger = given if isinstance(given, Ledger) else Ledger()
+    if ranks.size == 1:
+        return ledger, own
+    first = ranks.from_first(
+        "the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
+    )
+    if ranks.rank and not isinstance(given, Ledger):
+        ledger = Ledger.mirror(first["dataset"], first["totals"])
+    with ranks.unanimous("the ledger"):
+        if isinstance(given, str | Path) and not first["on disk"]:
+            raise PrivacyError(f"rank {ranks.rank} was given the ledger {given}, and rank 0 none; give it to all ranks")
+        if ledger.events != Ledger.mirror(first["dataset"], first["totals"]).events:
+            raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
+    return ledger, own
 
 
 @runtime_checkable
@@ -121,11 +137,8 @@ class HoldsNoise(Protocol):
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
     """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
-    Records of one forward pass share a draw. With another draw for each microbatch, or on each rank, which records
-    share one would depend on the others: one record more would move all those behind it to other draws.
-
-    Returns:
-        A function of what gives the seed of all ranks; it draws, and returns what ends the batch.
+    With another draw for each microbatch, or on each rank, one record more would move all those behind it to others.
+    The function that is returned takes what gives the seed of all ranks, draws, and returns what ends the batch.
     """
     hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
     found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
@@ -150,6 +163,28 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
         return let_go
 
     return hold
+
+
+def _source_of(schedule: Schedule | None, devices: set[torch.device], still_to_come: Callable[[], float]) -> Source:
+    """What computes noise more quickly than NumPy, where there is a GPU or compiling is allowed."""
+    if (schedule is None or not schedule.compiles) and all(device.type == "cpu" for device in devices):
+        return never
+    from noisette.noise.device import CompiledNoise
+
+    return CompiledNoise(schedule, still_to_come)
+
+
+def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: AnyRanks, together: bool) -> NoisySums:
+    """How sums are added up and noised: by banded noise where it is declared, over ranks where there are several."""
+    if not isinstance(event, BandedGaussian) and not together:
+        return OwnNoise(noise)
+    from noisette.noise.banded import BandedNoise, correlation_of
+    from noisette.noise.joint_sums import JointSums
+
+    correlation = correlation_of(event, steps)
+    if correlation == (1.0,):
+        return JointSums(noise, ranks) if together else OwnNoise(noise)
+    return JointSums(BandedNoise(noise, correlation), ranks, correlation)
 
 
 class PrivateRun(DpSgd):
@@ -196,16 +231,8 @@ class PrivateRun(DpSgd):
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         kind = partial(JointBatch, ranks=ranks) if together else Batch
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        compiles = schedule is not None and schedule.compiles
-        on_processor = all(device.type == "cpu" for device in devices)
-        source = CompiledNoise(schedule, self._paid.still_to_come) if compiles or not on_processor else never
-        noise = GaussianNoise(key, source)
-        correlation = correlation_of(event, terms.steps - steps_spent)
-        joint = OwnNoise(noise)
-        if tuple(correlation) != (1.0,):
-            joint = JointSums(BandedNoise(noise, correlation), ranks, correlation)
-        elif ranks.size > 1 or together:
-            joint = JointSums(noise, ranks)
+        noise = GaussianNoise(key, _source_of(schedule, devices, self._paid.still_to_come))
+        joint = _joint_noise(noise, event, terms.steps - steps_spent, ranks, ranks.size > 1 or together)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
         super().__init__(
@@ -264,24 +291,21 @@ class PrivateRun(DpSgd):
     ) -> Self:
         """The run on all of its ranks, with one key, or on none.
 
-        Args:
-            make: gives the run of this rank, from the key and the ranks.
-            ranks: the processes of the run.
-            own_ledger: a ledger that is closed with the run.
-            own_ranks: whether the ranks are closed with the run.
-
-        Raises:
-            PrivacyError: a rank refuses, or the ranks differ.
+        ``make`` gives the run of this rank, from key and ranks. ``own_ledger`` is closed with the run, and so are the
+        ranks if they are its own.
         """
         key = ranks.key()
         run = None
         try:
             with ranks.unanimous("the start of the run"):
                 run = make(key=key, ranks=ranks)
-            facts = {"number of records": run._records.size}
-            ranks.check_equal("the start of the run", lambda: facts | facts_of(run.bound, run.optimizer))
-            check_same_records(run._dataset, run._records, run._user_numbers, ranks)
-            run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
+            if ranks.size > 1:
+                from noisette.run.agreement import check_same_records, facts_of
+
+                facts = {"number of records": run._records.size}
+                ranks.check_equal("the start of the run", lambda: facts | facts_of(run.bound, run.optimizer))
+                check_same_records(run._dataset, run._records, run._user_numbers, ranks)
+                run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
             if run is not None:
                 run.end()
@@ -316,12 +340,8 @@ class PrivateRun(DpSgd):
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
 
-        Args:
-            calls: of the model, each with the same records as rows, and the gradients that arrived at its outputs.
-            scale: what these gradients are multiplied with.
-
-        Raises:
-            PrivacyError: there is no microbatch, or more rows than examples of it are left.
+        ``calls`` of the model have the same records as rows, and the gradients that arrived at their outputs, which are
+        multiplied with ``scale``. A PrivacyError if more rows came than examples of the microbatch are left.
         """
         assert isinstance(self.bound, PerExampleClip)
         batch, count = self._batch, calls[0].count
@@ -333,19 +353,15 @@ class PrivateRun(DpSgd):
         batch.current = batch.current - count or None
 
     def check_budget(self) -> None:
-        """Check that the remaining steps fit in the budget, together with everything in the ledger.
-
-        Raises:
-            PrivacyError: they do not.
-        """
+        """A PrivacyError if the remaining steps do not fit in the budget, with everything in the ledger."""
         self._paid.check_budget(self.steps_left)
 
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
 
-        It holds the weights, the state of optimizer and bound, the run's parameters, the path of its ledger, and a
-        keyed fingerprint of the data set. No key of noise or sampling is written, and nothing private but the
-        fingerprint, whose file is deleted when the run is closed after its last step.
+        It holds the weights, the state of optimizer and bound, the run's parameters and the path of its ledger, no key
+        of noise or sampling, and nothing private but a keyed fingerprint of the data set, whose file is deleted when
+        the run is closed after its last step.
 
         Args:
             folder: created if it does not exist; its files are readable by their owner alone.
@@ -357,6 +373,9 @@ class PrivateRun(DpSgd):
             TypeError: something in the model, the optimizer or ``extras`` cannot be saved.
             OSError: the files cannot be written; the older checkpoint stays.
         """
+        from noisette.run.agreement import Fingerprint, digests_of
+        from noisette.run.checkpoint import capture_state, write
+
         folder = Path(folder)
         if isinstance(self.bound, PerExampleClip):
             self.bound.reshard()
@@ -365,24 +384,23 @@ class PrivateRun(DpSgd):
         with self._all_ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
             learned = capture_state(self.bound.model, self.optimizer)
             if self._all_ranks.rank == 0:
-                self._write(folder, learned, self.extras if extras is None else extras)
+                if self.ledger.path is None:
+                    raise ValueError(
+                        "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with "
+                        "the process; give privatize a Ledger(path)"
+                    )
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
+                    if self._fingerprint is None:
+                        self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
+                    self._fingerprint.write(folder)
+                write(folder, self.saved(folder, learned, self.extras if extras is None else extras).facts())
         self._saved_in = folder
-
-    def _write(self, folder: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
-        if self.ledger.path is None:
-            raise ValueError(
-                "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with the "
-                "process; give privatize a Ledger(path)"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
-            if self._fingerprint is None:
-                self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
-            self._fingerprint.write(folder)
-        write(folder, self.saved(folder, learned, extras).facts())
 
     def saved(self, beside: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> SavedRun:
         """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file."""
+        from noisette.run.checkpoint import SavedRun
+
         return SavedRun.of(
             self.bound, self.terms, self.steps_taken, self.ledger, beside=beside, learned=learned, extras=extras
         )
@@ -408,28 +426,26 @@ class PrivateRun(DpSgd):
         them. So a run never makes more steps than planned, however often it crashes.
 
         Args:
-            folder: where :meth:`save` wrote the checkpoint.
-            bound: of a model like the saved one, which gets the saved weights.
-            optimizer: like the saved one, which gets the saved state.
-            dataset: the same records.
-            accountant: computes epsilon; ``PldAccountant()`` unless given.
+            folder: where :meth:`save` wrote the checkpoint; all ranks read it, whose number may be another one.
+            bound, optimizer: of a model like the saved one; they get the saved weights and state.
+            dataset, users: the same records, and the same ids. Batches are drawn as before; a pass over the data that
+                was under way is not continued, a new one begins.
+            accountant, collate_fn, ranks: as for :func:`privatize`.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
-            ranks: as for :func:`privatize`; their number may be another one than before. Each reads the folder, so it
-                lies on a file system that all share.
-            users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
-                over the data that was under way is not continued, a new one begins.
-            collate_fn: as for :func:`privatize`.
             saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
         Raises:
             FileNotFoundError: the checkpoint or the ledger does not exist.
-            ValueError: a file was truncated or altered, or model, optimizer or data set are not those of the run; all
-                are left as they were.
-            PrivacyError: the ledger does not continue from the checkpoint, is in use, or has recorded so much else that
-                the rest of the run would exceed its budget; and everything that :func:`privatize` refuses.
+            ValueError: a file was cut or altered, or model, optimizer or data set are not those of the run; all are
+                left as they were.
+            PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
+                budget; and everything that :func:`privatize` refuses.
         """
+        from noisette.run.agreement import digests_of
+        from noisette.run.checkpoint import SavedRun
+
         folder = Path(folder)
         own_ranks, ranks = ranks is None, ranks_of(ranks)
         with ExitStack() as undone:
@@ -477,6 +493,8 @@ class PrivateRun(DpSgd):
 
     def _check_data(self, folder: Path) -> None:
         """Check that the records are those that the run began with."""
+        from noisette.run.agreement import Fingerprint
+
         self._fingerprint = Fingerprint.read(folder)
         if not self._fingerprint.fits(self._dataset, self._user_numbers):
             raise ValueError(
@@ -510,4 +528,6 @@ class PrivateRun(DpSgd):
             if self._own_ledger is not None:
                 self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
+            from noisette.run.agreement import Fingerprint
+
             Fingerprint.remove(self._saved_in)

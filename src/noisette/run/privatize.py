@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,15 @@ from torch.optim.optimizer import Optimizer
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import RunParameters, check_delta, check_numbers
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
-from noisette.accounting.events import StepRelease, check_events
+from noisette.accounting.events import check_events
 from noisette.accounting.filters import accountant_beside
 from noisette.core.release import GradientBound, parts_of
 from noisette.core.steps import check_free
 from noisette.errors import plain
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.run.agreement import ledger_on_ranks
 from noisette.run.loading import Collate
-from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer
-from noisette.run.sampling import Poisson, ReleaseOf, Sampling, Users, releases
+from noisette.run.private import PrivateRun, check_no_batch_norm, check_optimizer, ledger_on_ranks
+from noisette.run.sampling import Poisson, Sampling, Users, releases
 
 
 def privatize(
@@ -141,12 +139,18 @@ def privatize(
             undone.callback(own.close)
 
         def terms() -> dict[str, Any]:
-            by = accountant
-            if epsilon is not None and delta is not None and noise_multiplier is None:
-                by = accountant_beside(
-                    ledger.declarations, accountant, declaration=declaration, epsilon=epsilon, delta=delta
+            if noise_multiplier is None:
+                assert epsilon is not None, "checked above"
+                assert delta is not None, "checked above"
+                before = ledger.declarations
+                by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
+                event = least_noisy(
+                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=ledger.events
                 )
-            event = _release(possible, ledger, steps, epsilon, noise_multiplier, delta, by, delta or one_over_size / 10)
+            else:
+                events = [release(noise_multiplier) for release in possible]
+                event = cheapest(events, delta=delta or one_over_size / 10, steps=steps, accountant=accountant)
+            check_events(with_releases(ledger.events, event, 1))
             parameters = RunParameters(
                 event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, declaration=declaration
             )
@@ -173,27 +177,3 @@ def privatize(
             run.close()
             raise
     return run
-
-
-def _release(
-    possible: Sequence[ReleaseOf],
-    ledger: Ledger,
-    steps: int,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-    accountant: Accountant,
-    delta_to_compare: float,
-) -> StepRelease:
-    """The release of a step, of those that are possible, with the noise that the budget allows or that was declared."""
-    if noise_multiplier is None:
-        assert epsilon is not None
-        assert delta is not None
-        event = least_noisy(
-            possible, epsilon=epsilon, delta=delta, steps=steps, accountant=accountant, prior_events=ledger.events
-        )
-    else:
-        events = [release(noise_multiplier) for release in possible]
-        event = cheapest(events, delta=delta_to_compare, steps=steps, accountant=accountant)
-    check_events(with_releases(ledger.events, event, 1))
-    return event

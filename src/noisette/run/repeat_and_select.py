@@ -26,9 +26,9 @@ def repeat_and_select(
 ) -> Result:
     """Charge a search, repeat its run as often as is drawn in secret, and return the result with the highest score.
 
-    The search is charged durably before anything else happens. The number of runs is drawn from a key that never leaves
-    this call: after a crash or an interrupt there is nothing from which to go on, the search is spent, and another one
-    is charged anew. So a number that was drawn cannot be exchanged for a better one. Of equal scores the first counts.
+    The search is charged durably before anything else happens, and the number of runs is drawn from a key that never
+    leaves this call: after a crash or an interrupt the search is spent, so that no number is exchanged for a better
+    one. Of equal scores the first counts.
 
     Args:
         ledger: the ledger of the data set.
@@ -37,14 +37,9 @@ def repeat_and_select(
             ledger that it is given (``privatize(..., ledger=...)``), which holds one run alone and is in memory: the
             search has paid for it.
         score: the score of a result; NaN counts as the lowest. It may read the result and public data. A score on
-            private records has to be released by the run itself, with noise and charged to the run's ledger, as a part
-            of its result.
+            private records is a part of the result, released by the run itself and charged to its ledger.
         fallback: what is returned if no run is drawn, which an infinite ``shape`` (Poisson) allows, or if every run
             fails. It must not depend on private records: new weights, or ``None``.
-
-    Returns:
-        The result with the highest score. The other results, their scores, their number and what they raised are
-        discarded.
 
     Guarantee: what is returned costs ``search`` and nothing more, if each call of ``train_once`` is one run of that
     event whose result depends on private records through its releases alone. A run that raises an ``Exception`` counts

@@ -99,9 +99,9 @@ _CHUNK = 2**20  # records whose group is drawn at once
 class CyclicPoissonSampler:
     """Step t draws a Poisson batch of the records of group t modulo ``bands``, counted from the first step.
 
-    Each record's group is drawn once, uniformly and independently of all others, so a record that is added or removed
-    changes no other one's group. Given its group, a record is in a batch of every ``bands``-th step with probability
-    ``rate``, independently of all other records and steps. A resumed run draws new groups.
+    Each record's group is drawn once, uniformly and independently of all others. Given its group, a record is in a
+    batch of every ``bands``-th step with probability ``rate``, independently of all others. A resumed run draws new
+    groups.
 
     Guarantee: a record is in at most one of ``bands`` consecutive batches.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", algorithm 2 (sampling); groups drawn
@@ -150,8 +150,7 @@ class Users:
             when a run is resumed.
         public_users: declared number of users, where it is public. Batches may then sample users instead of records.
 
-    Guarantee: none by itself; with :func:`noisette.privatize` that of the run is for adding or removing all records of
-    one user, whatever their number.
+    Guarantee: none by itself; that of the run is for adding or removing all records of one user, whatever their number.
 
     Raises:
         TypeError, ValueError: a number is not a whole number of at least 1.
@@ -341,9 +340,6 @@ class TruncatedPoisson:
         most_records: the most records that the data set may have; the declared ``public_size`` unless given. A data
             set with more is refused.
 
-    Raises:
-        TypeError, ValueError: a number is not a whole number of at least 1.
-
     >>> TruncatedPoisson(largest_batch=160).release(0.01, 10_000, ())(1.0)
     TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.0, largest_batch=160, most_records=10000)
     """
@@ -372,10 +368,7 @@ class BallsInBins:
     """Passes over the data in which each record enters exactly one batch, drawn at random.
 
     Args:
-        bins: the batches of one pass; as many as the sampling rate asks for, rounded up, unless given.
-
-    Raises:
-        TypeError, ValueError: ``bins`` is not a whole number of at least 1.
+        bins: the batches of one pass, at least 1; as many as the sampling rate asks for, rounded up, unless given.
 
     >>> BallsInBins().release(0.01, 10_000, ())(1.0)
     BallsInBinsGaussian(bins=100, noise_multiplier=1.0)
@@ -397,17 +390,13 @@ class BallsInBins:
 class CyclicPoisson:
     """Batches of groups of records in turn, with noise that later steps partly take back: less noise on the weights.
 
-    Banded matrix factorisation. Each record belongs to one of ``bands`` groups, and step t draws a Poisson batch of
+    Banded matrix factorisation: each record belongs to one of ``bands`` groups, and step t draws a Poisson batch of
     group t modulo ``bands``, of the same expected size as otherwise. The noise of a step is correlated with that of
-    the ``bands`` - 1 steps before, so that its sum over the steps, which is what the weights keep, is smaller; as many
-    noises are kept in memory, each as large as the trained parameters.
+    the ``bands`` - 1 steps before, which are kept in memory, so that its sum over the steps is smaller.
 
     Args:
-        bands: the groups, and the steps over which noise is correlated: at least 1, which is :class:`Poisson`. More
-            bands take back more noise and amplify less; ``bands * sampling_rate`` is at most 1.
-
-    Raises:
-        TypeError, ValueError: ``bands`` is not a whole number of at least 1.
+        bands: a whole number of at least 1, which is :class:`Poisson`. More bands take back more noise and amplify
+            less; ``bands * sampling_rate`` is at most 1.
 
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to private
     training".

@@ -18,9 +18,8 @@ from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.run.agreement import ledger_on_ranks
 from noisette.run.checkpoint import SavedRun
-from noisette.run.private import PrivateRun
+from noisette.run.private import PrivateRun, ledger_on_ranks
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
