@@ -29,7 +29,8 @@ from noisette.accounting import (
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.events import event_of, facts_of, for_several
+from noisette.accounting.events import event_of, facts_of
+from noisette.accounting.several import for_several
 from noisette.errors import UnsupportedEventError
 
 RELEASE = PoissonGaussian(0.01, 4.0)

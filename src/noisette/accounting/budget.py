@@ -7,26 +7,16 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 from noisette import errors as checks
 from noisette.accounting.calibrate import SEE_PLAN, check_ranges
-from noisette.accounting.events import (
-    Event,
-    Events,
-    Neighbouring,
-    StepRelease,
-    event_of,
-    facts_of,
-    for_several,
-    several_deltas,
-)
-from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events, odometer_epsilon
+from noisette.accounting.events import Event, Events, StepRelease, event_of, facts_of
+from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
 from noisette.accounting.interface import Accountant, PrivacyCurve
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
-from noisette.accounting.pld import least_epsilon
-from noisette.errors import PrivacyError, UnsupportedEventError
+from noisette.errors import PrivacyError
 
 
 def check_numbers(
@@ -231,91 +221,3 @@ class PrivacyBudget:
                 "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
                 + SEE_PLAN
             )
-
-
-@dataclass(frozen=True)
-class SeveralCurve:
-    """The privacy cost for several records at once, by that for one: they are added or removed one after the other.
-
-    Args:
-        curve: the cost for one record, or for one user.
-        number: how many there are.
-
-    Source: Dwork and Roth 2014, Theorem 2.2, with the sum of its proof.
-
-    >>> from noisette.accounting import DpAmount, PldAccountant
-    >>> alone = PldAccountant().compose({DpAmount(0.5, 1e-6): 1})
-    >>> round(SeveralCurve(alone, 2).epsilon(delta=1e-5), 3)
-    1.0
-    """
-
-    curve: PrivacyCurve
-    number: int
-
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
-
-        @cache
-        def at(epsilon: float) -> float:
-            return self.delta(epsilon=epsilon)
-
-        is_finite = any(at(2.0**power) <= delta for power in range(7))
-        return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
-
-    def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon."""
-        one = epsilon / self.number
-        return min(1.0, self.curve.delta(epsilon=one) * several_deltas(one, self.number))
-
-
-def curve_for(events: Events, accountant: Accountant, number: int, neighbouring: Neighbouring) -> PrivacyCurve:
-    """The cost of releases for so many records, or users, at once: exact where each release alone is known for them.
-
-    Args:
-        events: releases for one record or one user, or already for ``neighbouring``.
-        accountant: computes the cost.
-        number: how many there are.
-        neighbouring: what they are together: a group, or a user with so many records.
-
-    Raises:
-        UnsupportedEventError: they are not known for several, or not together with those for ``neighbouring``.
-    """
-    known = {event for event in events if event.neighbouring == neighbouring}
-    of_user = (Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER)
-    counted: Counter[Event] = Counter()
-    for event, times in events.items():
-        several = event if event in known else for_several(event, number, neighbouring)
-        whole = event.neighbouring.for_several(number)
-        is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
-        if not is_part or (several is None and known):
-            raise UnsupportedEventError(
-                f"{event!r}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
-            )
-        if several is None and isinstance(accountant, RenyiOdometer):
-            raise UnsupportedEventError(f"{event!r} has no odometer for several records at once")
-        if several is None:
-            return SeveralCurve(accountant.compose(events), number)
-        counted[several] += times
-    return accountant.compose(counted)
-
-
-def check_one_relation(events: Events) -> None:
-    """Check that the releases of a ledger have a common cost.
-
-    Raises:
-        ValueError: they have several neighbouring relations; the message says what they promise for which.
-    """
-    relations = Counter[Neighbouring]()
-    for event, times in events.items():
-        relations[event.neighbouring] += times
-    if len(relations) < 2:
-        return
-    promise = "they promise nothing together: keep a ledger for each"
-    if set(relations) == {Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER}:
-        promise = (
-            "together they promise something for users, if a user has at most K records in the data set: give "
-            "--records-per-user K. For single records they promise nothing, since a release for users counts a user's "
-            "records as a whole"
-        )
-    listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
-    raise ValueError(f"the ledger holds releases with different guarantees: {listed}; {promise}")

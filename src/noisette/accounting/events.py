@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
@@ -533,51 +533,6 @@ Supported: TypeAlias = (
 
 
 MOST_AMOUNT = 1e9  # an epsilon or a rho beyond this counts as infinite
-
-
-def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
-    """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
-
-    Args:
-        event: the release.
-        number: how many records or users of its own relation.
-        neighbouring: what they are: a group, or a user who has no more records than that in the data set.
-
-    Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
-
-    >>> for_several(ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
-    ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
-    """
-    match event:
-        case Gaussian() | Laplace():
-            noise = max(event.noise_multiplier / number, 1 / MOST_AMOUNT)
-            return replace(event, noise_multiplier=noise, neighbouring=neighbouring)
-        case DiscreteGaussian():
-            distance = number / event.noise_multiplier
-            rho = min(distance * distance / 2, MOST_AMOUNT)
-            return ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
-        case ZcdpAmount():
-            return replace(event, rho=min(event.rho * number**2, MOST_AMOUNT), neighbouring=neighbouring)
-        case DpAmount():
-            epsilon, delta = event.epsilon * number, event.delta * several_deltas(event.epsilon, number)
-            epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
-            return replace(event, epsilon=epsilon, delta=delta, neighbouring=neighbouring)
-        case UserLevel():
-            return replace(event, records=event.records * number, neighbouring=neighbouring)
-        case PoissonGaussian() if neighbouring.unit == "user":
-            return UserLevel(event, number, neighbouring=neighbouring)
-        case PoissonGaussian():
-            return GroupPrivacy(event, number)
-        case _:
-            return None
-
-
-def several_deltas(epsilon: float, number: int) -> float:
-    """What a release's delta is multiplied by for so many records at once, each of which has this epsilon."""
-    if epsilon * number > 700:
-        return math.inf
-    return math.expm1(epsilon * number) / math.expm1(epsilon) if epsilon > 0 else number
-
 
 _EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_args(Supported), BandedGaussian)}
 
