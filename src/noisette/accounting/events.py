@@ -173,11 +173,7 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Gaussian(_StatedFor):
-    """One release: a sum over all records, plus Gaussian noise.
-
-    >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
-    Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
-    """
+    """One release: a sum over all records, plus Gaussian noise."""
 
     noise_multiplier: float
     parts: Parts = ()
@@ -189,11 +185,7 @@ class Gaussian(_StatedFor):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PoissonGaussian(Event):
-    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set.
-
-    >>> PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
-    PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
-    """
+    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set."""
 
     sampling_rate: float
     noise_multiplier: float
@@ -216,9 +208,6 @@ class FixedSizeGaussian(Event):
         size: records in the data set. It is public under this relation, which keeps the number of records.
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
             the sum by up to twice that norm, which accountants take into account. Above 0.
-
-    >>> FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=2.0).relation
-    'replace one record'
     """
 
     batch_size: int
@@ -245,9 +234,6 @@ class TruncatedPoissonGaussian(Event):
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
         largest_batch: the most records of a batch, at least 1.
         most_records: the most records that the data set may have: public, and declared. At least 1.
-
-    >>> TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10_000)
-    TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10000)
     """
 
     sampling_rate: float
@@ -271,9 +257,6 @@ class BallsInBinsGaussian(Event):
         bins: the batches of one pass, at least 1.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
-
-    >>> BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
-    BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
     """
 
     bins: int
@@ -384,9 +367,6 @@ class UserLevel(OfSeveral):
     Args:
         event: a release over all records or over a Poisson batch.
         records: the most records of one user that enter a batch, each independently of the others. At least 1.
-
-    >>> UserLevel(PoissonGaussian(0.01, 4.0), records=3).relation
-    'add or remove all records of one user'
     """
 
     neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -404,9 +384,6 @@ class Laplace(_StatedFor):
 
     Args:
         noise_multiplier: scale of the noise in units of the L1 sensitivity: 1 / epsilon of the release. Above 0.
-
-    >>> Laplace(noise_multiplier=2.0)
-    Laplace(noise_multiplier=2.0)
     """
 
     noise_multiplier: float
@@ -423,9 +400,6 @@ class DiscreteGaussian(_StatedFor):
         noise_multiplier: the parameter sigma of the distribution, close to its standard deviation. Above 0.
 
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
-
-    >>> DiscreteGaussian(noise_multiplier=5.0)
-    DiscreteGaussian(noise_multiplier=5.0)
     """
 
     noise_multiplier: float
@@ -443,9 +417,6 @@ class ZcdpAmount(_StatedFor):
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
     Guarantee: that of the tool; nothing checks the amount.
-
-    >>> ZcdpAmount(rho=0.1, tool="table of counts")
-    ZcdpAmount(rho=0.1, tool='table of counts')
     """
 
     rho: float
@@ -465,9 +436,6 @@ class DpAmount(_StatedFor):
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
     Guarantee: that of the tool; nothing checks the amount.
-
-    >>> DpAmount(epsilon=0.5, delta=1e-9, tool="synthetic table")
-    DpAmount(epsilon=0.5, delta=1e-09, tool='synthetic table')
     """
 
     epsilon: float

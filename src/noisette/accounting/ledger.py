@@ -218,14 +218,7 @@ class Ledger:
 
     @classmethod
     def mirror(cls, dataset: str, totals: str) -> Self:
-        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes the file.
-
-        >>> from noisette.accounting import Gaussian
-        >>> ledger = Ledger(dataset="digits")
-        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
-        >>> Ledger.mirror(ledger.dataset, ledger.totals).events
-        {Gaussian(noise_multiplier=7.0): 1}
-        """
+        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes."""
         ledger = cls(dataset=dataset)
         ledger._replay(totals.encode(), Path("the ledger of another process"))
         return ledger
@@ -332,12 +325,6 @@ class Ledger:
                 :func:`noisette.privatize`.
             other_neighbours: record it also where the ledger holds releases for another neighbouring relation, of
                 which no accountant composes both.
-
-        >>> from noisette.accounting import Gaussian
-        >>> ledger = Ledger()
-        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
-        >>> ledger.events
-        {Gaussian(noise_multiplier=7.0): 1}
         """
         count(times=times)
         with self._lock:
