@@ -41,8 +41,6 @@ def carry_out(
         on_step=lambda run, point: tell(point.step / run.steps, point.test_accuracy),
         points=points,
     )
-    if outcome.interrupted:
-        raise KeyboardInterrupt
     on_outcome(outcome)
     return {
         "steps": outcome.run.steps_taken,

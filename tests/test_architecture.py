@@ -22,18 +22,15 @@ ORDER = [
     ["errors"],
     ["accounting", "data"],
     ["core"],
-    ["rules", "capture", "ranks"],
-    ["clipping", "noise"],
-    ["lipschitz"],
-    ["run"],
-    ["nn"],
+    ["ranks"],
+    ["rules", "clipping", "capture", "noise", "lipschitz"],
+    ["run", "nn"],
     ["training"],
     ["integrations", "audit"],
     ["cli"],
-    ["__main__"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
-MOST_ENTRIES, MOST_EDGES = 19, 80
+MOST_ENTRIES, MOST_EDGES = 19, 70
 MOST_FILES, MOST_LINES = 150, 40_000  # installed; what is added is paid for by what it replaces
 MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_500, 700
 MOST_MODULES_OF_A_STEP, MOST_LINES_OF_A_STEP = 53, 16_520  # that are loaded for a private step
@@ -61,8 +58,9 @@ class File:
 
     @property
     def folder(self) -> str:
-        """The top-level folder, or the name of a module at the top."""
-        return self.place.parts[0].removesuffix(".py")
+        """The top-level folder, or the name of a module at the top; ``python -m noisette`` is the command line."""
+        name = self.place.parts[0].removesuffix(".py")
+        return "cli" if name == "__main__" else name
 
     @cached_property
     def imported(self) -> set[str]:

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from benchmarks.steps import sgd
 from noisette.capture.captured import Capture, CaptureWarning, schedule_of
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.noise.device import CompiledNoise
-from noisette.noise.joint_sums import JointSums
 from noisette.ranks import Alone
+from noisette.ranks.joint_sums import JointSums
+from noisette.run.per_example import PerExampleClip
 
 F = nn.functional
 

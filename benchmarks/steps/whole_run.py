@@ -15,12 +15,12 @@ from benchmarks.steps import private, sgd
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting.ledger import LedgerAccount, RecordedRun
 from noisette.capture.captured import Capture
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum
 from noisette.ranks import Alone
 from noisette.run.loading import records_of
+from noisette.run.per_example import PerExampleClip
 from noisette.run.privatize import privatize
 
 _STEPS = 1_000_000  # declared; so many are never taken

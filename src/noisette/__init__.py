@@ -16,7 +16,7 @@ _PUBLIC = {
     ),
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
-    "clipping.per_example": ("PerExampleClip",),
+    "run.per_example": ("PerExampleClip",),
     "clipping.rules": (
         *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
         "PerLayerClipping",
@@ -28,7 +28,7 @@ _PUBLIC = {
     "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
     "lipschitz.bound": ("GlobalAllocation", "LipschitzBound", "OptimalAllocation", "PerLayerAllocation"),
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
-    "noise.pca": ("PrivatePCA", "private_pca"),
+    "noise.pca": ("PrivatePCA",),
     "ranks": ("Alone", "Ranks"),
     "rules.rule_check": ("rule",),
     "run.collation": ("PaddedBuckets",),

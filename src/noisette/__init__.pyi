@@ -33,7 +33,6 @@ from noisette.accounting import steps_for as steps_for
 from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
-from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
 from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
 from noisette.clipping.rules import CustomClipping as CustomClipping
@@ -57,13 +56,13 @@ from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
 from noisette.noise.pca import PrivatePCA as PrivatePCA
-from noisette.noise.pca import private_pca as private_pca
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
 from noisette.rules.rule_check import rule as rule
 from noisette.run.collation import PaddedBuckets as PaddedBuckets
 from noisette.run.explain import explain as explain
 from noisette.run.loading import OwnRecords as OwnRecords
+from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.run.sampling import BallsInBins as BallsInBins

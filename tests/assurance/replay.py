@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from noisette.accounting import Event, epsilon_curve
 from noisette.cli import app
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease, shares_of
@@ -99,7 +98,6 @@ def course(place: Path, commands: Sequence[Sequence[object]], *, forced: Sequenc
         patch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
         patch.setattr("noisette.training.loop.time.perf_counter", lambda: 0.0)
         patch.setattr("secrets.token_hex", lambda size: "00" * size)  # the marks of ledger lines
-        patch.setattr("noisette.training.report.figures.epsilon_curve", known_curve)
         recorder.install(patch)
         exit_codes, printed, files = [], "", {}
         for k, command in enumerate(commands):
@@ -112,17 +110,6 @@ def course(place: Path, commands: Sequence[Sequence[object]], *, forced: Sequenc
     for entry in place.iterdir():
         shutil.rmtree(entry)
     return Course(exit_codes, printed, files, recorder.calls)
-
-
-_CURVES: dict[str, list[float]] = {}
-
-
-def known_curve(event: Event, **numbers: Any) -> list[float]:
-    """The prices that the page draws, which take most of a short run, computed once for the same numbers."""
-    asked = repr((event, numbers))
-    if asked not in _CURVES:
-        _CURVES[asked] = epsilon_curve(event, **numbers)
-    return _CURVES[asked]
 
 
 def content_of(path: Path) -> bytes:

@@ -14,10 +14,10 @@ import torch
 from scipy import stats
 from scipy.special import logsumexp
 
-from noisette import BallsInBins, CyclicPoisson, PerExampleClip, PrivateRun, Users, privatize
+from noisette import BallsInBins, CyclicPoisson, PerExampleClip, PrivateRun, Users
 from noisette.accounting import UserLevel
 from noisette.audit import Rows, certified_epsilon, certified_mu
-from noisette.audit.step_audit import canary_scores
+from noisette.audit.step_audit import released_scores
 from noisette.core.noise import GaussianNoise
 from noisette.noise.banded import BandedNoise, banded_coefficients
 from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler, UserRecords
@@ -25,28 +25,28 @@ from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler, User
 ALPHA = 1e-6
 
 
-def row_steps(axes: int, records: int, *, noise: float, **declared: Any) -> Iterator[tuple[PrivateRun, np.ndarray]]:
+def row_steps(
+    axes: int, records: int, *, noise: float, expected_batch_size: float, **declared: Any
+) -> Iterator[tuple[PrivateRun, np.ndarray]]:
     """The run after each step, with how far the release moves each axis in deviations of the noise, (axes,).
 
     Args:
         axes: how many there are; the first half has records.
         records: of each of these axes.
         noise: the noise multiplier.
-        declared: the other arguments of ``privatize``.
+        expected_batch_size, declared: the other arguments of ``privatize``.
     """
     canaries = Rows(axes)
-    present = canaries.records[: axes // 2].repeat(records)
-    bound = PerExampleClip(canaries.model, 0.7)
-    optimizer = torch.optim.SGD(canaries.model.parameters(), lr=0.0)
-    with privatize(bound, optimizer, present, noise_multiplier=noise, **declared) as run:
-        for batch in run.batches():
-            sums = bound.pop_sums()
-            for part in batch.microbatches(20_000):
-                run.accumulate(canaries.loss, part)
-            optimizer.step()
-            moved, _ = canary_scores(sums, bound.parameters, axes, declared["expected_batch_size"])
-            yield run, moved / noise
-            optimizer.zero_grad()
+    for run, _, moved, _ in released_scores(
+        PerExampleClip(canaries.model, 0.7),
+        canaries,
+        noise_multiplier=noise,
+        expected_batch_size=expected_batch_size,
+        records=canaries.records[: axes // 2].repeat(records),
+        microbatch_size=20_000,
+        **declared,
+    ):
+        yield run, moved
 
 
 def certified(scores: np.ndarray, delta: float) -> float:

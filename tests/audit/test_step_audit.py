@@ -1,7 +1,6 @@
 """The step audit of the real training loop: scores of canaries have exactly the documented distribution.
 
-Every gradient bound is audited, planted faults must be found, and the certified bound is computed a second time, from
-the definition of a confidence bound.
+Every gradient bound is audited, and planted faults must be found.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
 from torch import nn
 
 from noisette import (
@@ -40,32 +37,15 @@ from noisette.audit import (
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
 from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
-from noisette.lipschitz.bound import LipschitzBound, ScoreClipping
-from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.nn.lipschitz import TauCrossEntropy
 
 ENGINES = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap()]
-BOUND, EXPECTED, ALPHA = 0.7, (512 + 100) / 2, 1e-9
+BOUND = 0.7
 
 
 def clipping(engine: Engine) -> Callable[[nn.Module], GradientBound]:
     return lambda model: PerExampleClip(model, BOUND, engine=engine)
-
-
-def wrong_rate(wrong: int, trials: int, alpha: float) -> float:
-    """The largest rate that gives so few errors with probability alpha."""
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if binom.cdf(wrong, trials, middle) > alpha else (low, middle)
-    return high
-
-
-def proven_mu(scores: Scores, sigma: float) -> float:
-    """Lower bound on mu from the errors at the middle threshold, in the documented direction: alpha / 4 for each."""
-    normal = NormalDist()
-    inside, out = (scores.values[scores.inside == side] for side in (True, False))
-    wrong = [((out >= 0.5 / sigma).sum(), out.size), ((inside < 0.5 / sigma).sum(), inside.size)]
-    return -sum(normal.inv_cdf(wrong_rate(int(k), n, ALPHA / 4)) for k, n in wrong)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +58,6 @@ def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> 
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
     assert_consistent(audit)
     assert sigma == 4 or audit.certified_mu > 0.1, "the audit has power"
-    assert audit.certified_mu == pytest.approx(max(0, proven_mu(audit.scores, sigma)), abs=1e-6)
 
 
 RULES = {
@@ -121,24 +100,9 @@ def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
     assert audit.certified_mu > 0.5
 
 
-LIPSCHITZ_MUTANTS = {
-    "inputs as they come": (BoundedInput, "forward", lambda self, x: x),
-    "gradients at the scores as they come": (
-        ScoreClipping,
-        "clip",
-        lambda self, at_scores, losses, limit: (at_scores, None),
-    ),
-    "half of each sensitivity": (
-        LipschitzBound,
-        "sensitivities",
-        lambda self, real=LipschitzBound.sensitivities: {name: s / 2 for name, s in real(self).items()},
-    ),
-}
-
-
-@pytest.mark.parametrize(("owner", "name", "changed"), LIPSCHITZ_MUTANTS.values(), ids=LIPSCHITZ_MUTANTS)
-def test_planted_faults_of_lipschitz_bounds_are_caught(owner, name: str, changed, monkeypatch) -> None:
-    monkeypatch.setattr(owner, name, changed)
+def test_half_of_each_sensitivity_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LipschitzBound.sensitivities
+    monkeypatch.setattr(LipschitzBound, "sensitivities", lambda self: {name: s / 2 for name, s in real(self).items()})
     bound_of, canary_model = lipschitz("clipped")
     assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
 
@@ -238,4 +202,4 @@ def test_findings_state_the_size_of_a_leak() -> None:
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings[0].startswith("one record moves the release by 1.")
     assert audit.findings[0].endswith("deviations or more; at most 1 are guaranteed")
-    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["guaranteed_epsilon"] > 4.37
+    assert audit.facts()["certified_mu"] > audit.facts()["guaranteed_mu"] == 1.0

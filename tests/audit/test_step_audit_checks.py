@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +9,8 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from noisette.audit import Canaries, RunAudit, Scores, StepAudit, Verdict, assert_consistent, audit_step
-from noisette.audit.audited_run import Point
-from noisette.audit.figures import run_figure, step_figure
+from noisette.audit import Canaries, Scores, StepAudit, Verdict, assert_consistent, audit_step
 from noisette.audit.step_audit import peak_across_steps, peak_within_steps, spread_z
-from noisette.training.report.figures import standalone
 
 
 def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, sigma: float = 1.0) -> Scores:
@@ -31,7 +27,7 @@ def test_false_alarms_have_the_given_rate() -> None:
         scores = ideal(random)
         assert StepAudit(scores).findings == ()
         audit = StepAudit(scores, false_alarm=1e-2)
-        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.guaranteed_mu]
+        alarms += [*(abs(check.z) > check.limit for check in audit.checks), audit.certified_mu > audit.guaranteed_mu]
     assert alarms.max() <= 35
 
 
@@ -46,10 +42,6 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, ta
     assert tail > 1e-9 or z < 6.11 + 0.02
 
 
-def test_z_score_of_the_spread_is_zero_for_one_score() -> None:
-    assert spread_z(np.array([7.0])) == spread_z(np.array([])) == 0
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
 def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
     """One score, one step, one canary, all in or all out."""
@@ -57,7 +49,6 @@ def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
         scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
         audit = StepAudit(scores)
         assert audit.certified_mu == 0
-        assert audit.certified_epsilon(delta=1e-5) == 0
 
 
 def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
@@ -97,11 +88,6 @@ def test_reversed_scores_are_not_as_documented() -> None:
     audit = StepAudit(replace(scores, values=-scores.values))
     assert audit.certified_mu > 0.5, "the leak has the same size"
     assert audit.verdict is Verdict.NOT_AS_DOCUMENTED
-
-
-def test_constant_scores_are_not_as_documented() -> None:
-    scores = ideal(np.random.default_rng(15))
-    assert StepAudit(replace(scores, values=np.zeros_like(scores.values))).verdict is Verdict.NOT_AS_DOCUMENTED
 
 
 # A training step by hand: clip each record to the bound, add up, add noise. No code of the library.
@@ -147,27 +133,3 @@ def test_numbers_outside_their_domain_are_refused_together() -> None:
         audit_step(by_hand, bound=0.0, noise_multiplier=1.0, steps=0)
     with pytest.raises(ValueError, match="false_alarm"):
         audit_step(by_hand, bound=2.0, noise_multiplier=1.0, canaries=Canaries(4, 0), steps=1, false_alarm=0.0)
-
-
-# Figures
-
-
-@pytest.mark.parametrize("shape", [(24, 512), (1, 1)])
-@pytest.mark.parametrize("mean", [1.0, 4.0])
-def test_step_figure_needs_no_other_file(shape: tuple[int, int], mean: float) -> None:
-    random = np.random.default_rng(0)
-    inside = random.random(shape) < 0.5
-    values = random.normal(size=shape) + mean * inside
-    element = step_figure(StepAudit(Scores(values, inside, 1.0, 1.0)))
-    text = "".join(ElementTree.fromstring(standalone(element)).itertext())
-    assert all(word in text for word in ("canaries out", "canaries in", "guaranteed", "certified", "ε of one step"))
-    assert "http" not in element.replace("http://www.w3.org", "")
-
-
-def test_run_figure_shows_both_epsilons_at_every_delta() -> None:
-    random = np.random.default_rng(1)
-    points = (Point(1e-2, 3.4, 1.8), Point(1e-5, 7.0, 0.0))
-    for inside in (random.normal(1, 1, 500), np.zeros(1)):
-        element = run_figure(RunAudit(inside, random.normal(size=500), points, 1e-6))
-        text = "".join(ElementTree.fromstring(standalone(element)).itertext())
-        assert all(word in text for word in ("guaranteed", "certified", "δ = 1e-2", "δ = 1e-5", "ε of the run"))

@@ -33,19 +33,20 @@ OPTIONS = {
         "--shape recipe"
     ),
     "train": (
-        "--allow-large-delta --bands --batch-norm --batch-size --batches --classes --clipping --columns --compile "
+        "--allow-large-delta --bands --batch-norm --batch-size --batches --class-weights --classes --clipping "
+        "--columns --compile "
         "--data --data-dir --decimal --delta --engine --epochs --epsilon --grey --hold-out --holdout --image-size "
         "--json --label --largest-batch --lr --max-grad-norm --model --optimizer --out --public --public-examples "
-        "--public-users --records-per-user --resume --seed --simulate --size --skip-unlabelled --target --test "
-        "--text --tokens --unit --users --views recipe"
+        "--public-users --records-per-user --resume --seed --size --skip-unlabelled --target --test "
+        "--text --tokens --unit --users --views --without-privacy recipe"
     ),
-    "predict": "--model --out --text rows run",
+    "predict": "--keep --model --out --text rows run",
     "schema": (
-        "--ask --category --classes --decimal --ignore --label --missing --names --number --out --size "
-        "--skip-unlabelled --target --unit header_of"
+        "--category --classes --date --decimal --encoding --hashed --ignore --label --missing --names --number --out "
+        "--size --skip-unlabelled --target --thousands --unit header_of"
     ),
-    "doctor": "--bf16 --data --data-dir --examples --input-shape target",
-    "audit": ("--confidence --data-dir --membership --one-run --out --pairs --shadows --steps --whole-run place"),
+    "doctor": "--bf16 --columns --data --data-dir --examples --input-shape target",
+    "audit": ("--data-dir --membership --out --pairs --shadows --steps --whole-run place"),
     "account": (
         "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "
         "--noise --noise-multiplier --plot --sampling-rate --size --steps"

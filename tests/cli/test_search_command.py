@@ -22,8 +22,6 @@ from command_line import FILES, facts, noisette
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.training.recipe import Recipe
-from noisette.training.report.facts import SearchFacts
-from noisette.training.report.statement import rows_of_search
 from noisette.training.search import Search
 from noisette.training.search_space import SearchSpace
 
@@ -188,15 +186,6 @@ def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
     assert "Releasing all" not in on_held_out.told
 
 
-def test_a_score_above_the_declared_number_says_so(on_held_out):
-    found = SearchFacts(**on_held_out.facts["search"])
-    assert (
-        "129.7 % of the declared number held out, which is above 100 %"
-        in dict(rows_of_search(replace(found, score=1.297)))["score"]
-    )
-    assert "above" not in dict(rows_of_search(replace(found, score=0.97)))["score"]
-
-
 def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
     kept = []
     for number in (1, 5):
@@ -255,20 +244,6 @@ def test_wrong_options_are_refused_in_one_message_and_leave_nothing(options, rea
     assert shown.exit_code == 2, shown.output
     assert all(reason in shown.output for reason in reasons), shown.output
     assert {path.name for path in tmp_path.iterdir()} == {"own.npz", "own.toml"}
-
-
-def test_wrong_files_are_refused_and_leave_nothing(tmp_path):
-    Path("broken.toml").write_text("[privacy\n")
-    Path("wrong.toml").write_text("[privacy]\nepsilom = 1\n")
-    Path("absent.toml").write_text(RECIPE.replace("own.npz", "absent.npz"))
-    Path("occupied").mkdir()
-    before = {path.name for path in tmp_path.iterdir()}
-    for recipe, reason in (("broken", "not a TOML file"), ("wrong", "epsilom"), ("absent", "absent.npz")):
-        shown = search(f"{recipe}.toml", "--over", OVER, *ON_PUBLIC)
-        assert (shown.exit_code, reason in shown.output) == (2, True), shown.output
-    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "occupied")
-    assert (shown.exit_code, "is not a run" in shown.output) == (2, True)
-    assert {path.name for path in tmp_path.iterdir()} == before
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_charged(monkeypatch, tmp_path):

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import dp_accounting
@@ -15,13 +12,13 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, after_step, facts, full_disk, train, tree, wait_for
+from command_line import FILES, facts, full_disk, noisette, train, tree
 from noisette.nn import models
 
 KEYS = {
     *("version", "recipe", "data", "note", "declared_size", "parameters", "epsilon", "accountant_version"),
     *("neighbouring", "sampling", "sampling_rate", "noise_multiplier", "max_grad_norm", "steps"),
-    *("test_accuracy", "seconds", "seconds_per_step", "completed"),
+    *("test_accuracy", "seconds", "seconds_per_step", "private"),
 }
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
 MODELS = """
@@ -33,6 +30,9 @@ def linear(shape, classes):
 
 def wrong_output(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes + 1))
+
+def broken(shape, classes):
+    return nn.Linear({}["width"], classes)
 
 def normed(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
@@ -60,7 +60,7 @@ def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path
     run = facts(short_run[0])
     assert run.keys() >= KEYS
     recipe = run["recipe"]
-    assert (run["data"], recipe["model"]["name"], run["completed"]) == ("digits", "cnn", True)
+    assert (run["data"], recipe["model"]["name"], run["private"]) == ("digits", "cnn", True)
     assert (recipe["privacy"]["epsilon"], recipe["privacy"]["delta"]) == (1, 2e-4)
     assert (recipe["training"]["epochs"], recipe["training"]["seed"]) == (2, 3)
     assert run["sampling_rate"] == recipe["training"]["batch_size"] / run["declared_size"]
@@ -153,6 +153,10 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--classes", 3], "takes no declaration"),
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),
+        (["--class-weights", "0=1,1=9"], "class_weights need a number for each class: 0=1,1=1,2=1"),
+        (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
+        (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
+        (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
         (["absent.toml"], "absent.toml"),
     ],
 )
@@ -166,13 +170,25 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert tree(tmp_path) == set()
 
 
-def test_a_place_that_is_not_a_run_is_refused_before_anything_happens(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.tex").write_text("mine")
-    shown = train("--out", "thesis", "--data", "no such data")
+def test_a_refused_command_does_not_mention_the_older_run(short_run: tuple[Path, Result], tmp_path: Path) -> None:
+    shutil.copytree(short_run[0], tmp_path / "run")
+    shown = train("--out", "run", "--delta", 0.5)
     assert shown.exit_code == 2
-    assert "thesis exists and is not a run" in shown.output
-    assert tree(tmp_path) == {"thesis", "thesis/chapter.tex"}
+    assert "older run" not in shown.output
+
+
+def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path) -> None:
+    shown = train("--epochs", 10, "--model", "linear", "--without-privacy")
+    assert shown.exit_code == 0, shown.output
+    assert "NOT PRIVATE" in shown.output
+    assert "epsilon" not in shown.output
+    out = tmp_path / "runs" / "digits-not-private"
+    assert tree(out) == {"model.safetensors", "report.html", "run.json"}
+    run = facts(out)
+    assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 40)
+    assert run["test_accuracy"] > 0.85
+    assert noisette("ledger", "price", out, "--delta", 1e-5).exit_code == 2
+    assert train("--resume", out).exit_code == 2
 
 
 def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
@@ -214,39 +230,6 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert run["test_accuracy"] is not None
 
 
-def press_ctrl_c_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_step(step, lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
-
-
-def test_a_run_that_is_stopped_keeps_the_older_one_and_its_ledger(
-    short_run: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(short_run[0], tmp_path / "run")
-    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    press_ctrl_c_at(2, monkeypatch)
-    shown = train(*QUICK, "--model", "linear", "--out", "run")
-    assert shown.exit_code == 130, shown.output
-    for words in ("run is an older run, and will be kept", "whose ledger does not count it", "run.replaced-1"):
-        assert words in shown.stderr
-    assert (tmp_path / "run.replaced-1" / "ledger.jsonl").read_bytes() == ledger
-    assert facts(tmp_path / "run")["recipe"]["model"]["name"] == "linear"
-
-
-def test_ctrl_c_ends_the_step_at_hand_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    press_ctrl_c_at(19, monkeypatch)
-    shown = train("--epochs", 10, "--epsilon", 1, "--out", "run")
-    assert shown.exit_code == 130, shown.output
-    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
-    run = facts(tmp_path / "run")
-    assert (run["completed"], run["steps_taken"], run["steps"]) == (False, 20, 20)
-    assert 0 < run["epsilon"] < 1
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    assert kinds.count("commit") == 20
-    assert "stopped by hand after 20 of" in (tmp_path / "run" / "privacy.txt").read_text()
-    assert "Interrupted after 20 of" in (tmp_path / "run" / "report.html").read_text()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -256,38 +239,3 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch
     assert shown.exit_code == 130
     assert "Nothing was spent" in shown.output
     assert tree(tmp_path) == set()
-
-
-def signalled(number: signal.Signals, folder: Path) -> tuple[int, str]:
-    """Exit code and standard error of a long run that got a signal when its ledger held twenty lines."""
-    program = "from noisette.cli import main; main()"
-    command = [sys.executable, "-c", program, "train", "--epochs", "300", "--out", "run"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ledger = folder / "run.unfinished-1" / "ledger.jsonl"
-    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
-
-
-@pytest.mark.slow
-def test_a_real_ctrl_c(tmp_path: Path) -> None:
-    code, errors = signalled(signal.SIGINT, tmp_path)
-    assert code == 130, errors
-    assert "Traceback" not in errors
-    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
-    assert facts(tmp_path / "run")["completed"] is False
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_its_ledger(tmp_path: Path) -> None:
-    code, _ = signalled(signal.SIGKILL, tmp_path)
-    assert code == -signal.SIGKILL
-    assert {"run.unfinished-1/ledger.jsonl", "run.unfinished-1/checkpoint/checkpoint.safetensors"} <= tree(tmp_path)
-
-
-def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:
-    before = os.umask(0)
-    os.umask(before)
-    assert (short_run[0] / "report.html").stat().st_mode & 0o777 == 0o666 & ~before
-    assert (short_run[0] / "ledger.jsonl").stat().st_mode & 0o777 == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +71,14 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     assert relation in (out / "report.html").read_text()
     for path in out.iterdir():
         assert b"person-" not in path.read_bytes()
-    audited = noisette("audit", out)
-    assert audited.exit_code == 2
-    assert "knows Poisson batches of records" in audited.stderr
+    audited = noisette("audit", out, "--out", tmp_path / "audit")
+    assert audited.exit_code == 0, audited.output
+    assert "the stated cost was audited alone" in audited.stdout
+    cost = json.loads((tmp_path / "audit" / "audit.json").read_text())["cost"]
+    assert 0 < cost["least"] <= cost["delta"]
+    refused = noisette("audit", out, "--whole-run", "--out", tmp_path / "audit")
+    assert refused.exit_code == 2
+    assert "leave --whole-run out" in refused.stderr
 
 
 REFUSED = {
@@ -81,11 +87,11 @@ REFUSED = {
     "no column": (("--users", "nam", "--records-per-user", "3"), "did you mean 'name'"),
     "the label": (("--users", "label", "--records-per-user", "3"), "no input and no label"),
     "no size": (("--batches", "truncated"), "needs largest_batch"),
-    "a size": (("--largest-batch", "3"), "no other batches have one"),
+    "a size": (("--largest-batch", "3"), "no other batches have it"),
     "a kind": (("--batches", "shuffled"), "expected batches to be one of poisson, truncated, balls-in-bins, cyclic"),
     "users and batches": (("--batches", "cyclic", "--bands", "3", *USERS), "with users batches are Poisson"),
     "no bands": (("--batches", "cyclic"), "needs bands"),
-    "bands": (("--bands", "3"), "no other batches have them"),
+    "bands": (("--bands", "3"), "no other batches have it"),
 }
 
 

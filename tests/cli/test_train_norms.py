@@ -20,7 +20,7 @@ classes = 2
 size = 200
 [model]
 name = "{MODEL}"
-batch_norm = "per-example-exact"
+batch_norm = "per-example"
 [public]
 data = "others.npz"
 examples = 16
@@ -48,7 +48,7 @@ def _images(_here: None) -> None:
     ("norm", "options"),
     [
         ("public", ("recipe.toml", "--batch-norm", "public", "--public-examples", 12)),
-        ("per-example-exact", ("recipe.toml",)),
+        ("per-example", ("recipe.toml",)),
         ("group", (*OPTIONS, "--batch-norm", "group", "--delta", 1e-3)),
     ],
 )

@@ -12,11 +12,9 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from command_line import facts, words
 from command_line import noisette as run
-from noisette.cli import app
 from noisette.cli.watch import Watch
 
 ROWS = 400
@@ -78,20 +76,6 @@ def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) ->
     for name, *shares in rows:
         assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
         assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
-
-
-def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path) -> None:
-    Path("test.csv").write_bytes(people.read_bytes())
-    assert run("schema", people, *SCHEMA[:-1], "id,hours").exit_code == 0
-    shown = run("train", "--data", people, "--columns", "schema.toml", "--test", "test.csv", *QUICK, "--out", "runs/a")
-    assert shown.exit_code == 0, shown.output
-    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
-    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
-        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
-        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
-    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
-    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
-    assert "public test examples" in Path("runs/a/report.html").read_text()
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -184,15 +168,6 @@ def test_images_of_different_sizes_and_their_predictions() -> None:
     assert len(predicted.output.splitlines()) == 4, predicted.output
 
 
-def test_json_is_all_that_is_printed(people: Path, schema: Path) -> None:
-    shown = run("train", "--data", people, "--columns", schema, *QUICK, "--json", "--optimizer", "adam")
-    assert shown.exit_code == 0, shown.output
-    found = json.loads(shown.stdout)
-    assert found.pop("folder") == "runs/People"
-    assert found == facts("runs/People")
-    assert found["recipe"]["training"]["optimizer"] == "adam"
-
-
 def test_a_run_that_is_continued_holds_out_the_same_records(
     people: Path, schema: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,24 +252,57 @@ def test_schema_reads_the_first_line_alone(people: Path) -> None:
         "age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"},
     }
     refused = run("train", "--data", people, "--columns", "schema.toml", "--size", 400)
-    assert "'id': expected kind to be one of number, category, ignored, got '?'" in refused.output
+    assert "'id': expected kind to be one of number, date, category, hashed, ignored, got '?'" in refused.output
 
 
-def test_schema_asks() -> None:
-    answers = "word\nnumber\n9,1\n1,9\ncategory\na, b\nignored\n"
-    shown = CliRunner().invoke(app, ["schema", "--names", "x,y z,q,label", "--classes", "2", "--ask"], input=answers)
+REAL = """id;Diagnosis;born;income;sex;paid
+17;E11.9;01.03.1950;1.234,50;m;yes
+18;;-;k.A.;f;no
+""".replace("sex", "Geschlecht ä")
+
+
+def test_a_table_of_real_life_is_trained_on_and_predicted(tmp_path: Path) -> None:
+    Path("real.csv").write_bytes(REAL.encode("latin-1"))
+    declared = run("schema", "real.csv", "--label", "paid", "--classes", "no,yes", "--size", 2, "--ignore", "id",
+                   "--hashed", "Diagnosis=8", "--date", "born=1900-01-01,2000-01-01,%d.%m.%Y", "--decimal", ",",
+                   "--number", "income=0,5000", "--thousands", ".", "--category", "Geschlecht ä=m,f",
+                   "--encoding", "latin-1")  # fmt: skip
+    assert declared.exit_code == 0, declared.output
+    told = Path("schema.toml").read_text()
+    Path("schema.toml").write_text(told.replace("high = 5000\n", 'high = 5000\nmissing_words = ["k.A."]\n'))
+    shown = run("train", "--data", "real.csv", "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3)
     assert shown.exit_code == 0, shown.output
-    assert tomllib.loads(Path("schema.toml").read_text())["columns"] == {
-        "x": {"kind": "number", "low": 1, "high": 9, "missing": "indicator"},
-        "y z": {"kind": "category", "categories": ["a", "b"], "missing": "own category", "other": "own category"},
-        "q": {"kind": "ignored"},
-    }
+    shown = run("predict", "runs/real", "real.csv", "--keep", "id,born")
+    lines = shown.output.splitlines()
+    assert lines[0].startswith("id,born,predicted paid,probability of no")
+    assert [line.split(",")[:2] for line in lines[1:]] == [["17", "01.03.1950"], ["18", "-"]]
+    assert "--keep: there is no column 'name'" in run("predict", "runs/real", "real.csv", "--keep", "name").output
+    shown = run("doctor", "noisette.nn.models.networks:mlp", "--columns", "schema.toml")
+    assert shown.exit_code == 0, shown.output
+    assert "32 × 17" in shown.output, "9 of the diagnosis, 2 of the date, 2 of the income, 4 of the sex"
+    assert facts("runs/real")["recipe"]["data"]["encoding"] == "latin-1"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
+def test_a_schema_takes_the_names_of_any_table(people: Path, suffix: str) -> None:
+    if suffix == ".xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+    frame = pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]})
+    path = Path("typed" + suffix)
+    if suffix == ".jsonl":
+        path.write_text(str(frame.to_json(orient="records", lines=True)))
+    else:
+        (frame.to_parquet if suffix == ".parquet" else frame.to_excel)(path, index=False)
+    shown = run("schema", path, "--classes", 2, "--number", "age=0,9")
+    assert shown.exit_code == 0, shown.output
+    assert "SECRET" not in Path("schema.toml").read_text()
+    assert list(tomllib.loads(Path("schema.toml").read_text())["columns"]) == ["age"]
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ((), "give a CSV whose first line names the columns, or --names"),
+        ((), "give a table whose first line names the columns, or --names"),
         (("--names", "a,a"), "different names"),
         (("--names", "a,b", "--number", "c=0,1"), "--number: there is no column 'c'; there are a, b"),
         (("--names", "a,b", "--number", "a"), "expected --number as age=0,100"),
@@ -306,6 +314,11 @@ def test_schema_asks() -> None:
         (("--names", "a,b"), "there is no column 'label', the label; name it with --label, as one of a, b"),
         (("--names", "a,b", "--label", "c"), "there is no column 'c', the label"),
         (("--names", "a,7"), "7 is a number"),
+        (("--names", "a,label", "--date", "a=1.1.2000,2.1.2000"), "expected a date as a text in quotes, such as"),
+        (("--names", "a,label", "--date", "a=2001-01-01,2000-01-01"), "expected low < high"),
+        (("--names", "a,label", "--hashed", "a=x"), "expected --hashed a as a whole number of inputs, such as 64"),
+        (("--names", "a,label", "--encoding", "utf9"), "encoding: expected one that Python knows"),
+        (("--names", "a,label", "--thousands", "."), "thousands: expected a comma"),
         (("--names", "a,label", "--classes", 'x,"y'), "expected --classes as names separated by commas, quoted as"),
     ],
 )
@@ -319,7 +332,7 @@ def test_wrong_schemas_leave_nothing(options: tuple[str, ...], says: str) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("x.parquet", b"PAR1,label\n", "x.parquet is a file of another kind; give one that ends in .csv, .tsv"),
+        ("x.zip", b"PK", "x.zip is a file of another kind; give one that ends in .csv, .tsv"),
         ("x.csv", b"SECRET,0.25\n1,2\n", "the first line must name the columns; its field 2 is a number"),
         ("x.csv", b'label,"a\nSECRET",b\n1,2,3\n', "the quotes in the first line, the header, do not match"),
         ("x.csv", b"SECRET,label\n1,2\n", ""),

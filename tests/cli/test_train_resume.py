@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, after_step, facts, train, tree, wait_for
+from command_line import FILES, after_step, facts, train, tree
 
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
@@ -93,7 +91,7 @@ POINTS = [
     "noisette.accounting.ledger:Ledger.release",
     "noisette.accounting.ledger_file:LedgerFile._sync",
     "noisette.core.batches:PoissonSampler.indices",
-    "noisette.clipping.per_example:PerExampleClip.add",
+    "noisette.run.per_example:PerExampleClip.add",
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
@@ -142,7 +140,6 @@ def check_whole(folder: Path) -> None:
     assert tree(folder / "run") == FILES
     run = facts(folder / "run")
     assert run["steps_taken"] + run["steps_lost"] == run["steps_planned"] == run["steps"] == STEPS
-    assert run["completed"]
     assert run["epsilon"] <= EPSILON
     assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
     steps = [point["step"] for point in run["points"]]
@@ -203,26 +200,43 @@ def press(number: signal.Signals, step: int, monkeypatch: pytest.MonkeyPatch) ->
     after_step(step, lambda: signal.raise_signal(number), monkeypatch)
 
 
-def put_off(step: int, monkeypatch: pytest.MonkeyPatch, *options: object) -> Result:
+def put_off(step: int, monkeypatch: pytest.MonkeyPatch, number: signal.Signals = signal.SIGTERM) -> Result:
     with monkeypatch.context() as pressed:
-        press(signal.SIGTERM, step, pressed)
-        return train(*OPTIONS, *options)
+        press(number, step, pressed)
+        return train(*OPTIONS)
 
 
-def test_sigterm_saves_the_run_at_the_step_at_hand_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = put_off(39, monkeypatch)
-    assert shown.exit_code == 143, shown.output
+    before = signal.getsignal(number)
+    shown = put_off(39, monkeypatch, number)
+    assert shown.exit_code == code, shown.output
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
     assert reserved(tmp_path / "run.unfinished-1" / "ledger.jsonl") == 40
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
     shown = train("--resume", "run.unfinished-1")
     assert shown.exit_code == 0, shown.output
     check_whole(tmp_path)
     run = facts(tmp_path / "run")
     assert (run["steps_taken"], run["steps_lost"], run["resumed"]) == (STEPS, 0, 1)
     assert f"{STEPS} of {STEPS} (resumed, 0 lost)" in shown.output
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as pressed:
+        after_step(50, twice, pressed)
+        shown = train(*OPTIONS)
+    assert shown.exit_code == 130, shown.output
+    assert train("--resume", "run").exit_code == 0
+    check_whole(tmp_path)
 
 
 def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,16 +249,6 @@ def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatc
     assert tree(tmp_path) == set()
 
 
-def test_ctrl_c_in_a_resumed_run_keeps_the_model_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_off(39, monkeypatch)
-    press(signal.SIGINT, 59, monkeypatch)
-    shown = train("--resume", "run")
-    assert shown.exit_code == 130, shown.output
-    run = facts(tmp_path / "run")
-    assert (run["steps_taken"], run["steps"], run["completed"]) == (60, 60, False)
-    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
-
-
 def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +257,8 @@ def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
         "x,y,label\n" + "".join(f"{i % 7},{i % 5},{['no', 'yes'][i % 2]}\n" for i in range(60))
     )
     (tmp_path / "recipe.toml").write_text(
-        '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.ranges]\nx = [0, 6]\ny = [0, 4]\n'
+        '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.columns]\n'
+        'x = {kind = "number", low = 0, high = 6}\ny = {kind = "number", low = 0, high = 4}\n'
         '[model]\nname = "mlp"\n[privacy]\ndelta = 1e-3\n[training]\nepochs = 10\nbatch_size = 20\naveraging = 0.9\n'
     )
 
@@ -325,18 +330,6 @@ def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pyt
     check_whole(tmp_path)
 
 
-def test_what_lies_about_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = os.umask(0)
-    try:
-        put_off(5, monkeypatch)
-    finally:
-        os.umask(before)
-    saved = tmp_path / "run.unfinished-1" / "checkpoint"
-    assert saved.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o600}
-    assert "seconds" not in (saved / "settings.json").read_text()
-
-
 def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe.toml").write_text(
         '[model]\nname = "mlp"\n[projection]\ncomponents = 8\nnoise_multiplier = 20.0\n[privacy]\nepsilon = 2.0\n'
@@ -353,20 +346,3 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run["recipe"]["projection"]["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
     assert 1.9 < run["epsilon"] <= 2
     assert run["test_accuracy"] > 0.15  # chance is 0.1, and the noise large
-
-
-@pytest.mark.slow
-def test_a_real_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from noisette.cli import main; main()", "train", *map(str, OPTIONS)]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
-    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "Stopped." in errors
-    assert "Traceback" not in errors
-    assert train("--resume", "run").exit_code == 0
-    check_whole(tmp_path)
-    assert facts(tmp_path / "run")["steps_lost"] == 0
-    shutil.rmtree(tmp_path / "run")

@@ -8,9 +8,9 @@ import torch
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter
 from noisette.clipping.engines import Vmap
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
+from noisette.run.per_example import PerExampleClip
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

@@ -13,9 +13,9 @@ from host_reads import HostReads
 from noisette.capture import step
 from noisette.clipping import engines
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core import clip as norms
 from noisette.core.clip import Engine
+from noisette.run.per_example import PerExampleClip
 
 F = nn.functional
 

@@ -19,7 +19,7 @@ Loss = Callable[..., Tensor]
 
 
 class Cube(torch.autograd.Function):
-    """Without a rule for ``vmap``."""
+    """Its backward pass leaves torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         [x] = ctx.saved_tensors
-        return 3 * x**2 * dy
+        return torch.from_numpy(3 * x.numpy() ** 2 * dy.numpy())
 
 
 def net() -> nn.Sequential:
@@ -49,7 +49,6 @@ def remembering(model: nn.Module, x: Tensor) -> Tensor:
 
 
 SINGLE: dict[str, Loss] = {
-    "branch on a value": lambda m, x: (m(x) if x.sum() > 0 else m(-2 * x)).square().sum(),
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
@@ -58,7 +57,6 @@ SINGLE: dict[str, Loss] = {
     "inner gradient": lambda m, x: torch.autograd.grad(
         m(z := x.clone().requires_grad_()).sum(), z, create_graph=True
     )[0].square().sum() + m(x).sum(),
-    "one layer for some": lambda m, x: m(x).square().sum() if x[0, 0] > 0 else m[0](x).square().sum(),
     "table": remembering,
 }  # fmt: skip
 
@@ -96,10 +94,10 @@ def test_sums_are_those_of_single_examples(name: str, expected_warning: None) ->
         torch.testing.assert_close(found[parameter], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_an_example_whose_loss_reaches_no_parameter_adds_nothing(expected_warning: None) -> None:
+def test_an_example_whose_loss_reaches_no_parameter_adds_nothing() -> None:
     x = rows(4)
     x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    found = summed(net(), lambda m, x: m(x).square().sum() if x[0, 0] > 0 else x.sum(), x)
+    found = summed(net(), lambda m, x: m(x).square().sum() if x[0, 0] > 0 else x.sum(), x, x[1::2])
     truth = example_gradients(net(), lambda m, x: m(x).square().sum(1), (x[::2],)).clipped(0.5)
     for name, expected in truth.sums.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core import forms as registry
 from noisette.core.clip import Engine
 from noisette.core.forms import Dense, ExampleGradients, Examples, Outer
 from noisette.core.release import ROUNDING
 from noisette.errors import PrivacyError
+from noisette.run.per_example import PerExampleClip
 
 BOUND = 0.1
 

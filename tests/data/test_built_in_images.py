@@ -46,7 +46,7 @@ def test_reads_what_was_written(idx_of: Idx) -> None:
         (zipped(3, struct.pack(">3I", 10, 4, 4) + bytes(100)), 3, r"should hold 160 .*10 x 4 x 4.* 100 were found"),
         (zipped(1, struct.pack(">I", 10) + bytes(11)), 1, r"should hold 10 bytes .* but 11 were found"),
         (zipped(1, struct.pack(">I", 5) + bytes(5)), 3, "starts with 00000801, expected 00000803"),
-        (zipped(3, bytes(2)), 3, "ends inside its header"),
+        (zipped(3, bytes(2)), 3, "and a header"),
         (gzip.compress(b""), 1, "starts with nothing"),
         (b"<html>404</html>", 1, "not a valid gzip file"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import math
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,33 @@ def test_categories_that_are_numbers() -> None:
     assert encoded(texts | {"categories": ["1", "1.0"]}, ["1.0", "1"]) == [[0, 1, 0], [1, 0, 0]]
 
 
+def test_dates_are_days_between_their_bounds() -> None:
+    declared = {"kind": "date", "low": "2000-01-01", "high": "2000-01-11", "missing": "indicator"}
+    found = encoded(declared, ["2000-01-06", "1999-12-31", "2000-01-11T06:00", None, datetime.date(2000, 1, 1)])
+    assert found == [[0, 0], [-1, 0], [1, 0], [0, 1], [-1, 0]]
+    german = declared | {"format": "%d.%m.%Y", "missing": "refuse"}
+    assert encoded(german, ["06.01.2000"]) == [[0]]
+    message = refusal(german, ["2000-01-06", "-", "06.01.2000", "31.02.2000"])
+    assert "a value is missing in row 2" in message
+    assert "not a date in the format %d.%m.%Y in rows 1 and 4" in message
+
+
+def test_texts_of_many_kinds_are_hashed_each_by_itself() -> None:
+    declared = {"kind": "hashed", "width": 5, "missing": "own category"}
+    found = encoded(declared, ["E11.9", "e11.9 ", "Oslo", "", "unknown"])
+    assert found[0] == found[1], "in any case"
+    assert [sum(row) for row in found] == [1] * 5
+    assert found[3] == [0, 0, 0, 0, 0, 1]
+    assert encoded(declared | {"missing_words": ["Unknown"]}, ["unknown"]) == [found[3]]
+    assert "a value is missing in row 1" in refusal({"kind": "hashed", "width": 5}, [None])
+
+
+def test_words_for_missing_values() -> None:
+    declared = AGE | {"missing": "indicator", "missing_words": ["-9", "k.A."]}
+    assert encoded(declared, ["-9", -9.0, "K.A.", "-", "NA", "40"]) == [[0, 1]] * 5 + [[0, 0]]
+    assert encoded(JOB | {"missing": "cook", "missing_words": ["unemployed"]}, ["Unemployed", "smith"])[0] == [1, 0]
+
+
 def test_one_row_never_changes_the_inputs_of_another() -> None:
     columns = Columns.of({"a": AGE | {"missing": "indicator"}, "b": JOB | {"missing": "cook", "other": "own category"}})
     rows = {"a": ["", "3", "99", "nan"], "b": ["spy", "", "smith", "COOK"]}
@@ -102,7 +130,7 @@ def test_a_frame_of_pandas() -> None:
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ({"kind": "text"}, "expected kind to be one of number, category, ignored, got 'text'"),
+        ({"kind": "text"}, "expected kind to be one of number, date, category, hashed, ignored, got 'text'"),
         ({"kind": "number", "lowest": 0}, "unknown key lowest: did you mean 'low'?"),
         ({"kind": "category"}, "declare categories"),
         ({"kind": "ignored", "low": 0}, "unknown key low: known here: no other"),
@@ -111,10 +139,14 @@ def test_a_frame_of_pandas() -> None:
         ({"kind": "number", "low": 0, "high": math.inf}, "high = inf is not of the expected type: a finite number"),
         ({"kind": "number", "low": "zero", "high": 2}, "low = 'zero' is not of the expected type: a valid number"),
         (AGE | {"missing": 81}, "expected missing from 0 to 80, got 81"),
-        (AGE | {"missing": "mean"}, 'expected missing to be a number, "indicator" or "refuse"'),
-        (JOB | {"categories": "cook"}, "expected categories to be a list of texts"),
+        (AGE | {"missing": "mean"}, "missing = 'mean' is not of the expected type: a valid number or 'refuse'"),
+        (JOB | {"categories": "cook"}, "expected a list of texts"),
         (JOB | {"missing": "spy"}, "expected missing to be one of the categories"),
         ({"kind": "category", "categories": ["a", "a"]}, "expected one or more different categories"),
+        ({"kind": "date", "low": "1.1.2000", "high": "2001-01-01"}, "such as \"2024-12-31\", got '1.1.2000'"),
+        ({"kind": "date", "low": "2001-01-01", "high": "2000-01-01"}, "expected low < high"),
+        ({"kind": "hashed", "width": 1}, "width = 1 is not of the expected type: greater than or equal to 2"),
+        ({"kind": "hashed", "width": 9, "missing": "mean"}, "the expected type: 'refuse' or 'own category'"),
         ({"kind": "category", "categories": ["refuse"]}, "'refuse' is a rule for missing values"),
     ],
 )

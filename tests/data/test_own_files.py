@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from noisette.data import DataError, Declaration, load
+from noisette.data.columns import Columns
 from noisette.data.dataset import Target
 from noisette.data.declaration import ImageForm
 from noisette.data.own_files import unlabelled
@@ -139,7 +140,7 @@ def test_what_is_undeclared_or_has_no_effect(tmp_path: Path) -> None:
     for place, where in ((path, "x_test and y_test"), (tmp_path / "pets", "the folder test beside train")):
         assert "declare classes" in refusal(place, Declaration(size=3))
         assert "declare size" in refusal(place, Declaration(classes=3))
-        declared = Declaration(classes=3, size=1, test=tmp_path, ranges={"a": (0, 1)}, categories={"b": ("c",)})
+        declared = Declaration(classes=3, size=1, test=tmp_path, columns=Columns({}), users="a")
         message = refusal(place, declared)
         assert "3 problems" in message
         assert where in message

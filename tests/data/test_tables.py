@@ -13,13 +13,12 @@ import pandas
 import pytest
 
 from noisette.data import DataError, Declaration, load
-from noisette.data.columns import Columns
+from noisette.data.columns import Category, Columns, Number
 from noisette.data.dataset import Target
 from noisette.data.words import Numbering
 
-DECLARED = Declaration(
-    classes=("no", "yes"), size=100, ranges={"age": (0, 100)}, categories={"city": ("Rome", "Oslo", "")}
-)
+COLUMNS = Columns({"age": Number(0, 100), "city": Category(("Rome", "Oslo", "")), "height": Number()})
+DECLARED = Declaration(classes=("no", "yes"), size=100, columns=COLUMNS)
 CONTENT = "age,city,height,label\n50,Oslo,1.5,yes\n150,Rome,2,no\n0,,-3e2,no\n"
 TWO = Declaration(classes=2, size=2)
 TEXT = Declaration(classes=2, size=60, text="text")
@@ -96,11 +95,12 @@ def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -
 def test_columns_classes_and_size_must_be_declared(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, CONTENT), Declaration())
     assert all(words in message for words in ("2 problems", "declare classes", "declare size"))
-    declared = Declaration(classes=2, size=3, label="outcome", ranges={"agge": (0, 1)}, categories={"zzz": ("a", "b")})
+    columns = Columns({"agge": Number(0, 1), "zzz": Category(("a", "b"))})
+    declared = Declaration(classes=2, size=3, label="outcome", columns=columns)
     message = refusal(written(tmp_path, "age,label\n1,0\n"), declared)
     assert "label: there is no column 'outcome'; it has 'age', 'label'" in message
-    assert "ranges: there is no column 'agge'; did you mean 'age'?" in message
-    assert "categories: there is no column 'zzz'" in message
+    assert "columns: there is no column 'agge'; did you mean 'age'?" in message
+    assert "columns: there is no column 'zzz'" in message
 
 
 # Labels
@@ -148,8 +148,8 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
 
 def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path) -> None:
     path = written(tmp_path, "age;city;rent\n50,5;a,b;1,5\n1;c.d;2\n")
-    categories = {"city": ("a,b", "c.d")}
-    declared = Declaration(None, 2, "rent", None, {"age": (0, 101)}, categories, target=Target(0, 3), decimal=",")
+    columns = Columns({"age": Number(0, 101), "city": Category(("a,b", "c.d"))})
+    declared = Declaration(None, 2, "rent", columns=columns, target=Target(0, 3), decimal=",")
     split = load(path, declaration=declared).train
     np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
     np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)

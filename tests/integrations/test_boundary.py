@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from noisette import PrivacyError
 from noisette.clipping.engines import OneByOneWarning, RecordedCall
-from noisette.clipping.per_example import PerExampleClip
 from noisette.integrations.boundary import Boundary
+from noisette.run.per_example import PerExampleClip
 from oracle import clipped_sum
 
 C = 0.3

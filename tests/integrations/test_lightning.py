@@ -341,6 +341,49 @@ def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
     assert training.global_step == released(tmp_path) == 4
 
 
+class Monitored(Classifier):
+    """Logs the loss of training and of validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("loss", 1.0, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+class Unsaved(lightning.Callback):
+    """Fails where a checkpoint is written."""
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        raise OSError("the disk takes no file")
+
+
+def stopping(monitor: str) -> Any:
+    return lightning.callbacks.EarlyStopping(monitor)
+
+
+def saving(monitor: str | None = None) -> Any:
+    return lightning.callbacks.ModelCheckpoint(monitor=monitor)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "says", "remedy"),
+    [
+        (lambda: [stopping("loss")], 'EarlyStopping has monitor="loss"', lambda: [stopping("val_loss")]),
+        (lambda: [saving("loss_epoch")], 'ModelCheckpoint has monitor="loss_epoch"', lambda: [saving("epsilon")]),
+        (lambda: [saving(), Unsaved()], "takes no file", lambda: [saving()]),
+    ],
+)
+def test_what_would_fail_after_an_epoch_fails_before_the_first_release(
+    tmp_path: Path, callbacks: Callable[[], Any], says: str, remedy: Callable[[], Any]
+) -> None:
+    with pytest.raises((noisette.PrivacyError, OSError), match=says):
+        trainer(tmp_path, callbacks=callbacks()).fit(private(Monitored()), loader(), held_out())
+    assert released(tmp_path) == 0
+    assert not list(tmp_path.glob("rehearsal-*"))
+    training = trainer(tmp_path, callbacks=remedy())
+    training.fit(private(Monitored()), loader(), held_out())
+    assert training.global_step == released(tmp_path) == 8
+
+
 # What contradicts the guarantee in trainers, loaders and modules is refused, with the way out
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from noisette import PrivacyError
-from noisette.integrations.opacus import PrivacyEngine
+from noisette.integrations.opacus import DPLSTM, BatchMemoryManager, PrivacyEngine
 from oracle import clipped_sum
 
 B, C = 6, 0.5
@@ -223,3 +223,77 @@ def test_all_problems_at_once() -> None:
     with pytest.raises(PrivacyError, match="make_private first"):
         PrivacyEngine().get_epsilon(1e-5)
     assert noisette.PrivacyError is PrivacyError
+
+
+# What the scripts of Opacus use beside the loop
+
+
+@pytest.mark.parametrize("most", [4, 6, 100])
+@pytest.mark.usefixtures("little_noise")
+def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
+    records, model = data(), net()
+    engine, wrapped, optimizer, loader = private(model, records)
+    pieces = 0
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as safe_loader:
+        for x, y in safe_loader:
+            optimizer.zero_grad()
+            F.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            pieces += 1
+    assert pieces == -(-B // most)
+    assert engine._run.steps_taken == 1
+    assert_mean(model, records, LOOPS[0])
+    assert "step" not in vars(optimizer), "the step is that of the optimizer again"
+
+
+def test_the_names_that_scripts_read(tmp_path: Any) -> None:
+    records, model = data(40), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
+    criterion = nn.CrossEntropyLoss()
+    wrapped, same, returned, loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=4), noise_multiplier=1.5,
+        max_grad_norm=C, public_size=40, criterion=criterion, grad_sample_mode="ghost",
+    )  # fmt: skip
+    assert (same, returned) == (optimizer, criterion)
+    assert (loader.dataset, loader.batch_size, loader.sample_rate, len(loader)) == (records, 4, 0.1, 10)
+    assert (same.noise_multiplier, same.max_grad_norm, same.expected_batch_size) == (1.5, C, 4)
+    for x, y in loader:
+        returned(wrapped(x), y).backward()
+        same.step()
+    engine.save_checkpoint(path=tmp_path / "run", module=wrapped, optimizer=optimizer)
+    assert engine.accountant.get_epsilon(delta=1e-3) == engine.get_epsilon(1e-3)
+    engine._begun.close()
+    again = net()
+    resumed = noisette.PrivateRun.resume(
+        tmp_path / "run", noisette.PerExampleClip(again, C), torch.optim.SGD(again.parameters(), lr=0.1), records
+    )
+    assert resumed.steps_taken == 10
+    assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
+    resumed.close()
+    with pytest.raises(ValueError, match="ledger is in memory"):
+        private(net(), records)[0].save_checkpoint(path=tmp_path / "other")
+    assert isinstance(DPLSTM(2, 3), nn.LSTM)
+
+
+def test_a_generator_learns_from_the_released_discriminator() -> None:
+    """As of a DCGAN: the discriminator sees records and fakes before its step, and the generator learns after it."""
+    records = data(40)
+    critic, generator = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(2, 5)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+    _, wrapped, optimizer, loader = private(critic, records, batch_size=40)
+    for x, _ in loader:
+        drawn = torch.randn(len(x), 2)
+        fakes = generator(drawn)
+        (wrapped(x).mean() - wrapped(fakes.detach()).mean()).backward()
+        optimizer.step()
+        before = {name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None}
+        wrapped(fakes).mean().backward()
+        [truth] = torch.autograd.grad(critic(again := fakes.detach().requires_grad_()).mean(), again)
+        assert generator.weight.grad is not None
+        torch.testing.assert_close(generator.weight.grad, truth.mT @ drawn)
+        assert all(torch.equal(p.grad, before[n]) for n, p in critic.named_parameters() if p.grad is not None)
+        of_generator.step()
+    x, _ = next(iter(loader))
+    with pytest.raises(PrivacyError, match="requires gradients"):
+        wrapped(x.requires_grad_())

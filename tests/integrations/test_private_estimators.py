@@ -412,3 +412,23 @@ def test_checks_that_fail_compare_two_fits(kind: str) -> None:
     _, failed = failures(ESTIMATORS[kind])
     assert failed
     assert failed.keys() <= EXPECTED_TO_FAIL.keys(), failed
+
+
+def test_declared_weights_of_classes_move_the_border() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(3000, 1))
+    y = np.where(rng.uniform(size=3000) < (X[:, 0] + 1) / 2, "ill", "well")
+    given: dict[str, Any] = {"epsilon": 8, "size": 3000, "bounds": (-1, 1), "classes": ["ill", "well"]}
+    share = {}
+    for weight in (None, {"ill": 4.0}, {"well": 4.0}):
+        model = PrivateClassifier(**given, class_weight=weight).fit(X, y)
+        share[str(weight)] = float((model.predict(X) == "ill").mean())
+    assert share["{'well': 4.0}"] + 0.1 < share["None"] < share["{'ill': 4.0}"] - 0.1
+    wrongs: list[tuple[Any, str]] = [
+        ("balanced", "count private labels"),
+        ({"sick": 2}, "some of"),
+        ({"ill": 0}, "> 0"),
+    ]
+    for wrong, says in wrongs:
+        with pytest.raises(ValueError, match=says):
+            PrivateClassifier(**given, class_weight=wrong).fit(X, y)

@@ -15,15 +15,18 @@ pytest.importorskip("accelerate", reason="the Trainer of transformers needs acce
 
 from transformers import default_data_collator  # noqa: E402
 
-from noisette.integrations.transformers import PrivateTrainer, bucketed  # noqa: E402
+from noisette.integrations.transformers import Padding, PrivateTrainer  # noqa: E402
 from noisette.run.loading import records_of  # noqa: E402
 from small_trainer import arguments, config, model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
 
+PADDING = Padding((4, 8), 0, model(), {})
+
+
 def padded(records: Any, of: Any = None, **fields: float) -> Any:
-    return bucketed(records, default_data_collator, (4, 8), 0, of or model(), fields)
+    return Padding((4, 8), 0, of or model(), fields).bucketed(records, default_data_collator)
 
 
 def test_a_field_that_is_as_long_as_the_first_text_by_chance_is_left_alone() -> None:
@@ -105,7 +108,7 @@ def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> No
         }
 
     records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}, {"input_ids": [9]}]
-    found = bucketed(records, collate, (4, 8), 0, model(), {})
+    found = PADDING.bucketed(records, collate)
     assert list(found[1]) == ["input_ids", "text", "attention_mask"], "and no field that is None"
     whole = records_of(found).gather(np.array([0, 2]))
     assert whole["input_ids"].tolist() == [[1, 2, 3, 0], [9, 0, 0, 0]]
@@ -119,8 +122,6 @@ def test_a_collator_without_the_record_on_the_first_axis_is_refused() -> None:
         return {"input_ids": torch.tensor([r["input_ids"] for r in records]).mT}
 
     with pytest.raises(ValueError, match=r"the field 'input_ids' of one record the shape \(3, 1\).*first axis"):
-        bucketed([{"input_ids": [1, 2, 3]}], time_first, (4,), 0, model(), {})
-    found = bucketed(
-        [{"input_ids": [1, 2, 3]}], lambda r: {"input_ids": time_first(r)["input_ids"].mT}, (4,), 0, model(), {}
-    )
+        PADDING.bucketed([{"input_ids": [1, 2, 3]}], time_first)
+    found = PADDING.bucketed([{"input_ids": [1, 2, 3]}], lambda r: {"input_ids": time_first(r)["input_ids"].mT})
     assert found[0]["input_ids"].tolist() == [1, 2, 3, 0]

@@ -36,7 +36,7 @@ MORE = {
             *(
                 lip.TokenMix(lip.SpectralLinear(32, 3)),
                 nn.Flatten(),
-                lip.NormCap(0.5),
+                lip.BoundedInput(0.5),
                 nn.Softplus(),
                 lip.SpectralLinear(48, 3),
             ),

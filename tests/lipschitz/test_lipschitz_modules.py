@@ -112,7 +112,7 @@ def test_arguments_outside_of_their_domain_are_refused(figures, problem) -> None
         lip.SpectralConv2d(4, 4, **figures)
 
 
-LIMITS = [lip.BoundedInput, lip.SphereInput, lip.NormCap]
+LIMITS = [lip.BoundedInput, lip.SphereInput]
 every_limit = pytest.mark.parametrize("limit", LIMITS)
 every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 
@@ -129,10 +129,9 @@ def test_no_output_norm_exceeds_the_limit(limit, dtype, size) -> None:
     assert float(found.double().flatten(1).norm(dim=1).max()) <= 3 * (1 + rounding)
 
 
-@pytest.mark.parametrize("limit", [lip.BoundedInput, lip.NormCap])
-def test_an_example_within_the_ball_is_returned_bit_for_bit(limit) -> None:
+def test_an_example_within_the_ball_is_returned_bit_for_bit() -> None:
     x = 0.1 * torch.randn(10, 6)
-    assert torch.equal(limit(3.0)(x), x)
+    assert torch.equal(lip.BoundedInput(3.0)(x), x)
 
 
 def test_the_sphere_scales_small_examples_up_and_keeps_zeros() -> None:
@@ -158,17 +157,15 @@ def test_input_layers_bound_the_norm_of_unbounded_inputs() -> None:
     anything = NormBound(math.inf, (3, 4))
     assert lip.BoundedInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
     assert lip.SphereInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
-    assert lip.NormCap(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
     assert lip.BoundedInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 0.5
     assert lip.SphereInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 2.0
     assert lip.BoundedInput(2.0).bound_backward(anything, 0.3) == (0.3, {})
-    assert lip.NormCap(2.0).bound_backward(anything, 0.3) == (0.3, {})
 
 
 @every_limit
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
 def test_a_radius_outside_of_its_domain_is_refused(limit, radius) -> None:
-    with pytest.raises(ValueError, match=r"expected (a finite )?(x0|cap)"):
+    with pytest.raises(ValueError, match=r"expected (a finite )?x0"):
         limit(radius)
 
 
@@ -204,37 +201,6 @@ def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> Non
     assert list(found.values()) == pytest.approx([1.4142136, 1.4142136, 1.3 * 0.7071068, 1.3 * 1.4142136], rel=1e-5)
 
 
-def test_every_matrix_of_a_mixer_has_the_same_bound() -> None:
-    model = nn.Sequential(
-        lip.BoundedInput(3.0),
-        lip.PatchConv2d(3, 64, patch=4),
-        lip.MixerBlock(tokens=64, channels=64),
-        nn.Flatten(),
-        lip.SpectralLinear(4096, 10),
-    )
-    found = bounds(model, (3, 32, 32), math.sqrt(2))
-    assert list(found.values()) == pytest.approx([4.2426407] * 6, rel=1e-4)
-    assert found["4.weight"] / 2500 == pytest.approx(0.0016970563, rel=1e-4)
-
-
-def test_a_residual_sum_doubles_the_gradient_and_a_mean_does_not() -> None:
-    branch = lip.SpectralLinear(4, 4)
-    assert lip.LipschitzResidual(branch, a=1.0, c=1.0).bound_backward(ONE, 3.0)[0] == pytest.approx(6.0)
-    g, sensitivities = lip.LipschitzResidual(branch).bound_backward(ONE, 3.0)
-    assert g == pytest.approx(3.0)
-    assert sensitivities[branch.weight] == pytest.approx(1.5)
-    assert lip.LipschitzResidual(branch).bound_forward(ONE).norm == pytest.approx(1.0)
-    assert lip.LipschitzResidual(branch, a=-1.0, c=2.0).bound_forward(ONE).norm == pytest.approx(3.0)
-
-
-def test_the_concatenation_of_two_branches_has_the_constant_sqrt_2() -> None:
-    joined = lip.LipschitzConcat([lip.Abs(), lip.SpectralLinear(4, 3)])
-    assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
-    g, sensitivities = joined.bound_backward(ONE, 3.0)
-    assert g == pytest.approx(3 * math.sqrt(2), rel=1e-5)
-    assert list(sensitivities.values()) == pytest.approx([3.0])
-
-
 def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
     twice = nn.Sequential(shared, lip.Abs(), shared)
@@ -258,25 +224,19 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
     ("make", "problem"),
     [
         (lambda: lip.SpectralLinear(0, 2), "in_features >= 1"),
-        (lambda: lip.SpectralLinear(2, 0), "out_features >= 1"),
         (
             lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))),
             r"takes 3 features .* got shape \(2, 4\)",
         ),
-        (lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, ())), "takes 3 features"),
         (lambda: lip.BallBias(0, 1.0), "features >= 1"),
         (lambda: lip.BallBias(2, 0.0), "radius > 0"),
         (lambda: lip.BallBias(2, 1.0, dim=0), "axis 0 holds the examples"),
         (lambda: lip.BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "expected 2 channels on axis 1"),
-        (lambda: lip.BallBias(2, 1.0)(torch.zeros(1, 3)), "expected 2 channels on axis 1"),
         (lambda: lip.BallBias(2, 1.0, dim=2).bound_forward(NormBound(1.0, (2,))), "no axis 2"),
-        (lambda: lip.BallBias(2, 1.0, dim=-2).bound_forward(NormBound(1.0, (2,))), "no axis -2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (3, 8, 8))), "takes 2"),
-        (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 8))), "takes 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 4, 8))), "smaller than a window"),
         (lambda: lip.Scale(math.inf), "factor=inf"),
         (lambda: lip.LipschitzResidual(lip.Abs(), a=math.nan), "a=nan"),
-        (lambda: lip.LipschitzResidual(lip.Abs(), c=math.inf), "c=inf"),
         (lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
         (lambda: lip.LipschitzConcat([]), "at least one branch"),
         (
@@ -285,18 +245,12 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
         ),
         (lambda: lip.TokenMix(lip.Abs()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: lip.MixerBlock(0, 4), "tokens >= 1"),
-        (lambda: lip.MixerBlock(4, 0), "channels >= 1"),
         (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
-        (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 3, 3))), "6 maps of 4 positions"),
         (lambda: lip.LayerCentering(0), "axis 0 holds the examples"),
-        (lambda: lip.LayerCentering((2, 0)), "axis 0 holds the examples"),
         (lambda: lip.LayerCentering(()), "at least one axis"),
-        (lambda: lip.LayerCentering(-3)(torch.zeros(2, 3, 4)), "no axis -3"),
         (lambda: lip.LayerCentering(3).bound_forward(NormBound(1.0, (3, 4))), "no axis 3"),
         (lambda: lip.GroupSort2(0), "axis 0 holds the examples"),
         (lambda: lip.GroupSort2().bound_forward(NormBound(1.0, (3, 4))), "is odd"),
-        (lambda: lip.GroupSort2()(torch.zeros(2, 3)), "is odd"),
-        (lambda: lip.GroupSort2(-2)(torch.zeros(2, 4)), "no axis -2"),
         (lambda: lip.L2NormPool2d(3).bound_forward(NormBound(1.0, (3, 4, 2))), "3 x 3"),
         (lambda: lip.L2NormPool2d(0), "k >= 1"),
     ],

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lipschitz_ascent import spectral_norm
 from noisette.lipschitz import Projection
-from noisette.lipschitz.projections import FrobeniusBall, Orthogonal
-from noisette.lipschitz.propagation import frobenius_bound, residual_bound
+from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, frobenius_bound, residual_bound
 
 SHAPES = [(1, 9), (5, 5), (40, 12), (12, 40)]
 BOUNDS = [residual_bound, frobenius_bound]

@@ -9,17 +9,10 @@ import torch
 from torch import nn
 
 from noisette import PrivacyError
-from noisette.nn import (
-    ExactPerExampleBatchNorm,
-    FrozenBatchNorm,
-    PerExampleBatchNorm,
-    PublicBatchNorm,
-    convert_batch_norm,
-    to_batch_norm,
-)
+from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, to_batch_norm
 from norm_models import NETWORKS, Residual, network
 
-FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm]
+FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm]
 
 
 @pytest.mark.parametrize("to", [*FROM_PUBLIC, FrozenBatchNorm])

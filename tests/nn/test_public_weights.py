@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from noisette import privatize
-from noisette.clipping.per_example import PerExampleClip
 from noisette.nn import models
+from noisette.run.per_example import PerExampleClip
 from papers import networks as networks  # which registers cifar-tutorial
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.nn import weight_standardised
+from noisette.run.per_example import PerExampleClip
 
 _NORM = 4.2  # some gradients are longer, some shorter
 

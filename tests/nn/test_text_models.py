@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.data.words import number_of
 from noisette.nn import models
+from noisette.run.per_example import PerExampleClip
 
 TEXTS = torch.tensor([[5, 3, 9, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])
 

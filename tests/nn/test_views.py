@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.nn import MirrorAndShift, MirrorAverage, fixed_views, mean_over_stored_views, mean_over_views
 from noisette.nn.views import StoredViewsAverage
+from noisette.run.per_example import PerExampleClip
 
 _VIEWS, _NORM = 3, 4.6  # some gradients are longer, some shorter
 

@@ -18,10 +18,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from noisette.accounting import Gaussian, Ledger, PldAccountant
+from noisette.accounting import Gaussian, Ledger
 from noisette.errors import PrivacyError
 from noisette.noise import pca
-from noisette.noise.pca import PrivatePCA, private_pca
+from noisette.noise.pca import PrivatePCA
 from noisette.ranks import Alone
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
@@ -52,7 +52,7 @@ def sums(rows: Any) -> np.ndarray:
 
 def noised(rows: Any, noise_multiplier: float = 2.0) -> np.ndarray:
     """The noised and symmetrised sum, from all components and eigenvalues."""
-    pca = private_pca(rows, np.shape(rows)[1], noise_multiplier)
+    pca = PrivatePCA(np.shape(rows)[1], noise_multiplier=noise_multiplier).fit(rows)
     return (pca.components_.T * pca.eigenvalues_) @ pca.components_
 
 
@@ -99,7 +99,7 @@ def test_records_of_zeros_or_not_finite_contribute_nothing() -> None:
 def test_a_sum_that_would_not_be_exact_is_refused() -> None:
     ledger = Ledger()
     with pytest.raises(PrivacyError, match="2147483648 records"):
-        private_pca(np.broadcast_to(np.zeros((1, 2)), (2**31, 2)), 1, 4.0, ledger=ledger)
+        PrivatePCA(1, noise_multiplier=4.0, ledger=ledger).fit(np.broadcast_to(np.zeros((1, 2)), (2**31, 2)))
     assert not ledger.events
 
 
@@ -133,7 +133,7 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
 def test_components_are_those_of_ordinary_uncentred_analysis_where_records_are_many() -> None:
     rows = many_rows(n=200_000)
     oracle = TruncatedSVD(3, algorithm="arpack").fit(rows / np.linalg.norm(rows, axis=1, keepdims=True))
-    pca = private_pca(rows, 3, noise_multiplier=1.0)
+    pca = PrivatePCA(3, noise_multiplier=1.0).fit(rows)
     assert np.abs(np.sum(pca.components_ * oracle.components_, axis=1)) == pytest.approx(1.0, abs=1e-6)
     assert pca.eigenvalues_ == pytest.approx(oracle.singular_values_**2, rel=1e-3)
 
@@ -158,7 +158,7 @@ def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
     rows = many_rows(n=1500)
     given = KINDS[kind](rows)
     np.testing.assert_array_equal(sums(given), sums(rows))
-    pca = private_pca(rows, 3, 4.0)
+    pca = PrivatePCA(3, noise_multiplier=4.0).fit(rows)
     projected = pca.transform(given)
     assert isinstance(projected, torch.Tensor if "tensor" in kind else np.ndarray)
     np.testing.assert_allclose(np.asarray(projected), rows @ pca.components_.T, rtol=1e-9, atol=1e-9)
@@ -213,12 +213,6 @@ def test_invalid_arguments_are_listed_together_without_privacy_cost(settings: di
     assert not pca.ledger.events
 
 
-@pytest.mark.parametrize(("noise_multiplier", "epsilon"), [(16, 0.2041), (7, 0.5025), (4, 0.9263)])
-def test_the_privacy_cost_is_that_of_one_gaussian(noise_multiplier: float, epsilon: float) -> None:
-    ledger = private_pca(many_rows(), 2, noise_multiplier).ledger
-    assert PldAccountant().compose(ledger.events).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=1e-3)
-
-
 def test_each_fit_has_a_privacy_cost() -> None:
     ledger = Ledger()
     pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger)
@@ -244,17 +238,8 @@ def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(pca, "_noised", draw)
     with pytest.raises(KeyboardInterrupt):
-        private_pca(many_rows(), 2, 4.0, ledger=Ledger(path))
+        PrivatePCA(2, noise_multiplier=4.0, ledger=Ledger(path)).fit(many_rows())
     assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
-
-
-def test_a_fit_that_fails_after_its_release_keeps_its_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger()
-    monkeypatch.setattr(pca.linalg, "eigh", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        private_pca(many_rows(), 2, 4.0, ledger=ledger)
-    ledger.release()
-    assert ledger.events == {Gaussian(4.0, COST): 1}
 
 
 # The scikit-learn interface

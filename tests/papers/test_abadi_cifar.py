@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from noisette.data import DataSet, Split
+from finished_runs import drawn
+from noisette.data import DataSet
 from noisette.nn import models
 from noisette.training.loop import train
 from noisette.training.recipe import ModelSection, PrivacySection, ProjectionSection, Recipe, TrainingSection
@@ -20,9 +20,7 @@ from noisette.training.report.page import documents
 
 @pytest.fixture
 def images() -> DataSet:
-    rng = np.random.default_rng(0)
-    inputs, targets = rng.random((60, 3, 32, 32), dtype=np.float32), rng.integers(0, 10, 60)
-    return DataSet("cifar10", Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), 10, 50_000, "")
+    return drawn("cifar10", (3, 32, 32), 0, size=50_000)
 
 
 @pytest.fixture

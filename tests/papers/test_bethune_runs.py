@@ -13,22 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from finished_runs import drawn, quiet
 from noisette.data import DataSet, Split
 from noisette.nn import models
 from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
 from papers.bethune_2024.anomalies import area_under_roc
 from papers.bethune_2024.runs import Cell, read
 from papers.bethune_2024.setting import Setting
-
-
-def quiet(share: float, accuracy: float | None) -> None:
-    """Ignore the progress."""
-
-
-def drawn(name: str, shape: tuple[int, ...], seed: int, classes: int = 10) -> DataSet:
-    random = np.random.default_rng(seed)
-    inputs, targets = random.random((60, *shape), dtype=np.float32), random.integers(0, classes, 60)
-    return DataSet(name, Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), classes, 1000, "")
 
 
 def made(setting: Setting, data: list[DataSet], folder: Path) -> dict[str, Any]:

@@ -11,22 +11,13 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
+from finished_runs import drawn, quiet
 from noisette.data import DataSet, Split
 from noisette.nn import models
 from papers.davody_2020 import norms, schedules, table_6, table_7
 from papers.davody_2020.networks import lenet
 from papers.davody_2020.private import Private
 from papers.davody_2020.runs import Cell
-
-
-def quiet(share: float, accuracy: float | None) -> None:
-    """Nobody is told."""
-
-
-def drawn(name: str, shape: tuple[int, ...], seed: int, size: int = 1000) -> DataSet:
-    rng = np.random.default_rng(seed)
-    inputs, targets = rng.random((60, *shape), dtype=np.float32), rng.integers(0, 10, 60)
-    return DataSet(name, Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), 10, size, "")
 
 
 def two_steps(setting: Private) -> Private:

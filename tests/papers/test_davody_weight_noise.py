@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from finished_runs import quiet
 from noisette.data import DataSet, Split, load
 from noisette.nn import models
 from papers.davody_2020 import distortion, table_3, table_4, weight_noise
@@ -17,10 +18,6 @@ from papers.davody_2020.setting import NoisyWeights
 from papers.davody_2020.weight_noise import Examples, accuracy_under_noise, train, with_fresh_statistics
 
 DIGITS = NoisyWeights("digits", "bn-lenet-300-100", sigma=1.0, epochs=8, batch_size=64, lr=0.5, lr_norms=0.003)
-
-
-def quiet(share: float, accuracy: float | None) -> None:
-    """Nobody is told."""
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.core.forms import AS_COMPUTED
 from noisette.rules import linear as brain_floats
 from noisette.rules.linear import BrainOuter, linear_weight, split
+from noisette.run.per_example import PerExampleClip
 
 
 def factors(t: int, o: int, i: int) -> tuple[Tensor, Tensor]:

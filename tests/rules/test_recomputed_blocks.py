@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.core.clip import ClippedSum, Clipping, Engine
 from noisette.errors import PrivacyError
 from noisette.rules.recomputed_blocks import _Block
+from noisette.run.per_example import PerExampleClip
 from oracle import example_gradients
 
 ENGINES = [BookKeeping(), ReweightGP()]

@@ -12,7 +12,7 @@ from engine_check import ENGINES, check
 from forward_pass import recorded
 from model_cases import Case, Forward, floats, parameter, squares
 from noisette.clipping.engines import BookKeeping, Vmap
-from noisette.clipping.per_example import PerExampleClip
+from noisette.run.per_example import PerExampleClip
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

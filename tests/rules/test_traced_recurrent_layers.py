@@ -14,7 +14,7 @@ from forward_pass import recorded
 from noisette.capture.graph import Graph, trace
 from noisette.core.backward import per_example_gradients
 from noisette.core.forms import with_norms
-from noisette.core.trace import Loss
+from noisette.core.loss import Loss
 from noisette.rules import recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

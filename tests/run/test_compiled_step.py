@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import noisette
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.errors import PrivacyError
+from noisette.run.per_example import PerExampleClip
 
 GENERATOR = torch.Generator().manual_seed(1)
 X, Y = torch.randn(200, 6, generator=GENERATOR), torch.randint(0, 3, (200,), generator=GENERATOR)

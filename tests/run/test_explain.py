@@ -38,16 +38,6 @@ def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
     assert found.cost.plain_seconds > 0
 
 
-def test_bytes_are_those_that_a_step_holds_at_once() -> None:
-    """Two float32 copies of the numbers: the activation and its gradient, or a gradient of the weight."""
-    many, model = 2**16, nn.Linear(1, 1, bias=False)
-    found = explain(model, lambda model, x: model(x).square().sum(), torch.ones(many, 1))
-    assert found.cost is not None
-    assert found.cost.plain_bytes is not None
-    assert 2 * 4 * many <= found.cost.plain_bytes <= 6 * 4 * many
-    assert found.cost.private_bytes >= 4 * many
-
-
 def test_weights_buffers_and_random_states_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
     model.register_buffer("calls", torch.zeros(()))

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import noisette
 from noisette import PerExampleClip
-from noisette.clipping.per_example import _check_initialized as check_initialized
+from noisette.run.per_example import _check_initialized as check_initialized
 from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run
 
 ENGINES = [

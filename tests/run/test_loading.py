@@ -5,15 +5,18 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from noisette.run.loading import records_of
+import noisette
+from noisette.run.loading import records_of, without_frames
 
 AT = np.array([2, 5, 9])
 
@@ -71,7 +74,8 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
 import numpy as np
 from noisette import PoissonGaussian
 from noisette.core.noise import SecretKey
-from noisette.run.loading import records_of
+import noisette
+from noisette.run.loading import records_of, without_frames
 from noisette.core.batches import PoissonSampler
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
@@ -113,3 +117,54 @@ def test_rows_of_a_table_are_asked_for_one_at_a_time(collate: Any) -> None:
     assert table.asked == [[1], [10**9 - 1]]
     assert found["label"].tolist() == [1, 1]
     assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
+
+
+FRAME = pandas.DataFrame({"age": [30.0, 40.0, 50.0] * 4, "old": [False, True, True] * 4, "label": range(12)})
+
+
+def test_frames_of_pandas_are_columns_alone_and_a_matrix_beside_others() -> None:
+    alone = records_of(without_frames(FRAME)).gather(AT)
+    assert alone["age"].tolist() == [50, 50, 30]
+    assert alone["label"].tolist() == AT.tolist()
+    frame, labels = FRAME[["age", "old"]].set_index(FRAME.index[::-1]), FRAME["label"]
+    for given in ((frame, labels), {"x": frame, "y": labels}):
+        found = records_of(without_frames(given)).gather(AT)
+        x, y = found.values() if isinstance(found, dict) else found
+        assert (x.tolist(), y.tolist()) == ([[50, 1], [50, 1], [30, 0]], AT.tolist())
+    with pytest.raises(TypeError, match=r"^'city' of the frame hold no plain numbers: leave them out"):
+        without_frames(FRAME.assign(city="Oslo"))
+    assert without_frames(FRAME.assign(city="Oslo").drop(columns="city")).keys() == set(FRAME)
+
+
+@pytest.mark.parametrize("kind", ["frame", "array", "saved"])
+def test_a_private_run_takes_numbers_in_double_precision_and_says_so(kind: str, tmp_path: Path) -> None:
+    x, y = FRAME[["age"]] / 50, FRAME["label"] % 2
+    model = torch.nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    declared = {"expected_batch_size": 12, "sampling_rate": 1.0, "steps": 2, "noise_multiplier": 1.0}
+    with pytest.warns(UserWarning, match=r"type float64, and the weights of the model torch.float32"):
+        run = noisette.privatize(
+            noisette.PerExampleClip(model, max_grad_norm=1.0),
+            optimizer,
+            (x.to_numpy(), y.to_numpy()) if kind == "array" else (x, y),
+            ledger=tmp_path / "ledger.jsonl",
+            **declared,
+        )
+    for batch in run.batches():
+        for x, y in batch.microbatches(5):
+            assert x.dtype == torch.float32
+            run.accumulate(lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y), x, y)
+        optimizer.step()
+        if kind == "saved":
+            run.save(tmp_path / "run")
+    assert run.steps_taken == 2
+    run.close()
+    double = torch.nn.Linear(1, 2).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        noisette.privatize(
+            noisette.PerExampleClip(double, max_grad_norm=1.0),
+            torch.optim.SGD(double.parameters(), lr=0.1),
+            (x.double().numpy(), y.numpy()),
+            **declared,
+        ).close()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, OneByOneWarning, PerExampleLoop, ReweightGP, Vmap
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping, Engine
 from noisette.errors import PrivacyError
+from noisette.run.per_example import PerExampleClip
 from oracle import Clipped, example_gradients
 
 ENGINES: list[Engine] = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap(chunk_size=3)]

@@ -1,4 +1,4 @@
-"""Files with made-up results, as finished runs of these plans would leave them."""
+"""Made-up data sets, and files with made-up results, as finished runs of these plans would leave them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from noisette.data import DataSet, Split
 from noisette.training.report.facts import Facts
 from papers.abadi_2016.setting import Plan
+
+
+def quiet(share: float, accuracy: float | None) -> None:
+    """Nobody is told."""
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int, *, classes: int = 10, size: int = 1000) -> DataSet:
+    """40 records to train and 20 to test with, of random numbers."""
+    rng = np.random.default_rng(seed)
+    inputs, targets = rng.random((60, *shape), dtype=np.float32), rng.integers(0, classes, 60)
+    return DataSet(name, Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), classes, size, "")
 
 
 def line(plan: Plan) -> str:

@@ -40,8 +40,14 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dense": (lambda: dense(6, 6, 6, 3).float(), (6,)),
     "dense with biases": (
         lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralLinear(5, 6), lip.BallBias(6, 0.3), lip.GroupSort2(), lip.NormCap(1.5)),
-            *(lip.SpectralLinear(6, 4), lip.BallBias(4, 0.2), lip.Abs(), lip.SpectralLinear(4, 3)),
+            *(lip.BoundedInput(X0), lip.SpectralLinear(5, 6), lip.BallBias(6, 0.3), lip.GroupSort2()),
+            *(
+                lip.BoundedInput(1.5),
+                lip.SpectralLinear(6, 4),
+                lip.BallBias(4, 0.2),
+                lip.Abs(),
+                lip.SpectralLinear(4, 3),
+            ),
         ),
         (5,),
     ),
@@ -60,19 +66,14 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "strided convolution": (
         lambda: nn.Sequential(
-            *(
-                lip.BoundedInput(X0),
-                lip.SpectralConv2d(1, 4, 3, stride=2, padding=1),
-                lip.FullSort(),
-                lip.ScaledAvgPool2d(2),
-            ),
-            *(nn.Flatten(), lip.SpectralLinear(16, 3)),
+            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 4, 3, stride=2, padding=1), lip.GroupSort2()),
+            *(lip.Scale(2.0), nn.AvgPool2d(2), nn.Flatten(), lip.SpectralLinear(16, 3)),
         ),
         (1, 8, 8),
     ),
     "global pooling": (
         lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 2, 3, padding=1), lip.GroupSort2(), lip.GlobalL2NormPool2d()),
+            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 2, 3, padding=1), lip.GroupSort2(), lip.L2NormPool2d(5)),
             *(nn.Flatten(), lip.SpectralLinear(2, 3)),
         ),
         (1, 5, 5),

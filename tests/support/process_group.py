@@ -24,7 +24,7 @@ from noisette.core.noise import SecretKey
 
 SECRET = bytes(range(32))
 PLANTED: tuple[Callable[[pytest.MonkeyPatch], None], ...] = ()
-"""Faults that each rank plants before it works; functions of a module, so that new processes find them."""
+"""Faults that each rank plants before it works, which can be pickled."""
 TIMEOUT = 120.0  # seconds for all ranks together; a test that takes them has found ranks that wait for each other
 
 

@@ -23,7 +23,7 @@ PLACES = {
     "before the reservation": ("noisette.accounting.ledger.Ledger.reserve", True),
     "after the reservation": ("noisette.accounting.ledger.Ledger.reserve", False),
     "before the batch is drawn": ("noisette.core.batches.PoissonSampler.indices", True),
-    "in a microbatch": ("noisette.clipping.per_example.PerExampleClip.add", True),
+    "in a microbatch": ("noisette.run.per_example.PerExampleClip.add", True),
     "before the commit": ("noisette.accounting.ledger.Ledger.commit", True),
     "after the commit": ("noisette.accounting.ledger.Ledger.commit", False),
     "before the sums are joined": ("noisette.ranks.process_group.Ranks.add_up", True),

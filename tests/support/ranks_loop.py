@@ -23,9 +23,9 @@ from noisette import (
     OwnRecords,
     PerExampleClip,
     Poisson,
+    PrivatePCA,
     PrivateRun,
     Ranks,
-    private_pca,
     privatize,
 )
 from noisette.ranks.process_group import canonical_name
@@ -131,7 +131,7 @@ def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[.
 def in_small_buckets(**settings: Any) -> Course:
     """:func:`take_steps` where few values are exchanged at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.noise.joint_sums._BUCKET", 10)
+        patch.setattr("noisette.ranks.joint_sums._BUCKET", 10)
         return take_steps(**settings)
 
 
@@ -180,5 +180,5 @@ def drawn_words() -> list[int]:
 def components(rows: int) -> tuple[list[list[float]], str]:
     """Private principal components of many rows, and what the ledger holds of them."""
     data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
-    found = private_pca(data, 2, 4.0)
+    found = PrivatePCA(2, noise_multiplier=4.0).fit(data)
     return found.components_.tolist(), str(found.ledger.events)

@@ -18,11 +18,11 @@ from torch import nn
 from cut_runs import cut_short, pass_by
 from noisette import AutomaticClipping, PrivacyError
 from noisette import nn as norms
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
+from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, replace_batch_norm
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train
@@ -77,7 +77,6 @@ def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
     [
         ("public", norms.PublicBatchNorm),
         ("per-example", norms.PerExampleBatchNorm),
-        ("per-example-exact", norms.ExactPerExampleBatchNorm),
         ("frozen", norms.FrozenBatchNorm),
         ("group", nn.GroupNorm),
         ("layer", nn.GroupNorm),
@@ -139,7 +138,7 @@ def test_public_examples_that_do_not_fit_are_refused(public: DataSet | None, mes
         (
             recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others")),
             PUBLIC,
-            "no fixed features; leave standardised out",
+            "no fixed features; leave standardised and whitened out",
         ),
         (recipe(None, model=ModelSection("mlp"), lipschitz=LipschitzSection(30.0)), None, "Linear"),
         (recipe(None, model=ModelSection("lipschitz-dense")), None, r"constrains its weights.*\[lipschitz\] tau = 30"),

@@ -17,7 +17,6 @@ from noisette.training.recipe import (
     LipschitzSection,
     ModelSection,
     PrivacySection,
-    ProjectionSection,
     PublicSection,
     Recipe,
     TrainingSection,
@@ -42,13 +41,6 @@ def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
     assert recipe.privacy == PrivacySection()
 
 
-def test_declarations_of_own_files(tmp_path: Path) -> None:
-    text = '[data]\nname = "a.csv"\nclasses = ["no", "yes"]\nsize = 300\nranges = {age = [0, 100]}\n'
-    recipe = read(tmp_path, text)
-    assert recipe.data.classes == ("no", "yes")
-    assert recipe.data.ranges == {"age": (0, 100)}
-
-
 def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 problems") as error:
         read(tmp_path, '[privacy]\nepsilom = 1.0\n[trainng]\nlr = 1.0\n[training]\nepochs = "many"\n')
@@ -67,10 +59,9 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
         "[training]\nbatch_size = 2.5\n",
         '[model]\nweights = "public"\nfrozen = "features"\n',
         '[data]\ncolumns = "schema"\n',
-        '[data]\ncategories = {ward = "AB"}\n',
-        "[data]\nranges = {age = 100}\n",
-        "[data]\nranges = {age = [0]}\n",
-        "[data]\nranges = {age = [0, 1, 2]}\n",
+        "[data]\ntarget = 100\n",
+        "[data]\ntarget = [0]\n",
+        "[data]\ntarget = [0, 1, 2]\n",
         "[data]\nclasses = [0, 1]\n",
         "[data]\nmean = 0.5\ndeviation = 0.5\n",
     ],
@@ -87,17 +78,6 @@ def test_numbers_that_would_overflow_are_listed_together() -> None:
     assert "lr of at most 1000000, got 1e+300" in str(error.value)
     assert "lr_end of at most 1000000, got 1000001.0" in str(error.value)
     assert f"at most 63 bits, got {10**23}" in str(error.value)
-
-
-def test_the_study_of_2016_fits_in_a_file(tmp_path: Path) -> None:
-    recipe = read(
-        tmp_path,
-        '[privacy]\nnoise_multiplier = 4\nclipping = "per-layer"\naccountant = "moments"\n'
-        "[projection]\ncomponents = 60\nnoise_multiplier = 7\n[training]\nlr_end = 0.052\n",
-    )
-    assert recipe.privacy == PrivacySection(noise_multiplier=4.0, clipping="per-layer", accountant="moments")
-    assert recipe.projection == ProjectionSection(60, 7.0)
-    assert recipe.training.lr_end == 0.052
 
 
 def test_numbers_outside_their_domain_are_listed_together() -> None:
@@ -135,13 +115,6 @@ def of(batch_norm: str | None, **changes: Any) -> Recipe:
     return Recipe(**{"data": DataSection("mnist"), "model": ModelSection("resnet-18", batch_norm=batch_norm)} | changes)
 
 
-def test_norms_and_public_examples_fit_in_a_file(tmp_path: Path) -> None:
-    recipe = read(tmp_path, '[model]\nbatch_norm = "public"\n[public]\ndata = "kmnist"\nexamples = 64\nseed = 3\n')
-    assert recipe.model.batch_norm == "public"
-    assert recipe.public == PublicSection("kmnist", 64, 3)
-    assert PublicSection().examples == 128
-
-
 @pytest.mark.parametrize("name", BATCH_NORMS)
 def test_every_norm_is_accepted_with_the_public_examples_that_it_needs(name: str) -> None:
     needs_public = name not in ("group", "layer", "instance")
@@ -168,10 +141,6 @@ def test_norms_without_their_public_examples_and_such_examples_without_a_norm_ar
         recipe()
 
 
-def test_statistics_may_come_with_the_weights() -> None:
-    of("frozen", model=ModelSection("resnet-18", weights="a.safetensors", batch_norm="frozen"))
-
-
 def test_unknown_clipping_rules_and_engines_are_told_at_once_with_the_names_there_are() -> None:
     with pytest.raises(ValueError) as error:
         Recipe(privacy=PrivacySection(clipping="global", engine="ghost"))
@@ -180,18 +149,6 @@ def test_unknown_clipping_rules_and_engines_are_told_at_once_with_the_names_ther
 
 
 LIPSCHITZ = LipschitzSection(tau=30.0, logit_clip=0.1)
-
-
-def test_a_lipschitz_network_fits_in_a_file(tmp_path: Path) -> None:
-    recipe = read(
-        tmp_path,
-        '[model]\nname = "scattering-lipschitz-linear"\nstandardised = true\n[public]\ndata = "kmnist"\n'
-        'examples = 5000\n[lipschitz]\ntau = 30\nlogit_clip = 0.1\nallocation = "global"\n',
-    )
-    assert recipe.lipschitz == LipschitzSection(30.0, 0.1, "global")
-    assert recipe.lipschitz.used
-    assert not Recipe().lipschitz.used
-    assert Recipe.of(asdict(recipe), "the same") == recipe
 
 
 def test_what_does_not_fit_a_lipschitz_network_is_told_at_once() -> None:
@@ -218,11 +175,6 @@ def test_clipping_beside_the_bound_of_the_layers_is_refused(setting: dict[str, s
 def test_a_table_without_its_tau_is_refused() -> None:
     with pytest.raises(ValueError, match=r"give lipschitz\.tau"):
         Recipe(lipschitz=LipschitzSection(logit_clip=0.1))
-
-
-def test_standardised_features_need_public_examples() -> None:
-    with pytest.raises(ValueError, match="standardised = true takes its statistics from public examples"):
-        of(None, model=ModelSection("scattering", standardised=True))
 
 
 # Data of one's own
@@ -252,16 +204,16 @@ def test_a_schema_is_the_data_of_a_recipe(tmp_path: Path) -> None:
     recipe = Recipe(DataSection("own.csv", **found))
     assert Recipe.of(asdict(recipe), "again") == recipe
     (tmp_path / "recipe.toml").write_text('[data]\nname = "own.csv"\n' + SCHEMA.replace("[columns.", "[data.columns."))
-    assert Recipe.read(tmp_path / "recipe.toml") == replace(recipe, model=ModelSection("mlp"))
+    assert Recipe.read(tmp_path / "recipe.toml") == replace(recipe, model=ModelSection("table"))
 
 
 @pytest.mark.parametrize(
     ("data", "given", "model"),
     [
-        ('name = "own.csv"', {}, "mlp"),
+        ('name = "own.csv"', {}, "table"),
         ('name = "own.csv"\ntext = "review"', {}, "ranked-word-counts"),
         ('name = "photos"', {}, "cnn"),
-        ('name = "adult"', {}, "mlp"),
+        ('name = "adult"', {}, "table"),
         ("", {}, "cnn"),
         ("", {"name": "own.csv", "text": "review"}, "ranked-word-counts"),
     ],
@@ -297,17 +249,12 @@ def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
         ({"unit": "EUR"}, "give its bounds as target"),
         ({"target": (0.0,)}, "target = .* is not of the expected type: more values"),
         ({"tokens": 0}, "expected tokens >= 1"),
-        ({"columns": {"age": {"kind": "?"}}}, "expected kind to be one of number, category, ignored"),
+        ({"columns": {"age": {"kind": "?"}}}, "expected kind to be one of number, date, category, hashed, ignored"),
     ],
 )
 def test_contradictions(data: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Recipe(DataSection("own.csv", **data))
-
-
-def test_a_lipschitz_network_predicts_classes() -> None:
-    with pytest.raises(ValueError, match="the loss of a table lipschitz is for classes"):
-        Recipe(DataSection("own.csv", target=(0.0, 1.0)), lipschitz=LipschitzSection(tau=30.0))
 
 
 def test_momentum_is_that_of_sgd() -> None:

@@ -42,6 +42,12 @@ def test_classes(classes: int) -> None:
         shares = [math.exp(row[k]) / sum(map(math.exp, row)) for row in scores.tolist()]
         areas.append(area(shares, (targets == k).tolist()))
     assert found.auc == pytest.approx(sum(areas) / len(areas))
+    every = [[math.exp(value) / sum(map(math.exp, row)) for value in row] for row in scores.tolist()]
+    loss = [-math.log(row[target]) for row, target in zip(every, targets.tolist(), strict=True)]
+    assert found.log_loss == pytest.approx(sum(loss) / 60)
+    shares = [sum(row) / 60 for row in counts]
+    assert found.base_log_loss == pytest.approx(-sum(share * math.log(share) for share in shares if share))
+    assert found.mean_probabilities == pytest.approx([sum(row[k] for row in every) / 60 for k in range(classes)])
 
 
 def test_classes_that_do_not_occur_count_nowhere() -> None:
@@ -53,7 +59,9 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
 
 
 def test_scores_that_are_not_finite() -> None:
-    assert class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1])).auc is None
+    found = class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1]))
+    assert (found.auc, found.log_loss, found.mean_probabilities) == (None, None, ())
+    assert found.problem == "Worse than the base rate in log loss"
 
 
 def test_numbers_in_their_unit() -> None:

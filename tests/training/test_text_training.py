@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from typer.testing import CliRunner, Result
 
 from cut_runs import cut_short, pass_by
@@ -22,14 +21,7 @@ from noisette.nn import models
 from noisette.run.private import PrivateRun
 from noisette.training.evaluation import Outcome, Point
 from noisette.training.loop import resume, train
-from noisette.training.recipe import (
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    ProjectionSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 from noisette.training.report.facts import facts_of
 from noisette.training.saved_model import SavedModel
 
@@ -69,14 +61,6 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     np.testing.assert_array_equal(weights["features.weight"], data.vectors)
 
 
-def test_no_vector_is_trained_and_no_text_reaches_one_without_its_number() -> None:
-    outcome = run(RECIPE, texts())
-    assert outcome.parameters == 2 * (5 * 6 + 1)
-    assert isinstance(outcome.model, models.FixedFeatures)
-    assert isinstance(outcome.model.features, nn.Embedding)
-    assert not outcome.model.features.weight.requires_grad
-
-
 def test_the_head_sees_the_vector_of_each_word() -> None:
     data = texts(7)
     model = run(replace(RECIPE, training=replace(RECIPE.training, epochs=0.5)), data).model
@@ -84,11 +68,6 @@ def test_the_head_sees_the_vector_of_each_word() -> None:
     assert data.vectors is not None
     by_hand = torch.tensor([[data.vectors[number].tolist() for number in text] for text in data.train.inputs])
     assert torch.equal(model(torch.as_tensor(data.train.inputs)), model.head(by_hand))
-
-
-def test_there_are_no_principal_components_of_words() -> None:
-    with pytest.raises(ValueError, match="toy texts is text, which has no principal components"):
-        run(replace(RECIPE, projection=ProjectionSection(3, 4.0)), texts())
 
 
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:

@@ -10,34 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from noisette.training import threads
-from noisette.training.threads import choose_threads, measured_size, quickest
+from noisette.training.threads import choose_threads, quickest
 
 
 @pytest.mark.parametrize(("few", "many", "chosen"), [(0.1, 0.05, 8), (0.1, 0.095, 1), (0.1, 0.2, 1), (0.01, 40.0, 1)])
 def test_all_threads_only_where_they_are_clearly_quicker(few: float, many: float, chosen: int) -> None:
-    assert quickest((1, 8), {1: few, 8: many}.__getitem__) == chosen
-
-
-def test_hopeless_threads_are_tried_once() -> None:
-    tried: list[int] = []
-
-    def seconds(number: int) -> float:
-        tried.append(number)
-        return 40.0 if number == 8 else 0.01
-
-    assert quickest((1, 8), seconds) == 1
-    assert tried.count(8) == 1
-
-
-def test_one_slow_round_does_not_decide() -> None:
-    rounds = {1: iter([0.04] * 20), 8: iter([0.1, 0.5, *[0.01] * 20])}
-    assert quickest((1, 8), lambda number: next(rounds[number])) == 8
-
-
-def test_few_examples_are_measured_where_a_step_takes_long() -> None:
-    assert measured_size(512, lambda n: 0.0) == 512
-    assert measured_size(512, lambda n: 1.0) == 1
-    assert measured_size(1, lambda n: 0.0) == 1
+    assert quickest(8, {1: few, 8: many}.__getitem__) == chosen
 
 
 @pytest.fixture
@@ -84,7 +62,7 @@ def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: py
 
 @pytest.mark.usefixtures("two_threads")
 def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "quickest", lambda candidates, seconds: pytest.fail("was measured"))
+    monkeypatch.setattr(threads, "quickest", lambda everything, seconds: pytest.fail("was measured"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(MODEL, loss, X, Y, 64) == 2
     monkeypatch.delenv("OMP_NUM_THREADS")

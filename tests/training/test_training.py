@@ -10,9 +10,11 @@ import torch
 from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
 from noisette.core.release import shares_of
 from noisette.data import DataSet, Split, load
+from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
-from noisette.training.loop import train
+from noisette.training.loop import train, train_without_privacy
+from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import (
     DataSection,
     ModelSection,
@@ -103,7 +105,7 @@ def test_given_noise_ends_the_run_with_the_budget() -> None:
 
 
 def test_a_budget_that_pays_for_no_step_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"does not allow one step .* beside 1 other"):
+    with pytest.raises(PrivacyError, match="beyond the budget of 8"):
         run(study(0.3))
 
 
@@ -135,19 +137,6 @@ def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
     assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
 
 
-def test_interrupt_keeps_what_was_done_and_pays_for_it() -> None:
-    def stop(run: object, point: object) -> None:
-        if getattr(point, "step", 0) == 3:
-            raise KeyboardInterrupt
-
-    outcome = train(quick(), load("digits"), ledger_path=None, on_step=stop)
-    assert outcome.interrupted
-    assert outcome.run.steps_taken == 3
-    assert sum(outcome.run.ledger.events.values()) == 3
-    assert outcome.points[-1].step == 3
-    assert 0 < outcome.points[-1].epsilon < 8.0
-
-
 def test_another_length_than_declared_changes_nothing_public() -> None:
     data = replace(load("digits"), test=None)
     fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
@@ -158,10 +147,30 @@ def test_another_length_than_declared_changes_nothing_public() -> None:
     assert all(point.test_accuracy is None for point in whole.points)
 
 
-def test_an_interrupt_before_the_first_step_leaves_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome[PlainRun]:
+    return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
 
-    monkeypatch.setattr("noisette.training.loop._Training._train", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(quick())
+
+def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() -> None:
+    """A batch of all records, against steps of gradient descent by hand."""
+    data = load("digits")
+    recipe = quick(epochs=3, batch_size=1437, lr=0.5, averaging=0.0, cosine=False)
+    x, y = (torch.as_tensor(array) for array in (data.train.inputs, data.train.targets))
+    torch.manual_seed(recipe.training.seed)
+    model = models.build("linear", (1, 8, 8), 10)
+    for _ in range(3):
+        gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p -= 0.5 * gradient
+    outcome = plain(recipe, data)
+    for p, expected in zip(outcome.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches() -> None:
+    found = plain(quick(lr=None)).points[-1].test_accuracy
+    assert found is not None
+    assert found > 0.9
+    with pytest.raises(ValueError, match="leave out batches"):
+        plain(quick(batches="balls-in-bins"))

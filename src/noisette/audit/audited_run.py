@@ -7,19 +7,22 @@ many scores as there are canaries.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import nn
 
 from noisette import errors as checks
-from noisette.accounting import Accountant, Ledger, PoissonGaussian, RepeatAndSelect
+from noisette.accounting import Ledger, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.events import Event, event_of, facts_of
 from noisette.accounting.ledger import LEDGER_FILE
-from noisette.audit.certificate import certified_epsilon
+from noisette.audit.certificate import Audit, certified_epsilon
+from noisette.audit.cost import CostAudit, audit_cost
 from noisette.audit.step_audit import (
     Axes,
     BehindPublicNorm,
@@ -30,13 +33,10 @@ from noisette.audit.step_audit import (
     Records,
     Rows,
     StepAudit,
-    Verdict,
     audit_bound,
     audit_neighbours,
-    canary_scores,
-    released_steps,
+    released_scores,
 )
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
@@ -45,26 +45,17 @@ from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
+from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
 
-_CANARIES = 20_000  # of a whole run
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
 
 
-def likelihood_ratio(scores: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-    """The log-likelihood ratio of in and out for one step, (canaries,).
-
-    No score is more powerful if no other record is on a canary's axis.
-    """
-    return np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
-
-
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """The guaranteed upper bound on a run's epsilon at a delta, and the certified lower bound."""
 
     delta: float
@@ -73,8 +64,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class RunAudit:
-    """What the scores of canaries ``inside`` and ``outside`` of the data set of whole runs prove."""
+class RunAudit(Audit):
+    """What the scores of canaries ``inside`` and ``outside`` of the data set of a whole run prove."""
 
     inside: np.ndarray
     outside: np.ndarray
@@ -83,7 +74,6 @@ class RunAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty if the guarantee is not refuted."""
         return tuple(
             f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; at most {p.guaranteed:.3g} is "
             "guaranteed"
@@ -91,19 +81,9 @@ class RunAudit:
             if p.certified > p.guaranteed
         )
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
-
     def facts(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict.value,
-            "scores_in": self.inside.size,
-            "scores_out": self.outside.size,
-            "false_alarm": self.false_alarm,
-            "points": [asdict(p) for p in self.points],
-            "findings": list(self.findings),
-        }
+        scores = {"scores_in": self.inside.size, "scores_out": self.outside.size, "false_alarm": self.false_alarm}
+        return super().facts() | scores | {"points": [p._asdict() for p in self.points]}
 
 
 def audit_run(
@@ -112,28 +92,22 @@ def audit_run(
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
-    score: Callable[[np.ndarray, float, float], np.ndarray] = likelihood_ratio,
-    join: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
-    runs: int = 1,
+    canary_model: CanaryModel | None = None,
     deltas: Sequence[float] = DELTAS,
     false_alarm: float = 1e-6,
-    accountant: Accountant | None = None,
     on_step: OnStep = lambda done, of: None,
 ) -> RunAudit:
-    """Score canaries over whole runs of :func:`noisette.privatize`, and test the epsilon that is guaranteed.
+    """Score canaries over a whole run of :func:`noisette.privatize`, and test the epsilon that is guaranteed.
+
+    Half of the canaries are records of the run. The score of one is the logarithm of its likelihood ratio of in and
+    out: no other is more powerful if no other record is on its axis.
 
     Args:
         bound_of: makes the bound of a model.
-        noise_multiplier, sampling_rate, steps: of each run.
-        canary_model: makes model, records and losses.
-        score: of the canaries in one step; takes their components of the release in units of the noise, their shift if
-            they are in the batch, and the sampling rate.
-        join: combines the scores of earlier steps with those of the next.
-        runs: number of runs, each with all canaries.
+        noise_multiplier, sampling_rate, steps: of the run.
+        canary_model: model, records and losses; ``Rows(20_000)`` unless given.
         deltas: at which epsilon is tested.
         false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
-        accountant: of the runs; that of ``privatize`` unless given.
         on_step: called after each step with the number of steps done, and of all.
 
     Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
@@ -143,109 +117,85 @@ def audit_run(
         ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
     """
     checks.all_of(
-        lambda: checks.count(runs=runs),
         lambda: checks.open_fraction(false_alarm=false_alarm),
         *(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas),
     )
-    inside: list[np.ndarray] = []
-    outside: list[np.ndarray] = []
-    guaranteed: list[float] = []
-    for k in range(runs):
-        made = canary_model()
-        half = made.canaries // 2
-        records = torch.cat([made.records[:half], made.records[made.canaries :]])
-        bound = bound_of(made.model)
-        expected = max(1.0, sampling_rate * len(records))
-        total = None
-        trained = released_steps(
-            bound,
-            (records,),
-            made.loss,
+    made = canary_model if canary_model is not None else Rows(20_000)
+    half = made.canaries // 2
+    records = torch.cat([made.records[:half], made.records[made.canaries :]])
+    total, guaranteed = np.zeros(made.canaries), list[float]()
+    for step, (run, _, scores, shift) in enumerate(
+        released_scores(
+            bound_of(made.model),
+            made,
             noise_multiplier=noise_multiplier,
+            expected_batch_size=max(1.0, sampling_rate * len(records)),
+            records=records,
+            microbatch_size=4096,
             sampling_rate=sampling_rate,
             steps=steps,
-            expected_batch_size=expected,
-            microbatch_size=4096,
-            accountant=accountant,
-        )
-        for step, (run, _, sums) in enumerate(trained, 1):
-            scores, shift = canary_scores(sums, bound.parameters, made.canaries, expected)
-            of_step = score(scores / noise_multiplier, shift / noise_multiplier, sampling_rate)
-            total = of_step if total is None else join(total, of_step)
-            on_step(k * steps + step, runs * steps)
-            if k == 0 and step == steps:
-                guaranteed = [run.epsilon(delta=delta) for delta in deltas]
-        assert total is not None, "at least one step"
-        inside.append(total[:half])
-        outside.append(total[half:])
-    both, alpha = (np.concatenate(inside), np.concatenate(outside)), false_alarm / len(deltas)
+        ),
+        start=1,
+    ):
+        total += np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
+        on_step(step, steps)
+        guaranteed = [run.epsilon(delta=delta) for delta in deltas] if step == steps else []
+    inside, outside = total[:half], total[half:]
     points = tuple(
-        Point(delta, epsilon, certified_epsilon(*both, delta=delta, alpha=alpha))
+        Point(delta, epsilon, certified_epsilon(inside, outside, delta=delta, alpha=false_alarm / len(deltas)))
         for delta, epsilon in zip(deltas, guaranteed, strict=True)
     )
-    return RunAudit(*both, points, false_alarm)
+    return RunAudit(inside, outside, points, false_alarm)
 
 
 RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """The public facts about the records of a data set."""
-
-    data: str
-    inputs: tuple[int, ...]
-    words: tuple[int, ...]  # for texts: number of word vectors and their length; () otherwise
-    classes: int
-    declared_size: int
-    numbered: int = 0  # for texts without word vectors: how many numbers of words there are
-    target: Target | None = None  # of a regression
-
-    @classmethod
-    def of(cls, data: DataSet) -> Self:
-        words, shape = () if data.vectors is None else data.vectors.shape, data.train.inputs.shape[1:]
-        return cls(data.name, shape, words, data.classes, data.declared_size, data.words, data.target)
-
-    def random_data(self, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
-        random = np.random.default_rng(seed)
-        size = (examples, *self.inputs)
-        numbers = self.words[0] if self.words else self.numbered
-        inputs = random.integers(0, numbers, size) if numbers else random.random(size, dtype=np.float32)
-        vectors = random.normal(size=self.words).astype(np.float32) if self.words else None
-        classes = random.integers(0, self.classes, examples)
-        train = Split(inputs, classes if self.target is None else random.uniform(-1, 1, examples).astype(np.float32))
-        return DataSet(
-            self.data, train, None, self.classes, self.declared_size, "", vectors, self.numbered, self.target
-        )
+def _random_data(like: DataSet, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
+    """A data set of random records with the shapes, classes and declared size of another."""
+    random = np.random.default_rng(seed)
+    size = (examples, *like.train.inputs.shape[1:])
+    words = len(like.vectors) if like.vectors is not None else like.words
+    inputs = random.integers(0, words, size) if words else random.random(size, dtype=np.float32)
+    vectors = None if like.vectors is None else random.normal(size=like.vectors.shape).astype(np.float32)
+    classes, numbers = random.integers(0, like.classes, examples), random.uniform(-1, 1, examples).astype(np.float32)
+    train = Split(inputs, classes if like.target is None else numbers)
+    return replace(like, train=train, test=None, note="", vectors=vectors)
 
 
 @dataclass(frozen=True)
 class AuditedRun:
     """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
-    ``event`` is that of one step, and ``unknown`` what a run folder does not contain of the recipe; "" if it has
-    everything.
+    ``event`` is that of one step, ``released`` everything that costs ``epsilon``, and ``shapes`` a data set of which
+    the shapes are used alone. ``unknown`` is what a run folder does not contain of the recipe; "" if it has everything.
     """
 
     recipe: Recipe
-    event: PoissonGaussian
+    event: Event
     steps: int
+    released: Mapping[Event, int]
     epsilon: float
-    shapes: Shapes
+    shapes: DataSet
     unknown: str = ""
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
-        """The run of this recipe. Nothing is trained, and of the records only shapes are used."""
-        _check_kind(recipe)
-        shapes = Shapes.of(data)
+        """The run of this recipe. Nothing is trained.
+
+        Raises:
+            ValueError: its batches are not Poisson batches of records.
+        """
+        if other := _other_batches(recipe):
+            raise ValueError(
+                f"the audit of a recipe knows Poisson batches of records, not {other}; train, then audit the run"
+            )
         with Ledger() as ledger:
-            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger, Alone(), _ONE_RUN)
-            event = run.event
+            run = start_run(recipe, _setup(recipe, data, ledger), data.declared_size, ledger, Alone(), _ONE_RUN)
+            released = {**ledger.events, run.event: run.steps}
             run.close()
-        assert isinstance(event, PoissonGaussian)
-        return cls(recipe, event, run.steps, recipe.privacy.epsilon, shapes)
+        return cls(recipe, run.event, run.steps, released, recipe.privacy.epsilon, data)
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
@@ -256,24 +206,36 @@ class AuditedRun:
         """
         facts = _facts(folder)
         try:
-            event = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"])
-            recipe = Recipe.of(facts["recipe"], RUN_FILE)
-            _check_kind(recipe)
-            _check_ledger(event, facts["steps"], folder / LEDGER_FILE)
-            bounds = recipe.data.target
-            shapes = Shapes(
+            event, recipe = event_of(facts["event"]), Recipe.of(facts["recipe"], RUN_FILE)
+            released = {event_of(of_event): times for of_event, times in facts["released"]}
+            _check_ledger(folder / LEDGER_FILE, {**released, event: facts["steps"]})
+            bounds, vectors, words = recipe.data.target, facts["word_vectors"], facts["words"]
+            inputs = np.zeros((0, *facts["input_shape"]), np.int64 if vectors or words else np.float32)
+            shapes = DataSet(
                 facts["data"],
-                tuple(facts["input_shape"]),
-                tuple(facts["word_vectors"]),
+                Split(inputs, np.zeros(0, np.float32 if bounds else np.int64)),
+                None,
                 facts["classes"],
                 facts["declared_size"],
-                facts.get("words", 0),
+                "",
+                np.zeros(vectors, np.float32) if vectors else None,
+                words,
                 Target(*bounds) if bounds else None,
             )
             unknown = _unknown(recipe, facts["data"], facts["public_weights"])
-            return cls(recipe, event, facts["steps"], facts["epsilon"], shapes, unknown)
+            return cls(recipe, event, facts["steps"], released, facts["epsilon"], shapes, unknown)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error
+
+    @property
+    def other_batches(self) -> str:
+        """What the audits with canaries do not know of the run, in words; "" for Poisson batches of records."""
+        return _other_batches(self.recipe)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of a step in units of the sensitivity to one record."""
+        return self.event.parameters()["noise_multiplier"]
 
     @property
     def delta(self) -> float:
@@ -287,55 +249,46 @@ class AuditedRun:
         shape = LipschitzAxes().input_shape
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
+    def audit_cost(self) -> CostAudit:
+        return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
+
     def audit_step(self, *, steps: int) -> StepAudit:
         if self.recipe.lipschitz.used:
             canary_model = LipschitzAxes()
         else:
             canary_model = BehindPublicNorm() if self.recipe.model.batch_norm == "public" else Axes()
-        noise = self.event.noise_multiplier
+        noise = self.noise_multiplier
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
         """Compare batches that differ by one record, on the run's own model and random records."""
-
-        def setup() -> TrainingSetup:  # with the same weights each time
-            return _setup(self.known_recipe, self.shapes, Ledger())
-
-        first = setup()
-        inputs, targets = (column.clone() for column in first.examples.tensors)
-        first.bound.close()
+        setup = _setup(self.known_recipe, self.shapes, Ledger())
+        inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
 
         def draw(n: int) -> Records:
             chosen = torch.as_tensor(random.integers(0, len(inputs), n))
             return inputs[chosen], targets[chosen]
 
-        return audit_neighbours(
-            lambda: setup().bound,
-            draw,
-            first.losses,
-            noise_multiplier=self.event.noise_multiplier,
-            pairs=pairs,
-            steps=20,
-        )
+        return audit_neighbours(setup.bound, draw, setup.losses, pairs=pairs)
 
     def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
+        assert isinstance(self.event, PoissonGaussian), "of no other batches"
         return audit_run(
             self.bound_of,
-            noise_multiplier=self.event.noise_multiplier,
+            noise_multiplier=self.noise_multiplier,
             sampling_rate=self.event.sampling_rate,
             steps=self.steps,
-            canary_model=lambda: LipschitzAxes(4096) if self.recipe.lipschitz.used else Rows(_CANARIES),
+            canary_model=LipschitzAxes(4096) if self.recipe.lipschitz.used else None,
             on_step=on_step,
         )
 
     def facts(self) -> dict[str, Any]:
         return {
-            "data": self.shapes.data,
+            "data": self.shapes.name,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "sampling_rate": self.event.sampling_rate,
-            "noise_multiplier": self.event.noise_multiplier,
+            "event": facts_of(self.event),
             "steps": self.steps,
             "bound": "layers" if self.recipe.lipschitz.used else "clipping",
         }
@@ -351,22 +304,19 @@ class AuditedRun:
 _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 
 
-def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
+def _setup(recipe: Recipe, like: DataSet, ledger: Ledger) -> TrainingSetup:
     """The model, bound and optimizer of a recipe on random records."""
-    records = shapes.random_data(0)
-    public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
+    records = _random_data(like, 0)
+    public = _random_data(like, 1, recipe.public.examples) if recipe.public.data else None
     return TrainingSetup(
         recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone(), _ONE_RUN)
     )
 
 
-def _check_kind(recipe: Recipe) -> None:
-    users, batches = recipe.data.users, recipe.training.batches
-    if users is not None or batches != "poisson":
-        raise ValueError(
-            "the audit of a run knows Poisson batches of records, not "
-            + (f"{batches} batches" if users is None else "a guarantee for users")
-        )
+def _other_batches(recipe: Recipe) -> str:
+    if recipe.data.users is not None:
+        return "a guarantee for users"
+    return "" if recipe.training.batches == "poisson" else f"{recipe.training.batches} batches"
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -382,20 +332,15 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
-    """Check that the ledger contains at least this many releases of the event, also in each run of a search."""
-    recorded = {
-        (known.sampling_rate, known.noise_multiplier): times
-        for charged, number in Ledger.read(path).events.items()
-        for known, times in (charged.run if isinstance(charged, RepeatAndSelect) else ((charged, number),))
-        if isinstance(known, PoissonGaussian)
-    }
-    found = recorded.get((event.sampling_rate, event.noise_multiplier), 0)
-    if found < steps:
-        raise ValueError(
-            f"{RUN_FILE} states {steps} steps at sampling rate {event.sampling_rate:.4g} and noise multiplier "
-            f"{event.noise_multiplier:.4g}, but {path} contains {found} of them"
-        )
+def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
+    """Check that the ledger contains at least these releases, also in each run of a search."""
+    recorded = Ledger.read(path).events
+    of_searches = Counter[Event]()
+    for search in recorded:
+        of_searches.update(dict(search.run) if isinstance(search, RepeatAndSelect) else {})
+    for event, times in stated.items():
+        if (found := max(recorded.get(event, 0), of_searches[event])) < times:
+            raise ValueError(f"{RUN_FILE} states {times} releases of {event!r}, but {path} contains {found} of them")
 
 
 def _unknown(recipe: Recipe, data: str, public_weights: str) -> str:

@@ -7,6 +7,8 @@ that between N(0, 1) and N(mu, 1), and an (epsilon, delta)-DP mechanism none wit
 from __future__ import annotations
 
 import math
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +16,32 @@ from scipy.special import ndtri
 from scipy.stats import beta
 
 from noisette.accounting.closed_forms import GdpCurve
+
+FALSE_ALARM = 1e-9
+
+
+class Verdict(Enum):
+    """The outcome of an audit, worst first."""
+
+    VIOLATION = "violation"
+    NOT_AS_DOCUMENTED = "not as documented"
+    CONSISTENT = "consistent"
+
+
+class Audit:
+    """A finished audit. Its findings say in words what is wrong; there are none if nothing is refuted."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
+
+    def facts(self) -> dict[str, Any]:
+        """The results as plain values."""
+        return {"verdict": self.verdict.value, "findings": list(self.findings)}
 
 
 def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:

@@ -7,11 +7,9 @@ norm above every bound; the gradients of ordinary records have other elements. S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +17,10 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.accounting import Accountant
-from noisette.audit.certificate import certified_mu, epsilon_of
+from noisette.audit.certificate import FALSE_ALARM, Audit, Verdict, certified_mu
 from noisette.core.batches import Batch
 from noisette.core.loss import Loss, Microbatch
-from noisette.core.release import ROUNDING, BoundedSum, GradientBound, shares_of
+from noisette.core.release import ROUNDING, GradientBound, shares_of
 from noisette.nn import PublicBatchNorm, use_public_batch
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 from noisette.run.private import PrivateRun
@@ -114,54 +111,25 @@ class LipschitzAxes(CanaryModel):
         super().__init__(model, _records(canaries, ordinary, (width,)), canaries)
 
 
-class _SignedRows(nn.Module):
-    """Row x of a table; for x beyond the table, minus the row at the remainder."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(rows, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = self.table.num_embeddings
-        return self.table(x % rows).squeeze(1) * torch.where(x < rows, 1.0, -1.0)
-
-
 class Rows(CanaryModel):
-    """For audits with many thousands of canaries: a table in which each record changes one row.
+    """For audits with many thousands of canaries: a table of which each canary changes a row of its own."""
 
-    Each canary has an axis of its own; ``crowd`` ordinary records on each axis move it in the opposite direction. With
-    them an audit can distinguish a sampler that shuffles from Poisson sampling.
-    """
-
-    def __init__(self, canaries: int, crowd: int = 0) -> None:
-        records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
-        super().__init__(_SignedRows(canaries), records, canaries)
+    def __init__(self, canaries: int) -> None:
+        super().__init__(nn.Embedding(canaries, 1), torch.arange(canaries), canaries)
 
 
-@dataclass(frozen=True)
-class Canaries:
-    """Records for a training step of your own. At a linear model without bias the gradient of a record is the record.
+class Canaries(CanaryModel):
+    """For a training step of your own: a linear layer without bias, so that the gradient of a record is the record.
 
-    >>> canaries = Canaries(count=3, ordinary=2)
-    >>> canaries.records.shape, canaries.model()
+    >>> canaries = Canaries(3, ordinary=2)
+    >>> canaries.records.shape, canaries.model
     (torch.Size([5, 11]), Linear(in_features=11, out_features=1, bias=False))
     """
 
-    count: int = 512
-    ordinary: int = 100
-
-    @property
-    def width(self) -> int:
-        return self.count + _ELSEWHERE
-
-    @property
-    def records(self) -> Tensor:
-        """The canaries, then ordinary records, (count + ordinary, width); drawn anew on each access."""
-        return _records(self.count, self.ordinary, (self.width,))
-
-    def model(self) -> nn.Linear:
-        """A linear model: with its output as the loss, the gradient of an example is the example."""
-        return nn.Linear(self.width, 1, bias=False)
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        self.width = canaries + _ELSEWHERE  # elements of a record
+        layer = nn.Linear(self.width, 1, bias=False)
+        super().__init__(layer, _records(canaries, ordinary, (self.width,)), canaries, scale=1.0)
 
 
 # The game: the real training loop, and the scores of canaries in what it releases
@@ -196,135 +164,67 @@ class Scores:
         return self.values - self.shift * self.inside
 
 
-def released_steps(
+def released_scores(
     bound: GradientBound,
-    records: tuple[Tensor, ...],
-    loss: Loss,
+    canary_model: CanaryModel,
     *,
     noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
     expected_batch_size: float,
+    records: Tensor | None = None,
     microbatch_size: int = 200,
-    lr: float = 0.0,
-    accountant: Accountant | None = None,
-) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
-    """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
+    **declared: Any,
+) -> Iterator[tuple[PrivateRun, Batch, np.ndarray, float]]:
+    """Train with the real loop, and score the canaries by what each step releases.
 
-    The arguments are those of ``privatize``; at a learning rate ``lr`` of 0 the weights stay. Gives the run, the batch,
-    and sums that hold nothing but the bounds of this step.
+    ``records`` are those of the model unless given, and ``declared`` other arguments of ``privatize``. A canary reaches
+    the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
+    are ignored.
+
+    Yields:
+        The run, the batch, the component of the release along the axis of each canary, (canaries,), and the mean of
+        those in the batch, both in units of the noise.
     """
-    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
-    with privatize(
-        bound,
-        optimizer,
-        records,
-        sampling_rate=sampling_rate,
-        expected_batch_size=expected_batch_size,
-        steps=steps,
-        noise_multiplier=noise_multiplier,
-        accountant=accountant,
-    ) as run:
+    records = canary_model.records if records is None else records
+    trained = {id(p) for p in bound.parameters.values()}
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=0.1)
+    numbers = {"noise_multiplier": noise_multiplier, "expected_batch_size": expected_batch_size}
+    with privatize(bound, optimizer, records, **numbers, **declared) as run:
         for batch in run.batches():
-            sums = bound.pop_sums()
+            sums = bound.pop_sums()  # which hold nothing but the bounds of this step
             for microbatch in batch.microbatches(microbatch_size):
-                run.accumulate(loss, *microbatch)
+                run.accumulate(canary_model.loss, microbatch)
             optimizer.step()
-            yield run, batch, sums
+            scores, reached = torch.zeros(canary_model.canaries, dtype=torch.float64), 0.0
+            for part, share in zip(sums, shares_of(sums), strict=True):
+                for p in part.params:
+                    if id(p) in trained:
+                        reached += share / len(part.params)
+                        weight = share * expected_batch_size / (part.bound * math.sqrt(len(part.params)))
+                        assert p.grad is not None, "released"
+                        scores += weight * p.grad.double().flatten()[: canary_model.canaries]
+            yield (
+                run,
+                batch,
+                scores.numpy() / math.sqrt(reached) / noise_multiplier,
+                math.sqrt(reached) / noise_multiplier,
+            )
             optimizer.zero_grad()
-
-
-def canary_scores(
-    sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor], canaries: int, expected_batch_size: float
-) -> tuple[np.ndarray, float]:
-    """The component of released gradients along the axis of each canary, (canaries,), and the mean of those inside.
-
-    Both are in units of the noise at multiplier one. A canary reaches the bound of each sum by equal amounts in each of
-    its parameters; sums of anything but parameters, such as a count, are ignored.
-    """
-    trained = {id(p) for p in parameters.values()}
-    scores, reached = torch.zeros(canaries, dtype=torch.float64), 0.0
-    for part, share in zip(sums, shares_of(sums), strict=True):
-        if all(id(p) in trained for p in part.params):
-            reached += share
-            for p in part.params:
-                weight = share * expected_batch_size / (part.bound * math.sqrt(len(part.params)))
-                scores += weight * _grad(p).flatten()[:canaries]
-    return (scores / math.sqrt(reached)).numpy(), math.sqrt(reached)
-
-
-def _grad(p: Tensor) -> Tensor:
-    assert p.grad is not None, "released"
-    return p.grad.double()
-
-
-def run_step_game(
-    bound_of: BoundFactory, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
-) -> Scores:
-    """Score canaries in the real training loop of :func:`noisette.privatize`.
-
-    Args:
-        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
-        noise_multiplier: of the run.
-        canary_model: model, records and losses; ``Axes()`` unless given.
-        steps: number of steps; each gives a score for every canary.
-
-    Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
-    """
-    checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
-    canary_model = canary_model if canary_model is not None else Axes()
-    bound = bound_of(canary_model.model)
-    expected = len(canary_model.records) / 2
-    values, coins, shift = [], [], 0.0
-    for _, batch, sums in released_steps(
-        bound,
-        (canary_model.records,),
-        canary_model.loss,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=0.5,
-        steps=steps,
-        expected_batch_size=expected,
-        lr=0.1,
-    ):
-        scores, shift = canary_scores(sums, bound.parameters, canary_model.canaries, expected)
-        values.append(scores / noise_multiplier)
-        coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
-    return Scores(np.array(values), np.array(coins), noise_multiplier, shift / noise_multiplier)
 
 
 # What scores prove
 
-FALSE_ALARM = 1e-9
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products
 
 
-class Verdict(Enum):
-    """The outcome of an audit, worst first."""
-
-    VIOLATION = "violation"
-    NOT_AS_DOCUMENTED = "not as documented"
-    CONSISTENT = "consistent"
-
-    @staticmethod
-    def worst(verdicts: Sequence[Verdict]) -> Verdict:
-        return next((verdict for verdict in Verdict if verdict in verdicts), Verdict.CONSISTENT)
-
-
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A statistic that is within ``limit`` of zero for the documented mechanism, up to the rate of false alarms."""
 
     name: str
     z: float
     limit: float
 
-    @property
-    def passed(self) -> bool:
-        return abs(self.z) <= self.limit
 
-
-class StepAudit:
+class StepAudit(Audit):
     """What scores of canaries prove about the mechanism that was audited.
 
     ``guaranteed_mu`` is an upper bound on how many standard deviations of the noise one record moves a release, and
@@ -347,47 +247,32 @@ class StepAudit:
         )
         self.checks = tuple(_checks(scores, false_alarm))
 
-    def guaranteed_epsilon(self, *, delta: float) -> float:
-        """Upper bound on the privacy cost of one step."""
-        return epsilon_of(self.guaranteed_mu, delta=delta)
-
-    def certified_epsilon(self, *, delta: float) -> float:
-        """Lower bound on the privacy cost of one step, for a Gaussian mechanism."""
-        return epsilon_of(self.certified_mu, delta=delta)
+    @property
+    def _leaks(self) -> bool:
+        return self.certified_mu > self.guaranteed_mu
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty if the mechanism is the documented one."""
         leak = (
             f"one record moves the release by {self.certified_mu:.3g} deviations or more; at most "
             f"{self.guaranteed_mu:.3g} are guaranteed"
         )
-        found = [leak] if self.certified_mu > self.guaranteed_mu else []
-        return (
-            *found,
-            *(f"{c.name}: z = {c.z:.1f}, expected within {c.limit:.1f} of 0" for c in self.checks if not c.passed),
-        )
+        failed = [c for c in self.checks if abs(c.z) > c.limit]
+        others = [f"{c.name}: z = {c.z:.1f}, expected within {c.limit:.1f} of 0" for c in failed]
+        return (leak, *others) if self._leaks else tuple(others)
 
     @property
     def verdict(self) -> Verdict:
-        if self.certified_mu > self.guaranteed_mu:
-            return Verdict.VIOLATION
-        return Verdict.CONSISTENT if all(check.passed for check in self.checks) else Verdict.NOT_AS_DOCUMENTED
+        return Verdict.NOT_AS_DOCUMENTED if self.findings and not self._leaks else super().verdict
 
-    def facts(self, *, delta: float) -> dict[str, Any]:
-        """All results as plain values. They depend on canaries only, on no record."""
-        return {
-            "verdict": self.verdict.value,
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {
             "noise_multiplier": self.scores.noise_multiplier,
             "scores": self.scores.values.size,
             "false_alarm": self.false_alarm,
             "guaranteed_mu": self.guaranteed_mu,
             "certified_mu": self.certified_mu,
-            "delta": delta,
-            "guaranteed_epsilon": self.guaranteed_epsilon(delta=delta),
-            "certified_epsilon": self.certified_epsilon(delta=delta),
             "checks": {check.name: {"z": check.z, "limit": check.limit} for check in self.checks},
-            "findings": list(self.findings),
         }
 
 
@@ -401,14 +286,36 @@ def audit_bound(
 ) -> StepAudit:
     """Audit a gradient bound in the real training loop of :func:`noisette.privatize`.
 
-    The arguments are those of :func:`run_step_game`, and ``false_alarm`` is that of :class:`StepAudit`.
+    Args:
+        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
+        noise_multiplier: of the run.
+        canary_model: model, records and losses; ``Axes()`` unless given.
+        steps: number of steps; each gives a score for every canary.
+        false_alarm: that of :class:`StepAudit`.
+
+    Raises:
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
 
     >>> from noisette import PerExampleClip
     >>> audit = audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0, steps=4)
     >>> audit.verdict
     <Verdict.CONSISTENT: 'consistent'>
     """
-    scores = run_step_game(bound_of, noise_multiplier=noise_multiplier, canary_model=canary_model, steps=steps)
+    checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
+    canary_model = canary_model if canary_model is not None else Axes()
+    values, inside, shifts = [], [], []
+    for _, batch, scores, shift in released_scores(
+        bound_of(canary_model.model),
+        canary_model,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=0.5,
+        steps=steps,
+        expected_batch_size=len(canary_model.records) / 2,
+    ):
+        values.append(scores)
+        shifts.append(shift)
+        inside.append(np.isin(np.arange(canary_model.canaries), batch.indices))
+    scores = Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1])
     return StepAudit(scores, false_alarm=false_alarm)
 
 
@@ -441,17 +348,17 @@ def audit_step(
     )
     canaries = canaries if canaries is not None else Canaries()
     records, generator = canaries.records, np.random.default_rng()
-    values, coins = [], []
+    values, chosen = [], []
     for _ in range(steps):
         inside = generator.random(len(records)) < 0.5
         noised = step(records[torch.as_tensor(inside)])
         if not isinstance(noised, Tensor) or noised.numel() != canaries.width:
             got = tuple(noised.shape) if isinstance(noised, Tensor) else type(noised).__name__
             raise ValueError(f"expected the step to return a tensor of {canaries.width} elements, got {got}")
-        released = noised.detach().cpu().double().flatten()[: canaries.count].numpy()
+        released = noised.detach().cpu().double().flatten()[: canaries.canaries].numpy()
         values.append(released / (noise_multiplier * bound))
-        coins.append(inside[: canaries.count])
-    scores = Scores(np.array(values), np.array(coins), noise_multiplier, 1 / noise_multiplier)
+        chosen.append(inside[: canaries.canaries])
+    scores = Scores(np.array(values), np.array(chosen), noise_multiplier, 1 / noise_multiplier)
     return StepAudit(scores, false_alarm=false_alarm)
 
 
@@ -541,15 +448,13 @@ Records = tuple[Tensor, ...]  # columns, each with the records along its first a
 Draw = Callable[[int], Records]
 
 _SCALES = (1.0, 10.0, 1000.0)
-_ROUNDS, _STRIDE = 10, 0.3
 
 
 @dataclass(frozen=True)
-class NeighbourAudit:
-    """How far one record moved the sum of a batch, in units of the bound, for each pair; the worst pair with noise."""
+class NeighbourAudit(Audit):
+    """How far one record moved the sum of a batch, in units of the bound, for each pair."""
 
     reached: np.ndarray
-    noised: StepAudit
 
     @property
     def worst(self) -> float:
@@ -559,73 +464,40 @@ class NeighbourAudit:
     @property
     def findings(self) -> tuple[str, ...]:
         beyond = f"one record moves the sum of a batch by {self.worst:.3g} times the bound"
-        return (*([beyond] if self.worst > 1 + ROUNDING else []), *self.noised.findings)
+        return (beyond,) if self.worst > 1 + ROUNDING else ()
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
-
-    def facts(self, *, delta: float) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict.value,
-            "pairs": self.reached.size,
-            "worst": self.worst,
-            "noised": self.noised.facts(delta=delta),
-        }
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"pairs": self.reached.size, "worst": self.worst}
 
 
 def audit_neighbours(
-    make: Callable[[], GradientBound],
-    draw: Draw,
-    loss: Loss,
-    *,
-    noise_multiplier: float,
-    pairs: int = 50,
-    others: int = 15,
-    steps: int = 100,
-    false_alarm: float = FALSE_ALARM,
+    bound: GradientBound, draw: Draw, loss: Loss, *, pairs: int = 50, others: int = 15
 ) -> NeighbourAudit:
-    """Compare batches that differ by one record, on a model of your own, without dropout.
+    """Compare the sums, before noise, of batches that differ by one record, on a model of your own, without dropout.
 
-    A third of the differing records is used as drawn; the others are scaled by 10 or 1000. Every second one is then
-    moved by gradient ascent on the norm of its own gradient.
+    A third of the differing records is used as drawn; the others are scaled by 10 or 1000.
 
     Args:
-        make: makes a bound and its model, with the same weights each time.
+        bound: of the model. It is closed.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
         loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
-        noise_multiplier: of the run.
-        pairs: number of pairs of neighbours that are compared without noise.
+        pairs: number of pairs of neighbours that are compared.
         others: number of records in both batches of a pair.
-        steps: number of steps with noise, for each batch of the pair that differs most.
-        false_alarm: of the audit with noise.
 
     Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the loss.
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.
     """
-    checks.all_of(
-        lambda: checks.positive(noise_multiplier=noise_multiplier),
-        lambda: checks.count(pairs=pairs, others=others, steps=steps),
-    )
-    bound = _without_dropout(make())
-    free = deepcopy(bound.model)
-    differences = []
+    checks.count(pairs=pairs, others=others)
+    for module in bound.model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    reached = []
     for k in range(pairs):
-        shared, extra = draw(others), draw(1)
-        extra = _scaled(extra, _SCALES[k % len(_SCALES)])
-        if k % 2:
-            extra = _ascended(free, extra, loss)
-        moved = _sum(bound, _with(shared, extra), loss) - _sum(bound, shared, loss)
-        differences.append((float(moved.norm()), shared, extra, moved))
+        shared, extra = draw(others), _scaled(draw(1), _SCALES[k % len(_SCALES)])
+        both = tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
+        reached.append(float((_sum(bound, both, loss) - _sum(bound, shared, loss)).norm()))
     bound.close()
-    reached = np.array([size for size, *_ in differences])
-    size, shared, extra, moved = differences[int(reached.argmax())]
-    noised = _noised(make, shared, extra, moved / max(size, 1e-30), size, loss, noise_multiplier, steps)
-    return NeighbourAudit(reached, StepAudit(noised, false_alarm=false_alarm))
-
-
-def _with(shared: Records, extra: Records) -> Records:
-    return tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
+    return NeighbourAudit(np.array(reached))
 
 
 def _scaled(records: Records, factor: float) -> Records:
@@ -633,74 +505,9 @@ def _scaled(records: Records, factor: float) -> Records:
     return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
 
 
-def _ascended(model: nn.Module, record: Records, loss: Loss) -> Records:
-    """The record after some steps of sign ascent on the norm of its gradient, or as it was where that has no slope."""
-    inputs, *rest = record
-    if not inputs.is_floating_point():
-        return record
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    at = inputs.clone()
-    stride = _STRIDE * float(inputs.abs().mean())
-    for _ in range(_ROUNDS):
-        at.requires_grad_()
-        try:
-            grads = torch.autograd.grad(loss(model, at, *rest).sum(), parameters, create_graph=True, allow_unused=True)
-            size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
-            [up] = torch.autograd.grad(size, [at])
-        except RuntimeError:  # an operation has no second derivative, or the gradient does not depend on the input
-            return (at.detach(), *rest)
-        at = (at + stride * up.sign()).detach()
-    return (at, *rest)
-
-
 def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:
     """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
     bound.add(loss, Microbatch(records, {}), ())
     sums = bound.pop_sums()
-    return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
-
-
-def _without_dropout(bound: GradientBound) -> GradientBound:
-    for module in bound.model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
-    return bound
-
-
-def _weights(sums: Sequence[BoundedSum]) -> list[tuple[BoundedSum, float]]:
-    return [(part, share**0.5 / part.bound) for part, share in zip(sums, shares_of(sums), strict=True)]
-
-
-def _noised(
-    make: Callable[[], GradientBound],
-    shared: Records,
-    extra: Records,
-    direction: Tensor,
-    size: float,
-    loss: Loss,
-    noise_multiplier: float,
-    steps: int,
-) -> Scores:
-    """Scores along the direction in which the record moves the sum, of a run with it and a run without it."""
-    runs = []
-    for records in (shared, _with(shared, extra)):
-        bound, expected, scores = _without_dropout(make()), len(records[0]), []
-        released_sums = released_steps(
-            bound,
-            records,
-            loss,
-            noise_multiplier=noise_multiplier,
-            sampling_rate=1.0,
-            steps=steps,
-            expected_batch_size=expected,
-        )
-        for _, _, sums in released_sums:  # at constant weights
-            released = torch.cat([_grad(p).flatten() * w for part, w in _weights(sums) for p in part.params])
-            scores.append(float(released @ direction) * expected / noise_multiplier)
-        runs.append(scores)
-    values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
-    inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
-    bound = _without_dropout(make())
-    middle = float(_sum(bound, shared, loss) @ direction) / noise_multiplier
-    bound.close()
-    return Scores(values - middle, inside, noise_multiplier, size / noise_multiplier)
+    weighted = zip(sums, shares_of(sums), strict=True)
+    return torch.cat([g.double().flatten() * share**0.5 / part.bound for part, share in weighted for g in part.grads])

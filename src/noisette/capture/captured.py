@@ -7,7 +7,7 @@ import statistics
 import time
 import types
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,6 +59,16 @@ class Schedule:
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
         repays = _REPAYS_COMPILING * (_TO_COMPILE + _TO_COMPILE_OPERATION * operations)
         return self.compiles and (self.at_once or seconds * left >= repays)
+
+    def compiled(self, function: Function, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
+        """A function of tensors alone, compiled for inputs like these; ``None`` where it cannot be."""
+        from noisette.capture.graph import CaptureError, trace
+
+        try:
+            graph = trace(function, inputs).compiled(inputs)
+        except CaptureError:
+            return None
+        return lambda *given: graph(given)
 
 
 # The values of ``capture``; "eager" never captures anything.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisette.cli.options import option, plain_errors
+from noisette.cli.options import listed, option, plain_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +36,7 @@ def predict(
         Path | None, option("DIR", "The folder of Hugging Face that the run began with, if it began with one.")
     ] = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
+    keep: Annotated[str | None, option("A,B,..", "Columns of the rows to repeat in front of the predictions.")] = None,
 ) -> None:
     """Predict new rows or images with the model of a run: they are prepared as they were for training.
 
@@ -48,7 +49,7 @@ def predict(
 
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    content = _as_csv(SavedModel.of_run(run, model, text), rows)
+    content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)
     else:
@@ -58,12 +59,18 @@ def predict(
         typer.echo(f"predictions  {out}")
 
 
-def _as_csv(saved: SavedModel, rows: Path) -> str:
-    """The predictions as the text of a CSV."""
+def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
+    """The predictions as the text of a CSV, behind these columns of the rows."""
+    from noisette.data import tables
+    from noisette.data.dataset import refuse
+
     images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
+    found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
+    keep = ["image"] if images is not None else keep
+    refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
+    kept = [keep, *zip(*(found[name] for name in keep), strict=True)] if keep else None
     lines = _lines(saved, *saved.predict(inputs))
-    if images is not None:
-        lines = [[name, *line] for name, line in zip(["image", *images], lines, strict=True)]
+    lines = lines if kept is None else [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from noisette.cli.options import listed, number_or_names, numbers, option, plain_errors
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
+_Columns = list[str] | None
 
 
 @plain_errors()
@@ -21,42 +21,52 @@ def schema(
     header_of: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE.csv", help="Take the names of the columns from its first line. No other line is read."
+            metavar="FILE",
+            help="Take the names of the columns from this CSV, JSON lines, Parquet or Excel file. No value is used.",
         ),
     ] = None,
     names: Annotated[str | None, option("A,B,..", "The names of the columns, instead of a file.")] = None,
-    label: Annotated[str | None, option("COLUMN", "The column of the class or number to predict.", "label")] = None,
+    label: Annotated[str, option("COLUMN", "The column of the class or number to predict.")] = "label",
     classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
     target: Annotated[str | None, option("LOW,HIGH", "Instead of classes: bounds of the number to predict.")] = None,
     unit: Annotated[str | None, option("TEXT", "The unit of that number.")] = None,
     size: Annotated[int | None, option("N", "Public number of records; need not be exact.")] = None,
     number: Annotated[
-        list[str] | None, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")
+        _Columns, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")
+    ] = None,
+    date: Annotated[
+        _Columns,
+        option("COLUMN=LOW,HIGH[,FORMAT]", "A column of dates, its first and last day, and their form: %d.%m.%Y, say."),
     ] = None,
     category: Annotated[
-        list[str] | None, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
+        _Columns, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
+    ] = None,
+    hashed: Annotated[
+        _Columns,
+        option("COLUMN=WIDTH", "A column of too many texts to list them: each is hashed to one of WIDTH inputs."),
     ] = None,
     missing: Annotated[
-        list[str] | None,
+        _Columns,
         option(
             "COLUMN=RULE",
             "What a missing value counts as: a number, indicator, a category, own category, or refuse. Repeatable.",
-            "indicator for numbers, own category for texts",
+            "indicator for numbers and dates, own category for texts",
         ),
     ] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
     decimal: Annotated[str | None, option("SIGN", "What stands before decimals, a point or a comma.", ".")] = None,
+    thousands: Annotated[str | None, option("SIGN", "What stands between thousands.", "nothing")] = None,
+    encoding: Annotated[str | None, option("NAME", "The encoding of the file, such as latin-1.", "utf-8")] = None,
     skip_unlabelled: Annotated[
         bool, typer.Option("--skip-unlabelled", help="Leave out rows without a label, instead of refusing them.")
     ] = False,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask about every column that no option declares.")] = False,
     out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
 ) -> None:
     """Write a schema for noisette train --columns: what is publicly known about each column of a table.
 
     Bounds and categories come from what you know about the columns, never from the rows: those would tell about single
-    records. The first line of the file, which names the columns, is the only one that is read. These names are taken to
-    be public: the report of a run contains them.
+    records. Of the file, only the names of the columns are used. These names are taken to be public: the report of a
+    run contains them.
     """
     from noisette.data import Declaration
     from noisette.data.columns import Columns
@@ -64,16 +74,29 @@ def schema(
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    columns, label = _named(header_of, names), label or "label"
-    declared = _declared(columns, number or [], category or [], missing or [], ignore)
+    columns = _named(header_of, names, encoding or "utf-8")
+    kinds: dict[str, tuple[_Columns, str, Callable[[str, str], dict[str, Any]]]] = {
+        "number": (number, "age=0,100", _number),
+        "date": (date, "since=2000-01-01,2024-12-31", _date),
+        "category": (category, "job=cook,smith", _category),
+        "hashed": (hashed, "city=64", _hashed),
+    }
+    declared: dict[str, dict[str, Any]] = {}
+    for kind, (given, example, table) in kinds.items():
+        for name, value in (_pair(kind, each, example) for each in given or ()):
+            _check_column(kind, name, columns, declared)
+            declared[name] = {"kind": kind} | table(f"{kind} {name}", value)
+    for name in listed("ignore", ignore) if ignore else ():
+        _check_column("ignore", name, columns, declared)
+        declared[name] = {"kind": "ignored"}
+    for name, rule in (_pair("missing", each, "age=indicator") for each in missing or ()):
+        if name not in declared or declared[name]["kind"] == "ignored":
+            raise ValueError(f"--missing {name}=...: declare the column with --number or --category too")
+        declared[name]["missing"] = _number_or_text(rule) if declared[name]["kind"] == "number" else rule
     if label not in columns:
         raise ValueError(
             f"there is no column {label!r}, the label; name it with --label, as one of {', '.join(columns)}"
         )
-    left = [name for name in columns if name not in declared and name != label]
-    if ask:
-        declared |= {name: _asked(name) for name in left}
-        left = []
     of_classes = None if classes is None else number_or_names(classes)
     bounds = None if target is None else numbers("target", target, "0,120", count=2)
     Declaration(  # which checks that the declarations do not contradict themselves
@@ -82,10 +105,13 @@ def schema(
         label=label,
         columns=Columns.of(declared),
         decimal=decimal or ".",
+        thousands=thousands or "",
+        encoding=encoding or "utf-8",
         target=None if bounds is None else Target(bounds[0], bounds[1], unit or ""),
     )
     facts = {"label": label, "classes": of_classes, "target": bounds, "unit": unit, "size": size, "decimal": decimal}
-    facts |= {"skip_unlabelled": skip_unlabelled or None}
+    facts |= {"thousands": thousands, "encoding": encoding, "skip_unlabelled": skip_unlabelled or None}
+    left = [name for name in columns if name not in declared and name != label]
     declared |= {name: {"kind": _OPEN} for name in left}
     _write(out, facts, {name: declared[name] for name in columns if name in declared})
     typer.echo(f"schema  {out}")
@@ -93,16 +119,16 @@ def schema(
         typer.echo(f'Still to be declared, with kind = "{_OPEN}" in the file: {", ".join(left)}')
 
 
-def _named(header_of: Path | None, names: str | None) -> list[str]:
+def _named(header_of: Path | None, names: str | None, encoding: str) -> list[str]:
     """The names of the columns, from the header of a file or from the option."""
     from noisette.data.tables import header, is_number
 
     if header_of is not None and names is None:
-        found = header(header_of)
+        found = header(header_of, encoding)
     elif names is not None and header_of is None:
         found = list(listed("names", names))
     else:
-        raise ValueError("give a CSV whose first line names the columns, or --names")
+        raise ValueError("give a table whose first line names the columns, or --names")
     if len(set(found)) < len(found) or "" in found:
         raise ValueError("the columns must have different names, none of them empty")
     if wrong := [name for name in found if is_number(name)]:
@@ -110,26 +136,11 @@ def _named(header_of: Path | None, names: str | None) -> list[str]:
     return found
 
 
-def _declared(
-    columns: Sequence[str], number: Sequence[str], category: Sequence[str], missing: Sequence[str], ignore: str | None
-) -> dict[str, dict[str, Any]]:
-    """The columns that options declare, as the tables of a schema."""
-    pairs = [("number", *_pair("number", given, "age=0,100")) for given in number]
-    pairs += [("category", *_pair("category", given, "job=cook,smith")) for given in category]
-    pairs += [("ignore", name, "") for name in (listed("ignore", ignore) if ignore else ())]
-    found: dict[str, dict[str, Any]] = {}
-    for option_name, name, given in pairs:
-        if name not in columns:
-            raise ValueError(f"--{option_name}: there is no column {name!r}; there are {', '.join(columns)}")
-        if name in found:
-            raise ValueError(f"the column {name!r} is declared twice")
-        table = _number if option_name == "number" else _category
-        found[name] = {"kind": "ignored"} if option_name == "ignore" else table(f"{option_name} {name}", given)
-    for name, rule in (_pair("missing", given, "age=indicator") for given in missing):
-        if name not in found or found[name]["kind"] == "ignored":
-            raise ValueError(f"--missing {name}=...: declare the column with --number or --category too")
-        found[name]["missing"] = _number_or_text(rule) if found[name]["kind"] == "number" else rule
-    return found
+def _check_column(option: str, name: str, columns: Sequence[str], declared: Mapping[str, Any]) -> None:
+    if name not in columns:
+        raise ValueError(f"--{option}: there is no column {name!r}; there are {', '.join(columns)}")
+    if name in declared:
+        raise ValueError(f"the column {name!r} is declared twice")
 
 
 def _pair(option: str, given: str, example: str) -> tuple[str, str]:
@@ -142,12 +153,24 @@ def _pair(option: str, given: str, example: str) -> tuple[str, str]:
 
 def _number(option: str, bounds: str) -> dict[str, Any]:
     low, high = numbers(option, bounds, "0,100", count=2)
-    return {"kind": "number", "low": low, "high": high, "missing": "indicator"}
+    return {"low": low, "high": high, "missing": "indicator"}
+
+
+def _date(option: str, bounds: str) -> dict[str, Any]:
+    parts = listed(option, bounds)
+    if len(parts) not in (2, 3):
+        raise ValueError(f"expected --{option} as LOW,HIGH or LOW,HIGH,FORMAT, got {bounds!r}")
+    return dict(zip(("low", "high", "format"), parts, strict=False)) | {"missing": "indicator"}
 
 
 def _category(option: str, texts: str) -> dict[str, Any]:
-    known = list(listed(option, texts))
-    return {"kind": "category", "categories": known, "missing": "own category", "other": "own category"}
+    return {"categories": list(listed(option, texts)), "missing": "own category", "other": "own category"}
+
+
+def _hashed(option: str, width: str) -> dict[str, Any]:
+    if not width.isdecimal():
+        raise ValueError(f"expected --{option} as a whole number of inputs, such as 64, got {width!r}")
+    return {"width": int(width), "missing": "own category"}
 
 
 def _number_or_text(text: str) -> float | str:
@@ -155,31 +178,6 @@ def _number_or_text(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _asked(name: str) -> dict[str, Any]:
-    """What the user answers about a column; a wrong answer is asked for again."""
-    from noisette.data.columns import Columns
-
-    def answer(question: str, table: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-        def checked(given: str) -> dict[str, Any]:
-            try:
-                Columns.of({name: table(given)})
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from error
-            return table(given)
-
-        return typer.prompt(f"{name}: {question}", value_proc=checked)
-
-    def kind(given: str) -> dict[str, Any]:
-        return {"kind": given, "categories": ["any"]} if given == "category" else {"kind": given}
-
-    chosen = answer("number, category or ignored?", kind)
-    if chosen["kind"] == "number":
-        return answer("lowest and highest value, such as 0,100", partial(_number, "number"))
-    if chosen["kind"] == "category":
-        return answer("all known texts, such as a,b", partial(_category, "category"))
-    return chosen
 
 
 def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:

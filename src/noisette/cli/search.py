@@ -6,7 +6,7 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from noisette import errors as checks
 from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, out_option, plain_errors
-from noisette.cli.train import mention_others, mention_replaced, report
+from noisette.cli.train import mention, mention_replaced, report
 from noisette.cli.watch import Stopping
 from noisette.training import keep_freed_memory
 from noisette.training.recipe import Recipe
-from noisette.training.records import check_names
-from noisette.training.run_folder import RunFolder
+from noisette.training.records import check_names, load_data, load_public
+from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from noisette.training.search import Score, Search
     from noisette.training.search_space import SearchSpace
 
+_Number: TypeAlias = float | None
+_RECIPES = "that of the recipe"
 _SCORES = ("public-set", "held-out")
 _SHARE = 0.1  # held out, unless it is given
 _MOST_RUNS = 100_000
@@ -34,59 +36,38 @@ _NOTHING_FOUND = 1
 _ROOM = 2**24  # bytes for the report, the statement and the ledger
 
 
+_OVER = (
+    "Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is that of a field "
+    "of the recipe, such as training.lr, or lr. May be given several times."
+)
+_SCORED = (
+    "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
+    "on records that are not trained on, with noise."
+)
+_SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
+_NOISE = "held-out: standard deviation of the noise on the number of right answers."
+_Recipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE.toml", help="The settings of all runs, as for noisette train.", exists=True, dir_okay=False
+    ),
+]
+
+
 @plain_errors()
 def search(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECIPE.toml", help="The settings of all runs, as for noisette train.", exists=True, dir_okay=False
-        ),
-    ],
+    recipe: _Recipe,
     *,
-    over: Annotated[
-        list[str],
-        typer.Option(
-            metavar="'NAME=log(A,B) ..'",
-            help="Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is "
-            "that of a field of the recipe, such as training.lr, or lr. May be given several times.",
-        ),
-    ],
-    score_on: Annotated[
-        str,
-        typer.Option(
-            metavar=f"[{'|'.join(_SCORES)}]",
-            help="On what runs are compared. public-set: on the test examples of the recipe, which you state to be "
-            "public; held-out: on records that are not trained on, with noise.",
-        ),
-    ],
-    epsilon: Annotated[
-        float | None, option("F", "Privacy budget of the whole search, above 0.", "that of the recipe")
-    ] = None,
-    delta: Annotated[
-        float | None, option("F", "Probability with which epsilon may fail.", "that of the recipe")
-    ] = None,
+    over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
+    score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
+    epsilon: Annotated[_Number, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
+    delta: Annotated[_Number, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
     runs: Annotated[
         float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
     ] = 10.0,
-    shape: Annotated[
-        float | None,
-        option(
-            "F",
-            "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson.",
-            "what needs the least noise",
-        ),
-    ] = None,
-    holdout: Annotated[
-        float | None, holdout_option("held-out: the share of the records.", "holdout of the recipe, or 0.1")
-    ] = None,
-    score_noise: Annotated[
-        float | None,
-        option(
-            "F",
-            "held-out: standard deviation of the noise on the number of right answers.",
-            "what costs a tenth of epsilon by itself",
-        ),
-    ] = None,
+    shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
+    holdout: Annotated[_Number, holdout_option("held-out: the share of the records.", f"{_RECIPES}, or 0.1")] = None,
+    score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
     out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
     as_json: FactsAsJson = False,
@@ -116,8 +97,32 @@ def search(
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
-    share = None if score_on == "public-set" else holdout or settings.data.holdout or _SHARE
-    report(lambda: _search(settings, found[0], share, score_noise, runs, shape, place, data_dir), as_json)
+    folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
+
+    def score() -> Score:
+        from noisette.training.search import HeldOutScore, PublicScore
+
+        share = holdout or settings.data.holdout or _SHARE
+        if score_on == "public-set":
+            return PublicScore()
+        if score_noise is not None:
+            return HeldOutScore(share, score_noise)
+        return HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
+
+    def work() -> tuple[Facts, Path]:
+        from noisette.training.search import Search
+
+        keep_freed_memory()
+        console = Console(stderr=True)
+        with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
+            planned = Search(settings, found[0], score(), data, public=public, mean=runs, shape=shape)
+        mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
+        with folder:
+            facts = _make(planned, folder)
+        mention_replaced(folder)
+        return facts, place
+
+    report(work, as_json)
 
 
 def _check_number(runs: float, shape: float | None) -> None:
@@ -137,39 +142,6 @@ def _check_score(score_on: str, holdout: float | None, score_noise: float | None
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
     )
-
-
-def _search(
-    recipe: Recipe,
-    space: SearchSpace,
-    share: float | None,
-    score_noise: float | None,
-    runs: float,
-    shape: float | None,
-    out: Path,
-    data_dir: Path | None,
-) -> tuple[Facts, Path]:
-    """Plan, rehearse and make the search, and write the folder of its best run; ``share`` is the share held out."""
-    from noisette.training.records import load_data, load_public
-    from noisette.training.search import HeldOutScore, PublicScore, Search
-
-    keep_freed_memory()
-    folder = RunFolder(out)
-    mention_others(out, "This command begins a search, whose ledger does not count it.")
-    privacy = recipe.privacy
-    score: Score = PublicScore()
-    if share is not None and score_noise is not None:
-        score = HeldOutScore(share, score_noise)
-    elif share is not None:
-        score = HeldOutScore.for_budget(share, epsilon=privacy.epsilon, delta=privacy.delta)
-    console = Console(stderr=True)
-    with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-        data, public = load_data(recipe, data_dir), load_public(recipe, data_dir)
-        planned = Search(recipe, space, score, data, public=public, mean=runs, shape=shape)
-    with folder:
-        facts = _make(planned, folder)
-    mention_replaced(folder)
-    return facts, out
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

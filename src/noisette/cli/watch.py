@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -24,7 +25,8 @@ class Stopping:
     """Waits for the end of a step where a signal arrives. Use it in a ``with`` block around the run.
 
     An exception that a signal handler raises anywhere may be lost, where Python runs code that cannot fail. Before the
-    first step there is nothing to wait for, and a second signal does not wait either.
+    first step there is nothing to wait for, and a second signal does not wait either. SIGTERM raises ``SystemExit``.
+    On either a run saves a checkpoint first, if it took a step.
     """
 
     def __init__(self) -> None:
@@ -50,9 +52,7 @@ class Stopping:
                 signal.signal(number, self._stop)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -68,14 +68,11 @@ class _Messages(logging.Handler):
         self._show(record.getMessage())
 
 
-class Watch:
-    """Shows the progress of a run. Ctrl-C ends it after the current step, a second Ctrl-C at once.
-
-    Before the first step, Ctrl-C raises ``KeyboardInterrupt`` at once. SIGTERM works in the same way but raises
-    ``SystemExit``, on which the run saves a checkpoint instead of its results.
-    """
+class Watch(Stopping):
+    """Shows the progress of a run, which signals end as in :class:`Stopping`."""
 
     def __init__(self, title: str, *, shown: bool = True) -> None:
+        super().__init__()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(24),
@@ -88,31 +85,28 @@ class Watch:
             disable=not shown,
         )
         self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
-        self._stopping = Stopping()
         self._compiler = _Messages(lambda said: self._progress.update(self._task, status=said))
 
     def on_step(self, run: PrivateRun, point: Point) -> None:
-        """Show the state after a step, and end the run as :meth:`Stopping.after_step` does."""
+        """Show the state after a step, and end the run as :meth:`after_step` does."""
         import torch
 
         from noisette.training.report.facts import percent, upward
 
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
-        status = f"epsilon {upward(point.epsilon)}{accuracy}  {threads} thread{'s' * (threads > 1)}"
+        cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
+        status = f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}"
         self._progress.update(self._task, total=run.steps, completed=point.step, status=status)
-        self._stopping.after_step()
+        self.after_step()
 
     def __enter__(self) -> Self:
         self._progress.start()
         _COMPILER.addHandler(self._compiler)
         _COMPILER.setLevel(logging.INFO)
-        self._stopping.__enter__()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         _COMPILER.removeHandler(self._compiler)
-        self._stopping.__exit__(kind, error, traceback)
+        super().__exit__()

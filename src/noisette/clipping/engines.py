@@ -16,22 +16,37 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import loss as internals
-from noisette.core.backward import ForwardPass, LossCall, Recording, per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import (
+    ForwardPass,
+    LossCall,
+    Recording,
+    one_example,
+    one_value,
+    per_example_gradients,
+    recorded,
+    search,
+    user_hooks_disabled,
+)
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
-from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors
+from noisette.core.loss import (
+    DRAWN,
+    QUESTIONS,
+    CallAgainError,
+    Draws,
+    Loss,
+    Microbatch,
+    NotVectorizedError,
+    OutsideTensors,
+)
 from noisette.core.state import ModelBuffers
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
-    Draft,
     Recorder,
-    WrittenIntoError,
     as_if_compiled,
     kept_from_another_call,
-    one_example,
-    one_value,
     outputs_of,
     tensors_among,
 )
@@ -63,16 +78,23 @@ def clipped_sum_one_by_one(
     clipping: Clipping,
 ) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
-    parts = (_loss_and_gradients(loss, model, batch.of_row(k), parameters, buffers) for k in range(batch.count))
+    parts = (_loss_and_gradients(loss, model, batch, k, parameters, buffers) for k in range(batch.count))
     return clipped_in_parts(parts, clipping)
 
 
 def _loss_and_gradients(
-    loss: Loss, model: nn.Module, one: Microbatch, parameters: Mapping[str, Tensor], buffers: ModelBuffers
+    loss: Loss, model: nn.Module, batch: Microbatch, k: int, parameters: Mapping[str, Tensor], buffers: ModelBuffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one example, (1,), and its gradients, (1, *parameter.shape), by name."""
-    with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors):
-        value = one_value(loss(model, *one.args, **one.kwargs))
+    """The loss of example k, (1,), and its gradients, (1, *parameter.shape), by name."""
+    draws = Draws(buffers.seed)
+    while True:
+        try:
+            one = batch.of_row(k)
+            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors, draws):
+                value = one_value(loss(model, *one.args, **one.kwargs))
+            break
+        except CallAgainError as error:
+            draws.share(error.shared)
     if not value.requires_grad:
         return value.detach().reshape(1), {}
     with user_hooks_disabled(parameters.values()):
@@ -85,9 +107,10 @@ def _loss_and_gradients(
 class _OneExample(TorchFunctionMode):
     """Marks what is computed from an example, and refuses what was computed from another one."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], draws: Draws) -> None:
         super().__init__()
         self._call = object()
+        self._draws = draws
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
@@ -96,16 +119,25 @@ class _OneExample(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
+        if func in QUESTIONS:
+            self._draws.check(args[0])
+        place = self._draws.place(func, kwargs)
         for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
-        output = func(*args, **kwargs)
+        output = self._draws.shared(func, args, kwargs) if self._draws.is_shared(place) else func(*args, **kwargs)
+        if place is not None or self._draws.any:
+            self._draws.follow(func, place, args, kwargs, outputs_of(output), _is_of_example_or_drawn)
         if is_of_example:
             for tensor in outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
+
+
+def _is_of_example_or_drawn(tensor: Tensor) -> bool:
+    return hasattr(tensor, CALL) or hasattr(tensor, DRAWN)
 
 
 # Calls of the model in a loop that computes losses itself
@@ -180,23 +212,16 @@ def _at_once(
 ) -> Returned:
     """All rows by one call inside of ``vmap``, recorded."""
 
-    own_for_each = set[int]()
-    outside.begin(())
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each)
-        try:
-            with one_example(model, batch, recorder) as one:
-                with recorder, buffers.lent(recorder.buffer):
-                    output = model(*one.args, **one.kwargs)
-                rows = [
-                    internals.physical(leaf) if isinstance(leaf, Tensor) and internals.is_wrapped(leaf) else None
-                    for leaf in leaves(output)
-                ]
-            break
-        except WrittenIntoError as written:
-            own_for_each.add(written.number)
-    outside.end()
-    draft, recorder.draft = recorder.draft, Draft()
+    def compute(recorder: Recorder) -> tuple[Any, list[Tensor | None]]:
+        with one_example(model, batch, recorder) as one:
+            with recorder, buffers.lent(recorder.buffer):
+                output = model(*one.args, **one.kwargs)
+            return output, [
+                internals.physical(leaf) if isinstance(leaf, Tensor) and internals.is_wrapped(leaf) else None
+                for leaf in leaves(output)
+            ]
+
+    (output, rows), draft = recorded(model, batch, parameters, buffers, outside, (), compute)
     return _returned(batch.count, output, rows, (draft.uses, draft.derived))
 
 

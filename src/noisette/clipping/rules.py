@@ -11,7 +11,6 @@ from torch import Tensor
 
 from noisette import errors as checks
 from noisette.core.clip import SMALLEST_BOUND, Count, Factor, Group
-from noisette.core.release import BoundedSum
 
 
 @dataclass(frozen=True)
@@ -202,17 +201,6 @@ class CustomClipping:
             given = tuple(factors.shape) if isinstance(factors, Tensor) else type(factors).__name__
             raise ValueError(f"the factor returned {given} for norms of shape {tuple(norms.shape)}: give one for each")
         return factors.detach()
-
-
-def twice_the_count(norms: Tensor, bound: float) -> Tensor:
-    """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
-    return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
-
-
-def count_within_norm(count: Count, twice: Tensor | None) -> BoundedSum:
-    """The sum that is released, zero for ``None``."""
-    total = (twice if twice is not None else torch.zeros(())).to(count.released) / 2
-    return BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count")
 
 
 # C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from noisette.core.backward import ForwardPass, per_example_gradients
 from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
+from noisette.core.release import BoundedSum
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -25,13 +26,19 @@ SMALLEST_BOUND = 1e-10
 
 @dataclass(frozen=True)
 class Count:
-    """A count of the examples within their clipping norm: a sum of its own, released beside the gradient.
-
-    Each example adds +1/2 or -1/2, so one example moves the sum by 1/2.
-    """
+    """A count of the examples within their clipping norm, +1/2 or -1/2 each: a sum released beside the gradient."""
 
     released: Tensor  # its ``.grad`` will hold the noised count over the expected batch size
     share: float  # of the release's budget
+
+    def twice(self, norms: Tensor, bound: float) -> Tensor:
+        """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
+        return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
+
+    def sum_of(self, twice: Tensor | None) -> BoundedSum:
+        """The sum that is released, zero for ``None``."""
+        total = (twice if twice is not None else torch.zeros(())).to(self.released) / 2
+        return BoundedSum((self.released,), (total,), 0.5, self.share, "clipping count")
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,7 @@ class ClippingRule(Protocol):
     """Chooses the factor that each example's gradient is multiplied with; no factor exceeds bound / norm."""
 
     def groups(self, names: Sequence[str]) -> list[Group]:
-        """The groups of these parameters for the next batch, each parameter in one of them.
-
-        Raises:
-            ValueError: the rule does not fit the parameters.
-        """
+        """The groups of these parameters for the next batch, each in one; a ValueError if the rule does not fit."""
         ...
 
 
@@ -68,10 +71,7 @@ class AdaptiveRule(Protocol):
     """A clipping rule whose bound follows the released count of the examples within it."""
 
     def adapt(self, released_count: Tensor) -> None:
-        """Choose the bound of the next batch, given the noised count over the expected batch size.
-
-        The same tensor may come again; it counts once.
-        """
+        """Choose the bound of the next batch, by the noised count over the expected size; a tensor counts once."""
         ...
 
 
@@ -90,6 +90,15 @@ class ClippedSum:
 
     sums: Sums
     norms: Tensor  # (groups, b)
+
+
+def together(parts: Sequence[ClippedSum]) -> ClippedSum:
+    """The clipped sum of examples that were computed in parts, and their norms in the order of the parts."""
+    sums: Sums = {}
+    for part in parts:
+        for name, total in part.sums.items():
+            sums[name] = sums[name] + total if name in sums else total.double()
+    return ClippedSum(sums, torch.cat([part.norms for part in parts], 1))
 
 
 class Engine(Protocol):

@@ -67,7 +67,8 @@ class Examples:
 
     def sequences(self, tensor: Tensor) -> Tensor:
         """Axes (example, position, feature): all axes between the first and the last are positions."""
-        return self.first(tensor).reshape(self.count, -1, tensor.shape[-1])
+        first = self.first(tensor)
+        return first.reshape(self.count, first.shape[1:-1].numel(), tensor.shape[-1])
 
 
 class ExampleGradients(Protocol):

@@ -8,9 +8,12 @@ in this file."""
 from __future__ import annotations
 
 import gc
+import hashlib
+import math
 import random
+import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +21,7 @@ from types import TracebackType
 from typing import Any, Never, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -35,19 +39,7 @@ class Loss(Protocol):
     writes into buffers of the model is dropped. Batches are pytrees of tensors. Release the ``state_dict`` of the
     model, not a pickle of the live objects.
 
-    ========================  =========================================================================================
-    By construction           no operation of torch sees two examples (``torch.func.vmap``); buffers carry nothing out
-                              of a call; weights move by the release alone; random numbers of torch have a secret seed
-                              within a batch; the ledger is written before noise is drawn
-    Checked, with a remedy    batch norm in training mode; an argument that is no tensor and has entries of several
-                              examples; buffers or weights that the loop writes between the first record of a batch and
-                              its release; a tensor of examples that is kept for the next call; a tensor of the data
-                              set, or one made in a step, from outside; numbers drawn from Python's or NumPy's global
-                              generator; gradients that the run did not write; a closure; a second optimizer
-    Yours                     what a data set does in ``__getitem__``; Python values taken out of records; state kept in
-                              Python objects; generators of your own; what undoes ``vmap`` on purpose; the criterion
-                              over a batch in loops written for Opacus
-    ========================  =========================================================================================
+    What of this holds by construction, what is checked and what is yours: ``docs/explanation/contract.md``.
 
     Guarantee: for a loss of this kind, adding or removing one record changes the sum of clipped gradients by at most
     the clipping norm, in real arithmetic. The operator is honest and can make mistakes; the attacker sees all that is
@@ -57,6 +49,17 @@ class Loss(Protocol):
     def __call__(self, model: nn.Module, /, *batch: Any, **keywords: Any) -> Tensor:
         """The loss of one example, a tensor with one value."""
         ...
+
+
+Place = tuple[Any, int]  # a place in code: of a function, and of an instruction in it
+
+
+@dataclass
+class CallAgainError(Exception):
+    """The loss has to be called once more, as something is known now."""
+
+    own_for_each: Set[int] = frozenset()  # numbers of constants into which examples write
+    shared: Set[Place] = frozenset()  # where random numbers are drawn that decide a branch
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,27 @@ class Microbatch:
 
     def of_row(self, k: int) -> Microbatch:
         """The arguments of example k alone, in memory of its own."""
-        return self.with_tensors([tensor[k : k + 1].detach().clone() for tensor in self.tensors])
+        return self.of_rows([k])
+
+    def of_rows(self, numbers: Sequence[int]) -> Microbatch:
+        """The arguments of the examples with these numbers, in memory of their own."""
+        return self.with_tensors([tensor[list(numbers)].detach() for tensor in self.tensors])
+
+    def versions(self) -> list[int]:
+        """The numbers of writes into the tensors."""
+        return list(map(version_of, self.tensors))
+
+    def check_unwritten(self, versions: Sequence[int]) -> None:
+        """Check, before a loss is called once more, that its first call has left the arguments as they were.
+
+        Raises:
+            PrivacyError: it has written into them.
+        """
+        if self.versions() != versions:
+            raise PrivacyError(
+                "the loss writes into its arguments, and has to be called once more, because it cannot be vectorised "
+                "as it is; let it write into a copy, such as x = x.clone()"
+            )
 
     @property
     def are_tensors_alone(self) -> bool:
@@ -189,12 +212,16 @@ class OutsideTensors:
         self._current: set[int] = set()  # made or used in this call
         self._public: dict[int, Tensor] = {}
         self._calls = 0
+        self._watches = False  # calls make tensors that no mode sees, as torch.FloatTensor(...) and torch.from_numpy do
+        self._is_watched: bool | None = None  # whether this call is; None where it cannot be made once more
 
     def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
         self._columns = [_memory_of(column) for column in columns]
-        # Objects refer to their type, and the collector looks through all of them in C.
-        found = [each for each in gc.get_referrers(*_with_subclasses(Tensor)) if issubclass(type(each), Tensor)]
+        kinds = [Tensor]
+        for kind in kinds:  # grows meanwhile
+            kinds += type.__subclasses__(kind)
+        found = [each for each in gc.get_referrers(*kinds) if issubclass(type(each), Tensor)]  # a search in C
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in found}
 
     def begin(self, public: Iterable[Tensor]) -> None:
@@ -202,6 +229,31 @@ class OutsideTensors:
         self._calls += 1
         self._current.clear()
         self._public = {id(tensor): tensor for tensor in public}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it a call makes tensors, which it may use; once one was met that was not seen to be made."""
+        is_on = self._is_watched = self._watches and gc.isenabled()
+        if is_on:
+            gc.collect(0)  # now the youngest generation is empty, and it keeps what is made
+            gc.disable()
+        try:
+            yield
+        finally:
+            self._is_watched = None
+            if is_on:
+                gc.enable()
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made inside of this call.
+
+        Raises:
+            CallAgainError: that is not known; it will be when the call is made once more.
+        """
+        if self._is_watched is False and gc.isenabled():
+            self._watches = True
+            raise CallAgainError
+        return bool(self._is_watched) and any(each is tensor for each in gc.get_objects(0))
 
     def made(self, tensor: Tensor) -> None:
         """A tensor was made inside of a call, from constants alone; a module may keep it for the next call."""
@@ -232,6 +284,9 @@ class OutsideTensors:
         made, version = self._made.get(key, (lambda: None, 0))
         if made() is not tensor:
             if key not in self._known and not self._may_be_new(tensor):
+                if self._is_new(tensor) and not self._holds_records(tensor):
+                    self.made(tensor)
+                    return
                 raise PrivacyError(
                     f"{_described(tensor)}, and it was made after the first batch was drawn. {_DECLARE_PUBLIC}"
                 )
@@ -249,16 +304,11 @@ class OutsideTensors:
         """Whether a tensor that no call has used yet may be used: in a run an older one, else one of the first call."""
         if self._existing is None:
             return self._calls == 1
-        existing = self._existing.get(id(tensor))
-        return existing is not None and existing() is tensor
+        return self._existing.get(id(tensor), lambda: None)() is tensor
 
     def _holds_records(self, tensor: Tensor) -> bool:
         begin, end = _memory_of(tensor) if self._columns else (0, 0)
         return any(begin < last and first < end for first, last in self._columns)
-
-
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
@@ -380,6 +430,152 @@ class NotVectorizedError(PrivacyError):
     def __init__(self, cause: str) -> None:
         super().__init__(f"{cause} {_WAY_OUT}")
         self.cause = cause
+
+
+class ExamplesDisagreeError(NotVectorizedError):
+    """Code asks for a value, as for a branch, and examples give different answers.
+
+    Attributes:
+        groups: the numbers of the examples that give the same answer, for each answer.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(
+            "The loss takes the value of one example as a Python number, as a branch on it, .item() or a shape from it "
+            f"does, and there are {len(groups)} different ones."
+        )
+        self.groups = groups
+
+
+# What gives Python the values of a tensor, and for each of its values the answer.
+_ANSWERS: dict[Any, Callable[[Any], Any]] = {
+    **dict.fromkeys((Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero), bool),
+    **dict.fromkeys((Tensor.__int__, Tensor.__index__), lambda value: int(value) if math.isfinite(value) else value),
+    **dict.fromkeys((Tensor.__float__, Tensor.__complex__, Tensor.item, Tensor.tolist), lambda value: value),
+}
+# Properties of the tensor of all examples that are those of one example's in a plain pass; ``vmap`` hides them.
+_PROPERTIES = {
+    **{Tensor.requires_grad.__get__: "requires_grad", Tensor.is_leaf.__get__: "is_leaf"},  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    Tensor._version.__get__: "_version",  # pyright: ignore[reportAttributeAccessIssue]
+}
+_OF_GRAPH = {Tensor.grad_fn.__get__: "grad_fn", Tensor._base.__get__: "_base"}  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+QUESTIONS = _ANSWERS.keys() | _PROPERTIES.keys() | _OF_GRAPH.keys()
+
+
+def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
+    """What code asks of a tensor of each example and takes on as a value of Python, where all give the same answer.
+
+    Guarantee: each example goes on with the answer that it alone gives. Where all answers are equal, no example can
+    tell that there are others; where they are not, examples with different answers are computed apart. So an example's
+    gradient is a function of that example, though which ones are computed together depends on all of them. Rows that
+    stand for no example repeat the first one, so they have no answer of their own.
+
+    Raises:
+        ExamplesDisagreeError: the examples give different answers.
+        NotVectorizedError: the question is about the graph of one example.
+    """
+    inner = physical(tensor)
+    if question in _PROPERTIES:
+        return getattr(inner, _PROPERTIES[question])
+    if question in _OF_GRAPH:
+        if inner.requires_grad:
+            raise NotVectorizedError(
+                f"The loss reads {_OF_GRAPH[question]} of a tensor, which has one for each example."
+            )
+        return None
+    one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
+    if one.numel() == 1 or question is Tensor.tolist:
+        groups: dict[str, list[int]] = {}
+        for k, value in enumerate(
+            inner.tolist() if one.dim() == 0 or question is Tensor.tolist else inner.flatten().tolist()
+        ):
+            groups.setdefault(repr(_ANSWERS[question](value)), []).append(k)  # a text tells -0.0 from 0.0
+        if len(groups) > 1:
+            raise ExamplesDisagreeError(list(groups.values()))
+    return question(one, *options)
+
+
+IN_PLACE_DRAWS = {
+    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
+    *(Tensor.log_normal_, Tensor.geometric_),
+}
+_DRAWS = IN_PLACE_DRAWS | {
+    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
+    *(torch.bernoulli, Tensor.bernoulli, torch.multinomial, Tensor.multinomial),
+}
+DRAWN = "_noisette_drawn"  # the attribute of a tensor that follows from draws alone: the places of these
+
+
+class Draws:
+    """Random numbers that decide a branch, as whether a layer is dropped: one draw for all records of a batch.
+
+    All others are drawn for each example. Which of them decide a branch is known when code asks: then the loss begins
+    anew, and what is drawn at the same places in code is shared.
+
+    Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
+    places it shares, and the numbers follow from the batch's seed, which all microbatches and ranks have, and from how
+    many were shared before on that way.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._shared: frozenset[Place] = frozenset()
+        self.count = 0  # so many were shared so far
+        self.any = False  # some number was drawn
+
+    def share(self, places: Set[Place]) -> None:
+        """The loss begins anew, and shares what is drawn at these places."""
+        self._shared |= places
+        self.count, self.any = 0, False
+
+    def place(self, func: Any, keywords: Mapping[str, Any]) -> Place | None:
+        """Where code draws, by torch's global generators; ``None`` for an operation that does not."""
+        if func not in _DRAWS or keywords.get("generator") is not None:
+            return None
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "noisette.")):
+            frame = frame.f_back
+        return frame.f_code, frame.f_lasti
+
+    def is_shared(self, place: Place | None) -> bool:
+        return place in self._shared
+
+    def shared(self, func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        """What is drawn for all records of the batch."""
+        self.count += 1
+        device = args[0].device if args and isinstance(args[0], Tensor) else keywords.get("device")
+        generator = torch.Generator(torch.get_default_device() if device is None else device)
+        digest = hashlib.sha256(f"{self._seed} {self.count}".encode()).digest()
+        generator.manual_seed(int.from_bytes(digest[:7], "little"))
+        return func(*args, **keywords, generator=generator)
+
+    def follow(
+        self,
+        func: Any,
+        place: Place | None,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        outputs: Sequence[Tensor],
+        differs: Callable[[Tensor], bool],
+    ) -> None:
+        """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
+        self.any |= place is not None
+        given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
+        found = [tensor for tensor in tensors((given, dict(keywords))) if differs(tensor)]
+        known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
+        places = frozenset().union(*known, [place] if place else []) if None not in known else None
+        for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
+            if places or hasattr(tensor, DRAWN):
+                setattr(tensor, DRAWN, places or None)
+
+    def check(self, tensor: Tensor) -> None:
+        """Before code takes a value out of a tensor.
+
+        Raises:
+            CallAgainError: it follows from random numbers alone, which are to be shared.
+        """
+        if (places := getattr(tensor, DRAWN, None)) and not places <= self._shared:
+            raise CallAgainError(shared=places)
 
 
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:

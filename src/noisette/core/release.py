@@ -86,8 +86,11 @@ class GradientBound(Stateful, Protocol):
         """Called before any record is read; records are rows of the columns, or come from elsewhere."""
         ...
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """Called before the first records of a batch are read; the work so far is still to come so many times."""
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
+        """Called before the first records of a batch are read; the work so far is still to come so many times.
+
+        ``seed`` is that of the random numbers that all records of the batch share, on whichever rank they are.
+        """
         ...
 
     def end_batch(self) -> list[str]:

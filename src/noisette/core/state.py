@@ -22,9 +22,11 @@ class ModelBuffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._kept: dict[str, tuple[Tensor, int, Tensor]] | None = None  # the buffer, its version, and its values
+        self.seed = torch.initial_seed()  # of the random numbers that all records of a batch share, on all ranks
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, seed: int = 0) -> None:
         """Remember the buffers and their values: the first records of a batch are about to be read."""
+        self.seed = seed
         self._kept = {name: (b, version_of(b), b.detach().clone()) for name, b in self._model.named_buffers()}
 
     def end_batch(self) -> list[str]:

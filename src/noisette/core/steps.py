@@ -215,7 +215,8 @@ class DpSgd:
             raise _parameters_written(self._written)
         # First: it is drawn into buffers.
         let_go = (lambda: None) if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
-        self.bound.begin_batch(self.steps_left / max(1, self.steps_taken - self._first_step))
+        left = self.steps_left / max(1, self.steps_taken - self._first_step)
+        self.bound.begin_batch(left, self._seed_of_all_ranks("branches"))
         self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
@@ -252,10 +253,10 @@ class DpSgd:
         """The number of writes into each parameter."""
         return [p._version for p in self._weights.values()]
 
-    def _seed_of_all_ranks(self) -> int:
+    def _seed_of_all_ranks(self, name: str = "torch") -> int:
         """For numbers that all records of a batch share, on whichever rank they are."""
         words = np.empty(4, np.uint64)
-        self._key.fill(words, purpose="numbers of a batch", name="torch", step=self.steps_taken)
+        self._key.fill(words, purpose="numbers of a batch", name=name, step=self.steps_taken)
         return int.from_bytes(words.tobytes(), "little")
 
     def _check_step_taken(self) -> None:

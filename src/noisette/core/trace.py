@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch._ops import HigherOrderOperator
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import get_gradient_edge
 from torch.distributions import Distribution
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from noisette.core import loss as internals
 from noisette.core.forms import (
@@ -41,20 +44,31 @@ from noisette.core.forms import (
     Use,
     rule,
 )
-from noisette.core.loss import CALLS_FUNCTIONS, Loss, Microbatch, NotVectorizedError, OutsideTensors, explained
+from noisette.core.loss import (
+    CALLS_FUNCTIONS,
+    IN_PLACE_DRAWS,
+    QUESTIONS,
+    CallAgainError,
+    Draws,
+    NotVectorizedError,
+    OutsideTensors,
+    answered,
+)
 from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
-_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
+_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward, torch.column_stack}
+
+_LARGE = 10_000  # numbers in a weight; of a larger one it is said that each example gets a copy, once
+_SAID = set[tuple[Operation, torch.Size]]()
 
 CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
 
-_RANDOM_IN_PLACE = {
-    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
-    *(Tensor.log_normal_, Tensor.geometric_),
+_COMPARISONS = {
+    **dict.fromkeys((torch.equal, Tensor.equal), torch.eq),
+    **dict.fromkeys((torch.allclose, Tensor.allclose), torch.isclose),
 }
-
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
@@ -74,19 +88,22 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
     eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    before, validates = compiler._is_compiling_flag, Distribution._validate_args
-    generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
-    compiler._is_compiling_flag, Distribution._validate_args = True, False
-    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
-        checkpoint or _run_once,
-        _RunOnce,
-    )
+    changes: list[tuple[Any, str, Any]] = [
+        (compiler, "_is_compiling_flag", True),
+        (Distribution, "_validate_args", False),
+        (Function, "apply", classmethod(_apply)),
+        (checkpoints, "_checkpoint_without_reentrant_generator", checkpoint or _run_once),
+        (checkpoints, "CheckpointFunction", _RunOnce),
+    ]
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    for change in changes:
+        setattr(*change)
     try:
         with eager:
             yield
     finally:
-        compiler._is_compiling_flag, Distribution._validate_args = before, validates
-        checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
+        for was in before:
+            setattr(*was)
 
 
 def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
@@ -102,6 +119,48 @@ class _RunOnce:
         return function(*args)
 
 
+_APPLY = vars(Function)["apply"].__func__
+
+
+def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
+    return _APPLY(function if internals.current_level() is None else _for_all_examples(function), *args, **keywords)
+
+
+@cache
+def _for_all_examples(function: type[Function]) -> type[Function]:
+    """An autograd function with a rule for ``vmap``: its own code, for one example."""
+    if function.generate_vmap_rule or function.vmap is not Function.vmap:
+        return function
+    noted: list[Any] = []  # the context of the call in progress, where the forward pass gets one
+
+    def forward(*args: Any) -> Any:
+        noted[:] = [FunctionCtx()]
+        noted[0].needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
+        return function.forward(noted[0], *args)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        of_forward = vars(noted.pop())
+        if any(of_forward.pop(name, ()) for name in ("dirty_tensors", "non_differentiable")):
+            raise NotVectorizedError(
+                f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
+            )
+        ctx.save_for_backward(*of_forward.pop("to_save", ()))
+        for name in of_forward.keys() - {"needs_input_grad", "materialize_grads"}:
+            setattr(ctx, name, of_forward[name])
+
+    def backward(ctx: Any, *dy: Any) -> Any:
+        try:
+            return function.backward(ctx, *dy)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = f"The loss uses {function.__name__}, whose backward cannot be vectorised."
+            raise NotVectorizedError(said) from error
+
+    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
+    if function.setup_context is Function.setup_context:
+        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
+    return type(function.__name__, (function,), parts)
+
+
 @contextmanager
 def vmap_level(count: int) -> Iterator[int]:
     """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
@@ -114,90 +173,13 @@ def vmap_level(count: int) -> Iterator[int]:
         _functorch._vmap_decrement_nesting()
 
 
-def one_value(value: object) -> Tensor:
-    """The loss of one example as a scalar.
-
-    Raises:
-        PrivacyError: it is not a tensor with one value.
-    """
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-    return value.reshape(())
-
-
-class Watch(Protocol):
-    """A mode that sees the torch calls of a loss inside of ``vmap``."""
-
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
-        """The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each."""
-        ...
-
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer."""
-        ...
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
-
-
-@contextmanager
-def one_example(
-    model: nn.Module, batch: Microbatch, watch: Watch, checkpoint: Callable[..., Iterator[None]] | None = None
-) -> Iterator[Microbatch]:
-    """Within it code computes for all examples of a batch at once; gives the arguments of one example.
-
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
-    """
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-        try:
-            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
-                tensors = [internals.add_example_axis(row, 0, level) for row in rows]
-                watch.begin(level, tensors)
-                yield batch.with_tensors(tensors)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-                raise
-            raise said from error
-
-
-def vectorized_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    buffers: ModelBuffers,
-    watch: Watch,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
-) -> Tensor:
-    """The loss of each example of the batch, computed for all at once, shape (b,).
-
-    The arguments are those of :func:`one_example`, and the buffers of the model, of which the loss gets copies.
-
-    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
-    """
-    with one_example(model, batch, watch, checkpoint) as one:
-        with watch, buffers.lent(watch.buffer):
-            value = loss(model, *one.args, **one.kwargs)
-        value = one_value(value)
-        return internals.physical(value) if internals.is_wrapped(value) else value.expand(batch.count)
-
-
 @dataclass
 class Draft:
     """A recording while it grows."""
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
+    has_asked: bool = False  # code has taken a value out of a tensor of each example
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:
@@ -209,14 +191,6 @@ def own_copies(weight: Tensor, count: int) -> Tensor:
 def own_copies_weight(examples: Examples, dy: Tensor, weight: Tensor, count: int) -> ExampleGradients:
     """G_i = dy_i."""
     return Dense(dy)
-
-
-class WrittenIntoError(Exception):
-    """Values of examples are written into the constant with this number, which all examples share."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @dataclass(frozen=True)
@@ -239,13 +213,7 @@ class Recorder(TorchFunctionMode):
     as in an ordinary pass if it can leave ``vmap`` (``registry.PHYSICAL``). In any other, each example gets its own
     copy of the weight (:func:`own_copies`).
 
-    Args:
-        model: whose frozen parameters and buffers are constants.
-        parameters: the trainable ones, by name.
-        buffers: those of the model.
-        count: number of examples.
-        outside: the tensors from outside that the loss used before.
-        own_for_each: numbers of the constants of which each example needs one of its own, because it writes into it.
+    ``own_for_each`` are the numbers of the constants of which each example needs one, because it writes into it.
     """
 
     def __init__(
@@ -256,22 +224,22 @@ class Recorder(TorchFunctionMode):
         count: int,
         outside: OutsideTensors,
         own_for_each: set[int],
+        draws: Draws,
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         frozen = [p for p in model.parameters() if not p.requires_grad]
-        self.draft = (
-            Draft()
-        )  # what is recorded; whoever has called takes it, as what recomputes a part needs no other part
-        self._rewrites = REWRITES
+        self.draft = Draft()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
         self._constants = {id(tensor): tensor for tensor in (*buffers.values().values(), *frozen)}
         self._count = count
         self._outside = outside
         self._own_for_each = own_for_each
+        self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
         self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._replaced: dict[int, Tensor] = {}  # by id of a derived weight that examples have written into, their own
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
@@ -292,21 +260,20 @@ class Recorder(TorchFunctionMode):
 
     def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """What a checkpoint does before its function runs, and after it."""
-        if self._blocks is None and self.make_blocks is not None:
-            self._blocks = self.make_blocks(self)
-        assert self._blocks is not None
+        assert self.make_blocks is not None
+        self._blocks = self._blocks or self.make_blocks(self)
         return self._blocks(*arguments, **keywords)
 
-    def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor]]:
-        """The constants made inside and the copies of weights at this point, to go on from it once more."""
-        return dict(self._made), dict(self._copies)
+    def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
+        """The constants made inside, the copies of weights and the shared draws, to go on from this point once more."""
+        return dict(self._made), dict(self._copies), self._draws.count
 
     @contextmanager
-    def again(self, made: tuple[dict[int | None, int], dict[int, Tensor]]) -> Iterator[list[Use]]:
+    def again(self, made: tuple[dict[int | None, int], dict[int, Tensor], int]) -> Iterator[list[Use]]:
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
         draft, self.draft = self.draft, Draft()
         now = self.made_so_far()
-        self._made, self._copies = dict(made[0]), dict(made[1])
+        self._made, self._copies, self._draws.count = dict(made[0]), dict(made[1]), made[2]
         try:
             with as_if_compiled(), vmap_level(self._count) as level, self:
                 if level != self._level:
@@ -314,7 +281,7 @@ class Recorder(TorchFunctionMode):
                 yield self.draft.uses
         finally:
             self.draft = draft
-            self._made, self._copies = now
+            self._made, self._copies, self._draws.count = now
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -322,16 +289,20 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
-        output = self._inside(func, args, kwargs)
-        for tensor in outputs_of(output):
-            if internals.is_wrapped(tensor):
-                setattr(tensor, CALL, self._call)
+        args, kwargs = self._as_written(args, kwargs)
+        place = self._draws.place(func, kwargs)
+        output = self._inside(func, args, kwargs, self._draws.is_shared(place))
+        found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
+        for tensor in found:
+            setattr(tensor, CALL, self._call)
+        if place is not None or self._draws.any:
+            self._draws.follow(func, place, args, kwargs, found, internals.is_wrapped)
         return output
 
     # Inside of vmap
 
-    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation inside of ``vmap``."""
+    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_shared: bool) -> Any:
+        """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(CALLS_FUNCTIONS)
         weights: dict[int, Tensor] = {}
@@ -352,9 +323,23 @@ class Recorder(TorchFunctionMode):
             with torch.no_grad():  # nobody wants its gradient, so the output is a constant
                 return self._without_examples(func, args, kwargs, weights)
         is_batched |= is_foreign
+        if is_shared:
+            return self._shared_draw(func, args, kwargs)
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        if func is Tensor.retain_grad:
+            return None  # nobody sees the gradient of an activation
+        layout = kwargs.get("memory_format")
+        if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
+            kwargs = kwargs | {"memory_format": torch.contiguous_format}
+        if func in QUESTIONS and internals.level_of(args[0]) == self._level:
+            self._draws.check(args[0])
+            self.draft.has_asked = True
+            return answered(func, *args)
+        if (compare := _COMPARISONS.get(func)) is not None:
+            with self:
+                return args[0].shape == args[1].shape and bool(compare(*args, **kwargs).all())
         if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
         if func is Tensor.__iter__:
@@ -366,25 +351,25 @@ class Recorder(TorchFunctionMode):
             with self:
                 return torch.empty(*args[1:], dtype=args[0].dtype, device=args[0].device)
         if func is torch.broadcast_tensors:  # vmap leaves a constant among them unwrapped
-            tensors = list(tensors_among(args, kwargs))
-            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors_among(args, kwargs)])
             with self:
-                return tuple([tensor.expand(shape) for tensor in tensors])
+                return tuple([tensor.expand(shape) for tensor in tensors_among(args, kwargs)])
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
-                args, kwargs = self._with_own_copies(args, kwargs, weights, data)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
-        if (weights or func in _DECOMPOSED) and (rewritten := self._rewrites.get(func)):
+        if (weights or func in _DECOMPOSED) and (rewritten := REWRITES.get(func)):
             with self:
                 output = rewritten(*args, **kwargs)
             if output is not NotImplemented:
                 return output
         if args and _writes(func):
             self._check_written(args[0])
+            args, kwargs = self._as_written(args, kwargs)
         if weights:
-            args, kwargs = self._with_own_copies(args, kwargs, weights)
+            args, kwargs = self._with_own_copies(func, args, kwargs, weights)
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
             valid = torch.ones((), dtype=torch.bool)
             self._constants[id(valid)] = valid
@@ -433,20 +418,32 @@ class Recorder(TorchFunctionMode):
         self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
     ) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
-        if func in _RANDOM_IN_PLACE:
+        if func in IN_PLACE_DRAWS:
             self._check_written(args[0])
         output = self._run(func, args, kwargs)
         if not isinstance(output, Tensor):
             return output
         if internals.is_wrapped(output):
             if weights:
-                args, kwargs = self._with_own_copies(args, kwargs, weights)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights)
                 output = func(*args, **kwargs)
         elif not output.requires_grad:
             if _has_own_memory(output, args, kwargs) and self._numbered(output):
                 return self._own_of_each(output)
             self._outside.made(output)
         return output
+
+    def _shared_draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Random numbers that are the same for all examples."""
+        is_own = func in IN_PLACE_DRAWS and internals.is_wrapped(args[0])  # each example has a tensor to write into
+        with internals.outside():
+            target = (internals.physical(args[0])[0].clone(),) if is_own else args[:1]
+            drawn = self._run(lambda *a, **k: self._draws.shared(func, a, k), (*target, *args[1:]), kwargs)
+        if not is_own:
+            self._outside.made(drawn)
+            return drawn
+        with self:
+            return args[0].copy_(drawn)
 
     def _numbered(self, constant: Tensor) -> bool:
         """Give a constant its number; whether each example needs one of its own.
@@ -469,7 +466,8 @@ class Recorder(TorchFunctionMode):
         """Before values of examples are written into a tensor that does not depend on them.
 
         Raises:
-            WrittenIntoError: it is a constant that was made inside, or the copy of a buffer.
+            CallAgainError: it is a constant that was made inside, or the copy of a buffer.
+            NotVectorizedError: it is a view of what is derived from a parameter.
             PrivacyError: it is a parameter, a view of one, or a tensor from outside.
         """
         if not isinstance(target, Tensor) or internals.is_wrapped(target):
@@ -481,20 +479,25 @@ class Recorder(TorchFunctionMode):
                     f"the loss writes values of an example into a parameter of shape {tuple(root.shape)}; parameters "
                     "change by optimizer steps alone"
                 )
-            self._copies[id(target)] = self._own_memory(self._own_copy(target))
-        else:
-            if (number := self._made.get(_memory(target))) is not None:
-                raise WrittenIntoError(number)
-            raise PrivacyError(
-                f"the loss writes values of an example into a tensor of shape {tuple(target.shape)} that is neither "
-                "made in it nor a buffer of the model, and that all examples share; make it in the loss, as by "
-                "x.new_zeros(...)"
-            )
+            others = [each.tensor for each in self._weights.values() if each.tensor is not target]
+            if any(_memory(other) == _memory(root) for other in others):
+                raise NotVectorizedError("The loss writes values of an example into a view of what a weight gives.")
+            copy = self._own_copy(target, Tensor.copy_)
+            with internals.outside(), torch.enable_grad():
+                self._replaced[id(target)] = internals.batched(internals.physical(copy).clone(), self._level)
+            return
+        if (number := self._made.get(_memory(target))) is not None:
+            raise CallAgainError(own_for_each={number})
+        raise PrivacyError(
+            f"the loss writes values of an example into a tensor of shape {tuple(target.shape)} that is neither made "
+            "in it nor a buffer of the model, and that all examples share; make it in the loss, as by x.new_zeros(...)"
+        )
 
-    def _own_memory(self, copy: Tensor) -> Tensor:
-        """Copies of a weight that can be written into."""
-        with internals.outside(), torch.enable_grad():
-            return internals.batched(internals.physical(copy).clone(), self._level)
+    def _as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what examples have written into in the place of derived weights."""
+        if not self._replaced:
+            return args, kwargs
+        return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
@@ -509,29 +512,30 @@ class Recorder(TorchFunctionMode):
             return internals.add_example_axis(output, 0, self._level)
         if output is NotImplemented:
             return output
-        return _map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
+        return tree_map_only(Tensor, lambda tensor: internals.batched(tensor, self._level), output)
 
     def _with_own_copies(
         self,
+        func: Operation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         weights: Mapping[int, Tensor],
-        operands: Container[int | str] | None = None,
+        operands: Set[int | str] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an operation with the weights in them replaced by a copy for each example.
 
         ``operands`` are the positions and names of the arguments where that happens; everywhere for ``None``.
         """
 
-        def replaced(place: int | str, value: Any) -> Any:
-            if operands is not None and place not in operands:
-                return value
-            return _map_tensors(value, lambda tensor: self._own_copy(tensor) if id(tensor) in weights else tensor)
+        def own(tensor: Tensor) -> Tensor:
+            return self._own_copy(tensor, func) if id(tensor) in weights else tensor
 
-        changed = tuple([replaced(k, value) for k, value in enumerate(args)])
-        return changed, {name: replaced(name, value) for name, value in kwargs.items()}
+        changed: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        for place in changed if operands is None else operands & changed.keys():
+            changed[place] = tree_map_only(Tensor, own, changed[place])
+        return tuple([changed[k] for k in range(len(args))]), {name: changed[name] for name in kwargs}
 
-    def _own_copy(self, weight: Tensor) -> Tensor:
+    def _own_copy(self, weight: Tensor, func: Operation) -> Tensor:
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
         key = id(weight)
         if key not in self._copies:
@@ -539,6 +543,15 @@ class Recorder(TorchFunctionMode):
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = internals.batched(copy, self._level)
+            if weight.numel() >= _LARGE and (func, weight.shape) not in _SAID:
+                _SAID.add((func, weight.shape))
+                gradients = weight.numel() * weight.element_size() * self._count / 2**20
+                warnings.warn(
+                    f"each example gets a copy of a weight of shape {tuple(weight.shape)}, because {func.__name__} has "
+                    f"no rule for it here: the gradients of {self._count} examples take {gradients:.0f} MiB. Write it "
+                    "with other operations of torch, or register a rule with noisette.rule",
+                    stacklevel=2,
+                )
         return self._copies[key]
 
     # On physical tensors
@@ -560,7 +573,7 @@ class Recorder(TorchFunctionMode):
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
-        if data and (rewrite := self._rewrites.get(func)):
+        if data and (rewrite := REWRITES.get(func)):
             with self:
                 output = rewrite(*args, **kwargs)
             if output is not NotImplemented:
@@ -573,6 +586,10 @@ class Recorder(TorchFunctionMode):
                 self._weights.pop(id(output), None)  # data was written into it
         else:
             written = args[0] if func is Tensor.__setitem__ else output
+            if _writes(func):  # also what shares its memory has other values now
+                memory = _memory(args[0])
+                known = [each for each in self._weights.values() if not each.is_unchanged]
+                written = [args[0], *(each.tensor for each in known if _memory(each.tensor) == memory)]
             self._record_derived(func, args, kwargs, tuple(weights.values()), written)
         return output
 
@@ -680,16 +697,4 @@ def _selects_by_mask(target: object, index: object, value: object) -> bool:
 def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-
-
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """An argument or a result of a torch call with ``change`` applied to its tensors; no other containers occur."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        changed = [_map_tensors(part, change) for part in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*changed)  # a named tuple
-        return type(value)(changed)
-    return value
+    return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))

@@ -29,24 +29,18 @@ def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
     """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in errors.
 
     The format of MNIST: a magic number, the sizes as big-endian integers, then plain bytes. Memory use is bounded by
-    what the file unzips to, whatever sizes its header declares.
-
-    Raises:
-        DataError: the file is not gzip or is damaged, has another magic number, or has fewer or more bytes than its
-            header declares.
+    what the file unzips to, whatever its header declares. A file of another form is a ``DataError``.
     """
     try:
         content = gzip.decompress(zipped)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
     start, magic = 4 + 4 * dimensions, bytes([0, 0, 8, dimensions])
-    if content[:4] != magic:
+    if content[:4] != magic or len(content) < start:
         raise DataError(
-            f"{source} starts with {content[:4].hex() or 'nothing'}, expected {magic.hex()}: "
+            f"{source} starts with {content[:4].hex() or 'nothing'}, expected {magic.hex()} and a header: "
             f"an idx file of bytes with {dimensions} axes; download it again"
         )
-    if len(content) < start:
-        raise DataError(f"{source} ends inside its header; download it again")
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
     if len(content) - start != math.prod(shape):
         raise DataError(
@@ -216,6 +210,7 @@ def digits(data_dir: Path | None) -> DataSet:
 
 # Images of random processes: anyone can draw them again, so they are public and nobody's
 
+_NOBODYS = "images of a random process: no record of anyone"
 TRAIN, TEST = 10_000, 1_000
 KINDS = ("discs", "rectangles", "lying bars", "rising bars", "standing bars", "falling bars")
 SIZES = {"small": (0.03, 0.15), "large": (0.12, 0.5)}  # the smallest and largest radius, in sides of the image
@@ -233,17 +228,13 @@ def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) ->
     """Images (images, channels, side, side) in [0, 1], float32, and the classes of what is in them.
 
     Leaves fall one after another and hide what is below. Each has a uniform colour, a uniform place and a radius with
-    a density in proportion to r^-3 within the bounds of its class. A class is a size and a kind of leaves: discs,
-    rectangles in all directions, or bars in one of four directions. The same arguments give the same images.
-    ``seed`` is that of NumPy's generator, and public; ``channels`` is 1 for grey, 3 for colours.
+    a density in proportion to r^-3 within the bounds of its class: a size and a kind of leaves. The same arguments give
+    the same images; ``seed`` is public.
 
     Guarantee: the images depend on these numbers alone, so there is no record to protect.
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; for learning features Baradad et al. 2021,
     "Learning to see by looking at noise"; before private training Tang, Panda, Sehwag & Mittal 2023, "Differentially
     private image classification by learning priors from random processes".
-
-    Raises:
-        ValueError: a number is below one.
 
     >>> split = dead_leaves(3, seed=0, side=8, channels=1)
     >>> split.inputs.shape, split.targets.shape
@@ -261,9 +252,8 @@ def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) ->
 def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) -> np.ndarray:
     """Images (images, channels, side, side) in [0, 1], float32, closer to photographs than :func:`dead_leaves`.
 
-    Leaves of all sizes, ellipses and rectangles, fall one after another. What differs is what makes photographs easy
-    to compress: the channels of a colour differ little, and alike all over an image; the brightness of a leaf changes
-    evenly along it; edges are soft. Arguments, guarantee and errors are those of :func:`dead_leaves`.
+    What differs is what makes photographs easy to compress: the channels of a colour differ little, and alike all over
+    an image; the brightness of a leaf changes evenly along it; edges are soft.
 
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; the colours and shades are noisette's own.
 
@@ -281,14 +271,13 @@ def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) 
 def dead_leaves_set(name: str, side: int, channels: int, data_dir: Path | None) -> DataSet:
     """10,000 + 1,000 images of :func:`dead_leaves`."""
     splits = (dead_leaves(count, seed, side=side, channels=channels) for seed, count in enumerate((TRAIN, TEST)))
-    note = "images of a random process: no record of anyone"
-    return DataSet(name, *splits, classes=len(CLASSES), declared_size=TRAIN, note=note)
+    return DataSet(name, *splits, classes=len(CLASSES), declared_size=TRAIN, note=_NOBODYS)
 
 
 def shaded_leaves_set(data_dir: Path | None) -> DataSet:
     """10,000 + 1,000 images of :func:`shaded_leaves`, all of one class."""
     splits = (Split(shaded_leaves(n, seed), np.zeros(n, np.int64)) for seed, n in enumerate((TRAIN, TEST)))
-    note = "images of a random process: no record of anyone, and all of one class"
+    note = f"{_NOBODYS}, and all of one class"
     return DataSet("shaded-leaves", *splits, classes=1, declared_size=TRAIN, note=note)
 
 

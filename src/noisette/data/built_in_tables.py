@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from noisette.data import files, tables
+from noisette.data.columns import Category, Columns, Number
 from noisette.data.dataset import DataError, DataSet, Split, refuse
 from noisette.data.declaration import Declaration
 from noisette.data.files import BuiltIn
@@ -46,9 +47,9 @@ ATTRIBUTES: dict[str, tuple[float, float] | str] = {
 _INCOME = Declaration(
     classes=("<=50K", ">50K"),
     label="income",
-    ranges={name: bounds for name, bounds in ATTRIBUTES.items() if not isinstance(bounds, str)},
-    # "?", the mark of an unknown value, is one more category
-    categories={name: (*texts.split(), "?") for name, texts in ATTRIBUTES.items() if isinstance(texts, str)},
+    columns=Columns(  # "?", which stands for an unknown value, is one more category
+        {name: Category((*it.split(), "?")) if isinstance(it, str) else Number(*it) for name, it in ATTRIBUTES.items()}
+    ),
 )
 
 

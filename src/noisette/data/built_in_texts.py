@@ -156,8 +156,7 @@ def _data_set(
 def glove(data_dir: Path | None) -> Vocabulary:
     """400,000 words with vectors of 100 numbers; or from a smaller copy, the 2,445 most frequent ones with 50.
 
-    They were learned from public texts, Wikipedia of 2014 and the Gigaword corpus of news. The files are looked for in
-    ``glove/`` under the folders that are searched for data sets.
+    They were learned from public texts. The files are looked for in ``glove/`` where data sets are searched.
 
     Source: Pennington, Socher & Manning 2014.
 

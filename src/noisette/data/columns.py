@@ -2,75 +2,59 @@
 
 from __future__ import annotations
 
-import math
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import pydantic
 
 from noisette.data.dataset import DataError, in_rows, refuse, scaled
+from noisette.data.words import number_of
 
-REFUSE, INDICATOR, OWN_CATEGORY = "refuse", "indicator", "own category"
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "<na>"})  # compared in lower case
+REFUSE: Final = "refuse"
+INDICATOR, OWN_CATEGORY = "indicator", "own category"
+MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>")  # compared in lower case
 MISSING_VALUE = "a value is missing"
-_WHOLE = re.compile(r"(-?\d+)\.0*")
-
-# Values: texts of a CSV, or the values of a frame
+# Values: texts of a file, or the values of a frame. pandas is imported where it is used, as most commands read none.
 
 
-def is_missing(value: object) -> bool:
-    """Whether a value stands for a missing one: an empty text or one such as NA, None, or a number that is NaN.
+def missing(values: Iterable[Any], words: Iterable[str] = ()) -> np.ndarray:
+    """Which values are missing, bool, (n,): empty, ``None``, NaN, or a word for that such as NA or one of ``words``.
 
-    >>> is_missing(" NaN "), is_missing("0"), is_missing(None), is_missing(float("nan")), is_missing(0)
-    (True, False, True, True, False)
+    >>> missing([" NaN ", "0", None, float("nan"), 0, "-"], ["0"])
+    array([ True,  True,  True,  True,  True,  True])
     """
-    if isinstance(value, float | np.floating):
-        return math.isnan(value)
-    return value is None or str(value).strip().lower() in MISSING
+    known = {*MISSING, *(word.strip().lower() for word in words)}
+    return np.array([text_of(value).lower() in known for value in values], bool)
 
 
-def missing(values: Sequence[Any]) -> np.ndarray:
-    """Which values are missing, bool, (n,)."""
-    return np.fromiter(map(is_missing, values), bool, len(values))
-
-
-def numbers(values: Sequence[Any]) -> np.ndarray:
+def numbers(values: Iterable[Any]) -> np.ndarray:
     """The numbers of a column, float64, (n,); NaN where a value is missing or no number.
 
     >>> numbers(["1.5", "", "tall", "-inf"])
     array([ 1.5,  nan,  nan, -inf])
     """
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        return np.array([_number(value) for value in values])
+    import pandas
+
+    return np.asarray(pandas.to_numeric(pandas.Series(list(values), dtype=object), errors="coerce"), np.float64)
 
 
-def _number(value: Any) -> float:
-    try:
-        return math.nan if is_missing(value) else float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def text_of(value: object) -> str:
-    """A value as a text without spaces around it; a whole number has no decimals, and a missing value is "".
+def text_of(value: Any) -> str:
+    """A value as a text without spaces around it; a whole number has no decimals, and ``None`` or NaN is "".
 
     >>> text_of(" a"), text_of(3.0), text_of(None), text_of(True)
     ('a', '3', '', 'True')
     """
     if isinstance(value, str):
         return value.strip()
-    if is_missing(value):
-        return ""
-    whole = isinstance(value, float | np.floating) and float(value).is_integer()
-    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+    whole = isinstance(value, float | np.floating) and value.is_integer()
+    text = str(int(value)) if whole else str(value)
+    return "" if text in ("None", "nan", "NaT", "<NA>") else text
 
 
 def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -84,21 +68,17 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
     >>> codes(["1.0", "1.5", "2"], ("1", "2"))
     array([ 0, -1,  1])
     """
-    exact = {name: index for index, name in enumerate(names)}
-    folded = {name.casefold(): index for index, name in enumerate(names)}
-    if len(folded) < len(exact):
-        folded = {}
+    import pandas
 
-    def code(text: str) -> int:
-        if text in exact:
-            return exact[text]
-        text = text.strip()
-        whole = _WHOLE.fullmatch(text)
-        spellings = (text, whole[1]) if whole else (text,)
-        found = (exact.get(spelling, folded.get(spelling.casefold(), -1)) for spelling in spellings)
-        return next((index for index in found if index >= 0), -1)
-
-    return np.fromiter(map(code, column), dtype=np.int64, count=len(column))
+    known, texts = pandas.Index(names, dtype=object), pandas.Series(list(column), dtype=object)
+    folded = pandas.Index([name.casefold() for name in names], dtype=object)
+    found = known.get_indexer(texts)
+    stripped = texts.str.strip()
+    for spelled in (stripped, stripped.str.replace(r"^(-?\d+)\.0*$", r"\1", regex=True)):
+        found = np.where(found < 0, known.get_indexer(spelled), found)
+        if folded.is_unique:
+            found = np.where(found < 0, folded.get_indexer(spelled.map(str.casefold)), found)
+    return found.astype(np.int64)
 
 
 # Declarations
@@ -124,17 +104,22 @@ Declared = TypeVar("Declared")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def declared(cls: type[Declared]) -> type[Declared]:
-    """A frozen dataclass whose fields pydantic checks strictly; all problems are raised as one ``DeclarationError``."""
+    """A frozen dataclass whose fields pydantic checks strictly; all problems are raised as one ``DeclarationError``.
+
+    A method ``problems`` gives those that fields of the right types may have.
+    """
     config = pydantic.ConfigDict(strict=True, extra="forbid")
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
     validate = made.__init__
 
-    def checked(self: Declared, *given: Any, **named: Any) -> None:
+    def checked(self: Any, *given: Any, **named: Any) -> None:
         try:
             validate(self, *given, **named)
         except pydantic.ValidationError as error:
             names = [known.name for known in fields(made)]
             raise DeclarationError(_problems(error, names, dict(zip(names, given, strict=False)) | named)) from None
+        if problems := list(getattr(self, "problems", lambda: ())()):
+            raise DeclarationError(problems)
 
     made.__init__ = checked
     return made
@@ -167,12 +152,21 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
 def _as_texts(value: Any) -> tuple[str, ...]:
     """Texts for a list, such as ``categories = [1, 2, 3]``."""
     if not isinstance(value, list | tuple):
-        raise ValueError('expected categories to be a list of texts, such as ["a", "b"]')
+        raise ValueError('expected a list of texts, such as ["a", "b"]')
     return tuple(map(text_of, value))
+
+
+def _as_date(value: Any) -> date:
+    try:
+        return date.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError(f'expected a date as a text in quotes, such as "2024-12-31", got {value!r}') from None
 
 
 _Finite = Annotated[float, pydantic.AllowInfNan(False)]
 _Text = Annotated[str, pydantic.BeforeValidator(lambda value: value if isinstance(value, str) else text_of(value))]
+_Texts = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_texts)]
+_Date = Annotated[date, pydantic.BeforeValidator(_as_date)]
 _Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a mask, by their problem
 
 
@@ -183,26 +177,22 @@ class Number:
     low, high: declared bounds, both or none; values outside are clipped. Without bounds, numbers are used as they are.
     missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
         a second input, which is 1 where the value is missing and 0 elsewhere; or "refuse".
+    missing_words: what stands for a missing value in this column beside the usual words, such as "-9".
     """
 
     low: _Finite | None = None
     high: _Finite | None = None
-    missing: _Finite | str = REFUSE
+    missing: _Finite | Literal["refuse", "indicator"] = REFUSE
+    missing_words: _Texts = ()
 
-    def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise DeclarationError(problems)
-
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself."""
         low, high, missing = self.low, self.high, self.missing
         if (low is None) != (high is None):
             yield "declare both low and high, or none of them"
         elif low is not None and high is not None and not low < high:
             yield f"expected low < high, got low = {low:g}, high = {high:g}"
-        if isinstance(missing, str):
-            if missing not in (REFUSE, INDICATOR):
-                yield f'expected missing to be a number, "{INDICATOR}" or "{REFUSE}", got {missing!r}'
-        elif low is not None and high is not None and not low <= missing <= high:
+        elif low is not None and high is not None and not isinstance(missing, str) and not low <= missing <= high:
             yield f"expected missing from {low:g} to {high:g}, got {missing:g}"
 
     def inputs(self, name: str) -> list[str]:
@@ -211,7 +201,11 @@ class Number:
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
         """The inputs, float32, (n, 1 or 2), and the rows that the declaration refuses, by their problem."""
-        found, absent = numbers(values), missing(values)
+        problem = "not a finite number (for a column of text, declare its categories)"
+        return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
+
+    def encode_numbers(self, found: np.ndarray, absent: np.ndarray, problem: str) -> tuple[np.ndarray, _Refused]:
+        """The same of numbers, of which some are missing; ``problem`` says of the others what is no number."""
         refused = {MISSING_VALUE: absent} if self.missing == REFUSE else {}
         middle = 0.0 if self.low is None or self.high is None else (self.low + self.high) / 2
         found = np.where(absent, middle if isinstance(self.missing, str) else self.missing, found)
@@ -219,11 +213,54 @@ class Number:
             bad = np.isnan(found) if self.low is not None else ~np.isfinite(found.astype(np.float32))
             if self.low is not None and self.high is not None:
                 found = scaled(found, low=self.low, high=self.high)
-            block = found.astype(np.float32)[:, None]
-        refused["not a finite number (for a column of text, declare its categories)"] = bad
-        if self.missing == INDICATOR:
-            block = np.concatenate([block, absent[:, None].astype(np.float32)], axis=1)
-        return block, refused
+            block = np.stack([found, absent], axis=1)[:, : len(self.inputs(""))].astype(np.float32)
+        return block, refused | {problem: bad}
+
+
+def _days(values: Sequence[Any], form: str) -> np.ndarray:
+    """Days since 1970, float64, (n,); NaN where a value is no date in this form."""
+    import pandas
+
+    found = pandas.to_datetime(pandas.Series(list(values), dtype=object), format=form, errors="coerce", utc=True)
+    return np.asarray((found - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1), np.float64)
+
+
+@declared
+class Date:
+    """A column of dates, with or without a time: one input, in [-1, 1], as of a number of days.
+
+    low, high: the declared first and last day, as texts such as "1930-01-01"; dates outside are clipped.
+    missing: what a missing value counts as: "indicator" or "refuse", as for a number.
+    format: how dates are written, in the letters of Python, such as "%d.%m.%Y".
+    missing_words: as for a number.
+    """
+
+    low: _Date
+    high: _Date
+    missing: Literal["refuse", "indicator"] = REFUSE
+    format: str = "ISO8601"
+    missing_words: _Texts = ()
+
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself."""
+        try:
+            self._number  # noqa: B018 - it is checked
+        except DeclarationError as error:
+            yield from (f"{problem} (dates as days since 1970)" for problem in error.problems)
+
+    @property
+    def _number(self) -> Number:
+        low, high = _days([self.low, self.high], "ISO8601").tolist()
+        return Number(low, high, self.missing)
+
+    def inputs(self, name: str) -> list[str]:
+        """A name for each input."""
+        return self._number.inputs(name)
+
+    def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
+        """As :meth:`Number.encode`."""
+        days, absent = _days(values, self.format), missing(values, self.missing_words)
+        return self._number.encode_numbers(days, absent, f"not a date in the format {self.format}")
 
 
 @declared
@@ -233,19 +270,18 @@ class Category:
     categories: every text that is known, in the order of the inputs. Where no text is a category as it is written,
         upper and lower case count as the same, and 2.0 as 2.
     missing: what a missing value counts as. One of the categories; or "own category", which is one more input; or
-        "refuse". Marks of missing values that are declared as categories are categories.
+        "refuse". Words for missing values that are declared as categories are categories.
     other: the same for texts that are no category.
+    missing_words: as for a number.
     """
 
-    categories: Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_texts)]
+    categories: _Texts
     missing: _Text = REFUSE
     other: _Text = REFUSE
+    missing_words: _Texts = ()
 
-    def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise DeclarationError(problems)
-
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself."""
         known = self.categories
         if not known or len(set(known)) < len(known):
             yield "expected one or more different categories"
@@ -265,7 +301,7 @@ class Category:
         """The inputs, float32, (n, width), and the rows that the declaration refuses, by their problem."""
         texts, width, refused = list(map(text_of, values)), len(self.categories), {}
         indices = codes(texts, self.categories)
-        absent = (indices < 0) & missing(texts)
+        absent = (indices < 0) & missing(texts, self.missing_words)
         for problem, rule, rows in (
             (MISSING_VALUE, self.missing, absent),
             ("none of its declared categories", self.other, (indices < 0) & ~absent),
@@ -279,12 +315,45 @@ class Category:
 
 
 @declared
+class Hashed:
+    """A column of texts of which too many are possible to list them, as of codes of diagnoses or names of cities.
+
+    width: a text, in lower case, is hashed to one of so many inputs, which is 1; texts may share one.
+    missing: what a missing value counts as: "own category", which is one more input, or "refuse".
+    missing_words: as for a number.
+
+    Guarantee: the hash is fixed, so an input depends on the text alone.
+    """
+
+    width: Annotated[int, pydantic.Field(ge=2, le=65_536)]
+    missing: Literal["refuse", "own category"] = REFUSE
+    missing_words: _Texts = ()
+
+    def inputs(self, name: str) -> list[str]:
+        """A name for each input."""
+        return [f"{name} # {k}" for k in range(self.width)] + [f"{name} is missing"] * (self.missing == OWN_CATEGORY)
+
+    def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
+        """The inputs, float32, (n, width or one more), and the rows that the declaration refuses, by their problem."""
+        texts, absent = list(map(text_of, values)), missing(values, self.missing_words)
+        indices = np.array([number_of(text.casefold(), self.width + 1) - 1 for text in texts], np.int64)
+        block = np.where(absent, self.width, indices)[:, None] == np.arange(len(self.inputs("")))
+        return block.astype(np.float32), {MISSING_VALUE: absent} if self.missing == REFUSE else {}
+
+
+@declared
 class Ignored:
     """A column that is not read."""
 
 
-Column = Number | Category | Ignored
-KINDS: Mapping[str, type[Column]] = {"number": Number, "category": Category, "ignored": Ignored}
+Column = Number | Date | Category | Hashed | Ignored
+KINDS: Mapping[str, type[Column]] = {
+    "number": Number,
+    "date": Date,
+    "category": Category,
+    "hashed": Hashed,
+    "ignored": Ignored,
+}
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
@@ -298,14 +367,12 @@ class Columns:
     >>> columns = Columns.of({
     ...     "age": {"kind": "number", "low": 0, "high": 100, "missing": "indicator"},
     ...     "job": {"kind": "category", "categories": ["cook", "smith"], "other": "own category"},
-    ...     "name": {"kind": "ignored"},
     ... })
     >>> columns.inputs
     ('age', 'age is missing', 'job = cook', 'job = smith', 'job is other')
-    >>> columns.encode({"age": ["25", "", "130"], "job": ["smith", "cook", "spy"]})
+    >>> columns.encode({"age": ["25", ""], "job": ["smith", "spy"]})
     array([[-0.5,  0. ,  0. ,  1. ,  0. ],
-           [ 0. ,  1. ,  1. ,  0. ,  0. ],
-           [ 1. ,  0. ,  0. ,  0. ,  1. ]], dtype=float32)
+           [ 0. ,  1. ,  0. ,  0. ,  1. ]], dtype=float32)
 
     Guarantee: names and number of the inputs, and what a value is mapped to, depend on the declaration alone: never on
     another row.
@@ -352,7 +419,7 @@ class Columns:
         return cls.of(tables["columns"], str(path))
 
     @property
-    def _used(self) -> dict[str, Number | Category]:
+    def _used(self) -> dict[str, Number | Date | Category | Hashed]:
         return {name: column for name, column in self.declared.items() if not isinstance(column, Ignored)}
 
     @property
@@ -371,10 +438,10 @@ class Columns:
         return len(self.inputs)
 
     def encode(self, rows: Any) -> np.ndarray:
-        """The inputs of each row, float32, (n, width).
+        """The inputs of each row, float32, (n, inputs).
 
-        ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, ``None``. Columns that are
-        not declared are not read.
+        ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, dates, ``None``. Columns
+        that are not declared are not read.
 
         Raises:
             DataError: lists the columns that are absent, and those with a value that the declaration refuses, with the
@@ -406,5 +473,5 @@ class Columns:
                 if (bad := np.flatnonzero(mask).tolist())
             ]
         if not blocks:
-            raise DataError("no column is an input: declare a number or a category")
+            raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems

@@ -102,9 +102,8 @@ class Split:
 class DataSet:
     """A data set ready for training, checked: as many labels as inputs, every label in 0..classes-1.
 
-    ``declared_size`` is a public constant, written in the reader or declared by the user, never counted from the
-    records: public results may depend on it, but never on ``len(train.inputs)``.
-    ``note`` is what a report of results must mention, for example that a copy is partial; "" if nothing.
+    ``declared_size`` is a public constant, never counted from the records: public results may depend on it, but never
+    on ``len(train.inputs)``. ``note`` is what a report of results must mention, such as that a copy is partial.
     ``vectors`` are the word vectors of a text, float32, (words, dims), public and independent of the records.
     ``words`` is how many numbers of words there are in a text without such vectors, whose meaning a model learns.
     ``features`` are the columns of a table that are inputs, in their order; () where inputs are no such columns.
@@ -171,8 +170,7 @@ def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
     Whether a record is held out is decided by a keyed hash of its place in the file, or of its user where users are
-    known, so that all records of a user are on one side. It depends neither on what the record says nor on others. The
-    key is secret and drawn anew for each run; the same key gives the same split.
+    known, so that all records of a user are on one side. The key is secret and drawn anew for each run.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import codecs
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisette import errors as checks
-from noisette.data.columns import Category, Columns, Number
+from noisette.data.columns import Columns, Number
 from noisette.data.dataset import Target, refuse
 from noisette.data.words import Numbering
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MOST_CLASSES = 1_000_000
+_BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
 MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
 _CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # all have 8 bits a channel or less
 
@@ -74,14 +75,14 @@ class Declaration:
     size: the publicly known number of training records; it need not be exact.
     label: the column of a table that holds the label.
     test: a second table with the same columns, for testing.
-    ranges: column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
-    categories: column -> every text it may hold; it becomes one input per text, 0 or 1.
     users: the column that holds the user whom a record belongs to. It is no input.
-    columns: what is declared about every column that is an input, instead of ranges and categories.
+    columns: what is declared about every column that is an input; without it each is the number that it holds.
     target: the bounds of the number in the label column, for regression instead of classes.
     text: the column that holds a text. It is then the only input.
     numbering: how texts become numbers of words.
     decimal: what stands before the decimals of a number in a CSV, a point or a comma.
+    thousands: what stands between the thousands of a number in a CSV, such as a comma; nothing unless declared.
+    encoding: of a CSV or JSON lines, such as "latin-1".
     skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
     images: the form that each image of a folder is brought to.
 
@@ -91,7 +92,7 @@ class Declaration:
     Raises:
         DataError: lists every value that is invalid or contradicts another.
 
-    >>> Declaration(classes=("no", "yes"), size=1000, ranges={"age": (0, 100)}).class_names
+    >>> Declaration(classes=("no", "yes"), size=1000).class_names
     ('no', 'yes')
     >>> Declaration(classes=3, size=1000).class_names
     ('0', '1', '2')
@@ -101,21 +102,21 @@ class Declaration:
     size: int | None = None
     label: str = "label"
     test: Path | None = None
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     users: str | None = None
     columns: Columns | None = None
     target: Target | None = None
     text: str | None = None
     numbering: Numbering = field(default_factory=Numbering)
     decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
     skip_unlabelled: bool = False
     images: ImageForm | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, int) and self.classes > _MOST_CLASSES:  # before their names are made
             refuse("declaration", [f"classes: expected at most {_MOST_CLASSES}, got {self.classes}"])
-        names, described = self.class_names, self.ranges.keys() | self.categories.keys()
+        names = self.class_names
         problems: list[str] = []
 
         def refuse_if(wrong: bool, problem: str) -> None:
@@ -127,42 +128,33 @@ class Declaration:
         )
         refuse_if(self.size is not None and self.size < 1, f"size: expected at least 1, got {self.size}")
         refuse_if(self.decimal not in (".", ","), f"decimal: expected a point or a comma, got {self.decimal!r}")
-        for column, (low, high) in self.ranges.items():
-            problem = f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})"
-            refuse_if(not -math.inf < low < high < math.inf, problem)
-        for column, texts in self.categories.items():
-            problem = f"categories: expected one or more different texts for column {column!r}"
-            refuse_if(not texts or len(set(texts)) < len(texts), problem)
-        for column in sorted(self.ranges.keys() & self.categories.keys()):
-            refuse_if(True, f"column {column!r} has both a range and categories; declare one of them")
-        problem = f"the label column {self.label!r} has classes; it takes neither a range nor categories"
-        refuse_if(self.label in described, problem)
-        problem = f"the column of users {self.users!r} is no input and no label; declare nothing else of it"
-        refuse_if(self.users is not None and self.users in {self.label} | described, problem)
+        refuse_if(
+            self.thousands not in _BETWEEN or self.thousands == self.decimal,
+            f"thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
+            f"{self.thousands!r}",
+        )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            problems.append(f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}')
+        problem = f"the column of users {self.users!r} is no label"
+        refuse_if(self.users is not None and self.users == self.label, problem)
         problem = "classes are for labels and target is for a number; declare one of them"
         refuse_if(self.target is not None and self.classes is not None, problem)
-        problem = "a text is the only input; leave out columns, ranges and categories"
-        refuse_if(self.text is not None and (self.columns is not None or bool(described)), problem)
+        problem = "a text is the only input; leave out columns"
+        refuse_if(self.text is not None and self.columns is not None, problem)
         problem = f"the column {self.text!r} is the text; it cannot be the label or the users too"
         refuse_if(self.text is not None and self.text in (self.label, self.users), problem)
-        problem = "columns are declared in full; leave out ranges and categories, or the columns"
-        refuse_if(self.columns is not None and bool(described), problem)
         for role, name in (("label", self.label), ("column of users", self.users)):
             problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
             refuse_if(self.columns is not None and name in self.columns.names, problem)
         refuse("declaration", problems)
 
     def features(self, columns: Iterable[str]) -> Columns:
-        """The columns that are inputs: those declared; or all of ``columns`` but label and users.
-
-        Without a declaration of columns, one that has neither range nor categories is used as numbers.
-        """
+        """The columns that are inputs: those declared; or all of ``columns`` but label and users, as numbers."""
         if self.columns is not None:
             return self.columns
-        declared: dict[str, Number | Category] = {name: Number(*bounds) for name, bounds in self.ranges.items()}
-        declared |= {name: Category(tuple(texts)) for name, texts in self.categories.items()}
-        names = [name for name in columns if name not in (self.label, self.users)]
-        return Columns({name: declared.get(name) or Number() for name in names})
+        return Columns({name: Number() for name in columns if name not in (self.label, self.users)})
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -192,7 +184,7 @@ class Declaration:
         if self.target is not None and images:
             problems.append("these are images, which have classes; declare these instead of a target")
         if test_place is not None:
-            of_tables = {name: getattr(self, name) for name in ("ranges", "categories", "columns", "text")}
+            of_tables = {name: getattr(self, name) for name in ("columns", "text")}
             problems += [f"{name}: for columns of a table only; leave it out" for name in of_tables if of_tables[name]]
             if self.test is not None:
                 problems.append(f"test: a separate file is for tables only; here the test split is {test_place}")

@@ -56,9 +56,8 @@ def read(
 ) -> DataSet:
     """The data set ``name`` from the first folder that contains it, downloaded if none does.
 
-    The folders are ``name/`` under ``data_dir``, under ``NOISETTE_DATA`` and under the user's cache, in this order. In
-    each, the files of ``source`` take precedence over ``copies``: partial or re-encoded files, with a reader for each
-    set of them. Downloads go to the cache; a file appears there once it is complete and its checksum agrees.
+    The folders are ``name/`` under ``data_dir``, under ``NOISETTE_DATA`` and under the user's cache, to which downloads
+    go. In each, the files of ``source`` take precedence over ``copies``: partial or re-encoded files, with a reader.
 
     Raises:
         DataError: files are absent and cannot be downloaded; the message says which files to put where.

@@ -38,9 +38,8 @@ def names() -> tuple[str, ...]:
 def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | None = None) -> DataSet:
     """The built-in data set ``name``; or, if it is the path of a folder, a table or an .npz, the user's own.
 
-    The files of a built-in set are looked for in ``data_dir``/name, then under ``NOISETTE_DATA``, then in the user's
-    cache; if they are in none of these, they are downloaded to the cache. The user's own files need a declaration of
-    the facts about them that are public.
+    The files of a built-in set are found as by :func:`noisette.data.files.read`. The user's own files need a
+    declaration of the facts about them that are public.
 
     Guarantee: shapes, number of classes and ``declared_size`` come from constants and the declaration, except that
     inputs have the shape of the arrays or images found; nothing is fitted to the records.

@@ -28,8 +28,7 @@ def read_arrays(path: Path, declaration: Declaration) -> DataSet:
     """The arrays ``x_train, y_train`` and optionally ``x_test, y_test``, or ``X, y``, of an NPZ as a data set.
 
     Inputs are (n, features), (n, h, w) or (n, c, h, w), labels integers or class names. Images of bytes are scaled by
-    their range to [0, 1]; other arrays are used unchanged. Values that are not finite are accepted: training leaves
-    such an example out of every sum. Nothing is unpickled.
+    their range to [0, 1]; other arrays are used unchanged. Nothing is unpickled.
 
     Raises:
         DataError: facts are undeclared, the file is damaged, or arrays are absent or have another shape or type.
@@ -106,13 +105,11 @@ class _File:
 def read_images(path: Path, declaration: Declaration) -> DataSet:
     """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders are named after the declared classes.
 
-    They lie in ``train/CLASS`` and optionally ``test/CLASS``, or in ``CLASS``. Names of folders count the same in upper
-    and lower case. Each image is brought to the declared form; without one, all images must be 8-bit grey, or all
-    8-bit colour, and have the size of the first. Hidden files are ignored.
+    They lie in ``train/CLASS`` and optionally ``test/CLASS``, or in ``CLASS``. Each image is brought to the declared
+    form; without one, all must be 8-bit grey, or all 8-bit colour, and have the size of the first.
 
     Raises:
-        DataError: lists what is undeclared; or every folder that is not a declared class and every file that is not
-            such an image. The message contains no names of files.
+        DataError: lists what is undeclared, or what is no such folder or image, without names of files.
     """
     classes, size = declaration.public_facts(path.name, test_place="in the folder test beside train", images=True)
     names = declaration.class_names
@@ -132,8 +129,6 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
 
 def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     """The names of the images that lie in a folder, in order, and the images, (n, c, h, w) in [0, 1].
-
-    Hidden files are ignored. Images must have this form, or are brought to it.
 
     Raises:
         DataError: there are no images, or a list of every file that is not such an image.

@@ -1,8 +1,8 @@
 """Reads tables of the user's own, and encodes their columns as inputs and targets, as declared.
 
-All values are read as texts and nothing is inferred from them: what a value means is declared. So pandas reads Parquet
-and Excel without conversions. It does not read the other formats: its parser of CSV lets a quote that is not closed, or
-a row that is too short, change other records, and that of JSON rounds whole numbers where a value is missing.
+All values are read as texts and nothing is inferred from them: what a value means is declared. pandas reads Parquet and
+Excel. It does not read the other formats: its parser of CSV lets a quote that is not closed, or a row that is too
+short, change other records, and that of JSON rounds whole numbers where a value is missing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gzip
 import json
 import lzma
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -21,12 +22,13 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from noisette.data.columns import Columns, Number, codes, is_missing, missing, numbers, text_of
+from noisette.data.columns import Columns, Number, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
 from noisette.data.declaration import Declaration
 
 DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 TYPED = (".jsonl", ".jsonl.gz", ".parquet", ".xlsx")  # whose values have types of their own
+_JSON, _FRAMES = TYPED[:2], TYPED[2:]
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
@@ -35,38 +37,43 @@ Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the 
 # Files
 
 
-def read(path: Path) -> Table:
+def read(path: Path, encoding: str = "utf-8") -> Table:
     """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
     The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line.
 
     Raises:
-        DataError: the file is absent, empty, damaged or not UTF-8, its names or rows are none, or a package for its
-            format is not installed. The message quotes none of its contents.
+        DataError: the file is absent, empty, damaged or in another encoding, its names or rows are none, or a package
+            for its format is not installed. The message quotes none of its contents.
     """
-    if path.name.lower().endswith((".parquet", ".xlsx")):
+    if path.name.lower().endswith(_FRAMES):
         names, found = _frame(path)
     else:
-        parse = _objects if path.name.lower().endswith((".jsonl", ".jsonl.gz")) else fields
-        names, *found = parsed(path, parse) or [[]]
+        parse = _objects if path.name.lower().endswith(_JSON) else fields
+        names, *found = parsed(path, parse, encoding) or [[]]
         if not names:
             raise DataError(f"{path} is empty; its first line must name the columns")
     return table(path, header=names, rows=found)
 
 
-def header(path: Path) -> list[str]:
-    """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
+def header(path: Path, encoding: str = "utf-8") -> list[str]:
+    """The names of the columns: no value is looked at, but of JSON lines the first one is parsed, which has the names.
 
     Raises:
         DataError: as for :func:`read`, or the file is of another kind, or a name is none.
     """
-    if not path.name.lower().endswith(DELIMITED):
-        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(DELIMITED)}")
-    # Bytes below the first line are not looked at, whether they are text or not.
-    found = parsed(path, lambda stream: fields([stream.readline()]), errors="replace")
+    suffix = path.name.lower()
+    if not suffix.endswith((*DELIMITED, *TYPED)):
+        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join((*DELIMITED, *TYPED))}")
+    if suffix.endswith(_FRAMES):
+        found = [_frame(path, names_alone=True)[0]]
+    else:
+        parse = _objects if suffix.endswith(_JSON) else fields
+        # Bytes below the first line are not looked at, whether they are text or not.
+        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")
     if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
-        raise DataError(f"{path} is not text in UTF-8; convert it")
-    if not found:
+        raise DataError(f"{path} {_not_in(encoding)}")
+    if not found or not found[0]:
         raise DataError(f"{path} is empty; its first line must name the columns")
     _check_names(path, found[0])
     return found[0]
@@ -77,14 +84,21 @@ def rows(path: Path) -> list[list[str]]:
     return parsed(path, fields)
 
 
-def parsed(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+def _not_in(encoding: str) -> str:
+    return f'is not text in {encoding.upper()}; convert it, or declare its encoding, such as encoding = "latin-1"'
+
+
+def parsed(
+    path: Path, parse: Callable[[TextIO], list[list[str]]], encoding: str = "utf-8", errors: str = "strict"
+) -> list[list[str]]:
     """What the function makes of the text in a file, which is unzipped if its name ends in .gz or .xz."""
+    signed = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
     try:
         opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
-        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
+        with opened(path, "rt", encoding=signed, newline="", errors=errors) as stream:
             return parse(stream)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8; convert it") from error
+    except UnicodeError as error:
+        raise DataError(f"{path} {_not_in(encoding)}") from error
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # only the system's messages do not quote the file
@@ -152,7 +166,7 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
     return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
 
 
-def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
+def _frame(path: Path, *, names_alone: bool = False) -> tuple[list[str], list[list[str]]]:
     """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
     kind = path.suffix.lower()
     if not path.is_file():
@@ -161,8 +175,13 @@ def _frame(path: Path) -> tuple[list[str], list[list[str]]]:
         import pandas
 
         if kind == ".xlsx":  # without inference the first row is one like any other
-            frame = pandas.read_excel(path, header=None, dtype=object, na_filter=False, engine="openpyxl")
-            names, frame = [text_of(name) for name in frame.head(1).to_numpy().ravel()], frame.tail(-1)
+            only = 1 if names_alone else None
+            cells = pandas.read_excel(path, header=None, dtype=object, na_filter=False, engine="openpyxl", nrows=only)
+            names, frame = [text_of(name) for name in cells.head(1).to_numpy().ravel()], cells.tail(-1)
+        elif names_alone:
+            from pyarrow import parquet
+
+            names, frame = parquet.read_schema(path).names, pandas.DataFrame()
         else:
             frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
             names = list(map(str, frame.columns))
@@ -214,10 +233,7 @@ def is_number(name: str) -> bool:
     >>> is_number("1,5"), is_number("age"), is_number("nan")
     (True, False, False)
     """
-    try:
-        return math.isfinite(float(name.replace(",", ".")))
-    except ValueError:
-        return False
+    return math.isfinite(numbers([name.replace(",", ".")])[0])
 
 
 # Inputs and targets
@@ -227,17 +243,16 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`.
 
     Raises:
-        DataError: lists what is undeclared; or every column that is declared but absent; or every column with a
-            missing value, a value that is not a finite number, or an undeclared text, with the rows.
+        DataError: lists what is undeclared, absent, missing or not as declared, with columns and rows.
     """
     classes, size = declaration.public_facts(path.name)
-    train = read(path)
+    train = read(path, declaration.encoding)
     refuse(path.name, _absent_columns(train, declaration))
     features = declaration.features(train)
     split, problems = encode(_labelled(train, declaration), declaration, features)
     test_split = None
     if declaration.test is not None:
-        test = read(declaration.test)
+        test = read(declaration.test, declaration.encoding)
         if test.keys() != train.keys():
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
         test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
@@ -259,7 +274,6 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = [("label", declaration.label), ("users", declaration.users), ("text", declaration.text)]
-    named += [(fact, name) for fact in ("ranges", "categories") for name in getattr(declaration, fact)]
     problems = []
     for fact, name in named:
         if name is not None and name not in found:
@@ -283,10 +297,9 @@ def _labelled(table: Table, declaration: Declaration) -> Table:
     """The rows that have a label, where those without one are left out; otherwise all rows."""
     if not declaration.skip_unlabelled:
         return table
-    names = {name.casefold() for name in declaration.class_names}
     labels = table[declaration.label]
-    kept = [not is_missing(label) or label.strip().casefold() in names for label in labels]
-    if not any(kept):
+    kept = ~missing(labels) | (codes(labels, declaration.class_names) >= 0)  # a class may have a name such as "none"
+    if not kept.any():
         raise DataError(f"column {declaration.label!r}: no row has a label")
     return {name: tuple(compress(column, kept)) for name, column in table.items()}
 
@@ -309,26 +322,35 @@ def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tupl
     """The inputs alone, and the problems found."""
     if declaration.text is not None:
         return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
-    of_numbers = {name for name, column in features.declared.items() if isinstance(column, Number)}
-    pointed = {name: _with_point(table[name], declaration.decimal) for name in of_numbers & table.keys()}
-    return features.encoded({**table, **pointed})
+    of_numbers = {name: column for name, column in features.declared.items() if isinstance(column, Number)}
+    plain = {n: _plain(table[n], declaration, column.missing_words) for n, column in of_numbers.items() if n in table}
+    return features.encoded({**table, **plain})
 
 
-def _with_point(column: Sequence[str], decimal: str) -> Sequence[str]:
-    """The texts of numbers whose decimals follow a point or a comma, with a point.
+def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str] = ()) -> Sequence[str]:
+    """The texts of numbers with a point before decimals and nothing between thousands.
 
-    Points and commas change places, so a number with a sign between its thousands stays none.
+    Where decimals follow a comma, points and commas change places, so that a point is none. The declared sign between
+    thousands is left out where three digits follow it.
 
-    >>> _with_point(["1,5", "1.234,5"], ",")
+    >>> _plain(["1,5", "1.234,5"], Declaration(decimal=","))
     ['1.5', '1,234.5']
+    >>> _plain(["1,5", "1.234,5"], Declaration(decimal=",", thousands="."))
+    ['1.5', '1234.5']
     """
-    return column if decimal == "." else [text.translate(_POINT_AND_COMMA) for text in column]
+    if declaration.thousands:
+        between = re.compile(rf"(?<=\d){re.escape(declaration.thousands)}(?=\d{{3}}(?!\d))")
+        column = [between.sub("", text) for text in column]
+    if declaration.decimal == ".":
+        return column
+    absent = missing(column, words)
+    return [text if gone else text.translate(_POINT_AND_COMMA) for text, gone in zip(column, absent, strict=True)]
 
 
 def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
     """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
     if declaration.target is not None:
-        found = numbers(_with_point(labels, declaration.decimal))
+        found = numbers(_plain(labels, declaration))
         problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
         return declaration.target.scaled(found), problems
     found = codes(labels, declaration.class_names)

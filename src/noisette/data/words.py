@@ -136,11 +136,7 @@ class Vocabulary:
 
     @property
     def numbered_vectors(self) -> np.ndarray:
-        """The vector of each number, float32, (2 + words, dims).
-
-        Padding has the zero vector. An unknown word has the mean of all vectors: without further knowledge the best
-        estimate, and different from padding, so a model can tell an unknown word from the end of a text.
-        """
+        """The vector of each number, float32, (2 + words, dims): zero for padding, for an unknown word the mean."""
         padding = np.zeros_like(self.vectors[0])
         return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
 

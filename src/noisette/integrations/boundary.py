@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from noisette.clipping.engines import RecordedCall, Returned
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.loss import Microbatch
-from noisette.core.trees import leaves, with_leaves
+from noisette.core.trees import leaves, tensors, with_leaves
 from noisette.errors import PrivacyError
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 
 WHOLE = 2**31  # examples of a microbatch: the whole batch
@@ -91,11 +91,16 @@ class Boundary:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for these rows; a number of each row, such as its loss, as their mean or sum.
 
-        Without gradients, in ``eval`` mode and after the last step it is called as it is.
+        Without gradients, in ``eval`` mode and after the last step it is called as it is. Once all records of the batch
+        are in a step, what requires gradients by itself, such as the images of a generator, gets them through the
+        released weights.
         """
         run, model = self._run, self._clip.model
         if run is None or not run.steps_left or not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
+        if not self._left and any(tensor.requires_grad for tensor in tensors((args, kwargs))):
+            released = {name: p.detach() for name, p in model.named_parameters()}
+            return torch.func.functional_call(model, released, args, kwargs)
         if self._piece and self._piece[0].count < self._left:
             self._end_piece(run)
         run.before_call()

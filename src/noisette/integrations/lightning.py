@@ -47,12 +47,10 @@ def make_private(
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
-    The module stays the same object, with its own ``training_step``, ``configure_optimizers`` and hooks, and its class
-    becomes a subclass of what it was. ``fit`` takes data set, collation and ``batch_size`` from the training loader,
-    wherever it is given (to ``fit``, by a data module, by the module); its batches are Poisson samples of that expected
-    size. Number of steps and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is
-    called with a batch of one record, for each record; what it logs is private and left out. An epoch is as many steps
-    as give each record one expected turn.
+    The module stays the same object, and its class becomes a subclass of what it was. ``fit`` takes data set, collation
+    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Number of steps
+    and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is called with a batch of
+    one record, for each record; what it logs is private and left out.
 
     With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
     and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.
@@ -141,6 +139,7 @@ class PrivateHooks(_Module):
             return own(rows, *number)
 
         self._private_run.begin(self, step, [*_transfer_hooks(self, super())])
+        self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
@@ -225,12 +224,13 @@ class PrivateHooks(_Module):
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""
-        if not self._private_run.computes_loss:
+        if not self._private_run.leaves_out(self.trainer, *args[:1]):
             super().log(*args, **kwargs)
 
-    def log_dict(self, *args: Any, **kwargs: Any) -> None:
-        if not self._private_run.computes_loss:
-            super().log_dict(*args, **kwargs)
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        names = dictionary if isinstance(dictionary, Mapping) else ()  # a collection of metrics is not computed
+        if not self._private_run.leaves_out(self.trainer, *names):
+            super().log_dict(dictionary, *args, **kwargs)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if not self._private_run.computes_loss:
@@ -275,7 +275,10 @@ def _closing(package: str) -> type:
     """A callback that ends the run where ``fit`` fails; of a class of the package that the module is of."""
 
     class CloseRun(import_module(package).Callback):
-        """Ends the private run of a ``fit`` that fails."""
+        """Ends the private run of a ``fit`` that fails, and notes what validation logs."""
+
+        def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module._private_run.validated = set(trainer.callback_metrics)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             pl_module._private_run.close()

@@ -10,17 +10,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.agreement import Fingerprint, check_declared_again
 from noisette.run.checkpoint import SavedRun, capture_state
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -239,6 +240,7 @@ class LightningRun:
         self._declared_numbers: dict[str, float | None] = {}  # of the run
         self._read: set[str] = set()  # the numbers of the trainer that a loss has read
         self.computes_loss = False  # whether private values are being computed
+        self.validated: set[str] | None = None  # what validation logs, where it was tried before the training
         self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
         self.is_called = False  # whether the boundary calls the module
 
@@ -255,7 +257,7 @@ class LightningRun:
         self.close()
         source = trainer.fit_loop._data_source
         self._source, source.instance = source.instance, module
-        self._loader = self._saved = None
+        self._loader = self._saved = self.validated = None
         self._processes = trainer.world_size
         if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
             trainer.strategy.configure_ddp = lambda: None
@@ -263,8 +265,7 @@ class LightningRun:
     def steps(self, module: Any, of_module: Any) -> Steps:
         """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
 
-        What is wrong with the loader is refused by :meth:`begin`: an error raised here would leave the changes that
-        Lightning makes to ``DataLoader`` while it asks for one.
+        What is wrong is refused by :meth:`begin`: an error here would leave changes that Lightning makes meanwhile.
         """
         if self._loader is None:
             if self._source is module:
@@ -325,18 +326,39 @@ class LightningRun:
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
 
-    def _numbers(self, trainer: Any) -> dict[str, float | None]:
+    def try_checkpoint(self, trainer: Any) -> None:
+        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
+        if trainer.checkpoint_callbacks and self._processes == 1:
+            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
+                trainer.save_checkpoint(Path(folder, "first.ckpt"))
+
+    def leaves_out(self, trainer: Any, *names: str) -> bool:
+        """Whether values of these names are logged by a loss, and so are private and left out.
+
+        Raises:
+            PrivacyError: one is monitored, and validation does not log it: the end of the epoch would find nothing.
+        """
+        if not self.computes_loss:
+            return False
+        validated = self.validated or set()
+        schedules = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        for watching in [] if self.validated is None and trainer.enable_validation else trainer.callbacks + schedules:
+            monitored = getattr(watching, "monitor", None)
+            if monitored not in validated and monitored in {n + end for n in names for end in ("", "_step", "_epoch")}:
+                raise PrivacyError(
+                    f'{type(watching).__name__} has monitor="{monitored}", which training_step logs: what it computes '
+                    "of private records is left out. Log it in validation_step, whose records are not covered by the "
+                    'guarantee, or monitor "epsilon"'
+                )
+        return True
+
+    def _numbers(self, trainer: Any) -> dict[str, Any]:
         """What is declared, by the names that users know, for a later process to compare."""
-        declared = self._declared
-        return {
-            "public_size": declared.public_size,
-            "batch size of the loader": self._batch_size,
-            "steps of max_epochs or max_steps": _last_step(trainer),
-            "epsilon": declared.epsilon,
-            "delta": declared.delta,
-            "noise_multiplier": declared.noise_multiplier,
-            "max_grad_norm": declared.max_grad_norm,
-        }
+        names = "public_size", "epsilon", "delta", "noise_multiplier", "max_grad_norm"
+        numbers = {name: getattr(self._declared, name) for name in names}
+        of_trainer = {"steps of max_epochs or max_steps": _last_step(trainer)}
+        return numbers | of_trainer | {"batch size of the loader": self._batch_size}
 
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
@@ -352,7 +374,7 @@ class LightningRun:
             delta=self._declared.delta,
             noise_multiplier=self._declared.noise_multiplier,
             ledger=self._ledger,
-            collate_fn=_collate(self._loader),
+            collate_fn=self._loader.collate_fn,
         )
 
     def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
@@ -362,7 +384,7 @@ class LightningRun:
         ledger = self._ledger = self._declared.ledger or Path(facts["ledger"])
         folder = _fingerprint_of(ledger, facts["terms"]["run"])
         saved = SavedRun.told({**facts, "learned": capture_state(clip.model, optimizer)})
-        given = {"ledger": ledger, "collate_fn": _collate(self._loader), "saved": saved}
+        given = {"ledger": ledger, "collate_fn": self._loader.collate_fn, "saved": saved}
         try:
             return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
         except FileNotFoundError as error:
@@ -484,7 +506,13 @@ def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object
     """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one."""
     for hook in hooks:
         rows = hook(rows, 0)
-    return value_of(step(rows))
+    output = step(rows)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if loss is None:  # whether a record takes part would depend on the record
+        raise PrivacyError(
+            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
+        )
+    return loss
 
 
 def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
@@ -506,22 +534,3 @@ def _last_step(trainer: Any) -> int:
     lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
     lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
     return min(lengths)
-
-
-def _collate(loader: DataLoader[Any]) -> Any:
-    """The loader's collation; that of torch is the run's own."""
-    return None if loader.collate_fn is default_collate else loader.collate_fn
-
-
-def value_of(output: Any) -> Tensor:
-    """The loss in what a ``training_step`` returned.
-
-    Raises:
-        PrivacyError: there is none: whether a record takes part would depend on the record.
-    """
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if loss is None:
-        raise PrivacyError(
-            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
-        )
-    return loss

@@ -1,6 +1,6 @@
 """Loops written for Opacus: the same ``PrivacyEngine``, with records that the model computes apart by construction.
 
-Opacus itself is not needed. The loop stays as it is, except for one number to declare::
+Opacus itself is not needed. The loop stays as it is, except for the imports and one number to declare::
 
     model, optimizer, loader = PrivacyEngine().make_private(
         module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0,
@@ -19,7 +19,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -27,13 +27,15 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
+from noisette.core.trees import map_leaves
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
+DPLSTM, DPGRU, DPRNN = nn.LSTM, nn.GRU, nn.RNN  # those of torch are private as they are
 _ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}
 _CLIPPING: dict[str, Callable[[float], Any]] = {
     "flat": FlatClipping,
@@ -46,13 +48,9 @@ _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that o
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    The model is vectorised over the rows of its arguments when it is called in training mode, and the gradient that
-    ``loss.backward()`` brings to its outputs is turned into clipped gradients of single records. A batch may be taken
-    in pieces; a model that cannot be vectorised is called for one record after the other, with a warning.
-
-    As with Opacus, the criterion is yours: the loss is a mean or a sum over rows, in which each record's term depends
-    on its own row of the outputs alone. So is what the loop computes from a batch in front of the model, and what it
-    prints.
+    The model is called as :class:`~noisette.integrations.boundary.Boundary` says. As with Opacus, the criterion is
+    yours: the loss is a mean or a sum over rows, in which each record's term depends on its own row of the outputs
+    alone. So is what the loop computes from a batch in front of the model, and what it prints.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -87,21 +85,24 @@ class PrivacyEngine:
         clipping: str = "flat",
         noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
-    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        criterion: Any = None,
+    ) -> tuple[Any, ...]:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
         Args:
             module: the model; its trainable parameters are trained.
-            optimizer: of these parameters.
+            optimizer: of these parameters. It gets the attributes ``noise_multiplier``, ``max_grad_norm`` and
+                ``expected_batch_size``.
             data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
                 expected size.
             noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``.
             max_grad_norm: the clipping norm of one example.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
-            batch_first, poisson_sampling, noise_generator: as in Opacus; values that would not be private are refused.
+            batch_first, poisson_sampling, noise_generator: what would not be private is refused.
             clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
-            grad_sample_mode: accepted; gradients are the same in each mode.
+            grad_sample_mode: accepted; gradients are the same in each mode. With ``"ghost"`` ``criterion`` is returned
+                as well, in front of the loader, as it is.
 
         Guarantee: that of :func:`noisette.privatize`.
 
@@ -110,10 +111,11 @@ class PrivacyEngine:
             PrivacyError: as by :func:`noisette.privatize`.
         """
         _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        declared = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "accountant": self._accountant}
-        return self._private(
-            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, declared
-        )
+        optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
+        budget = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "public_size": public_size}
+        rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
+        made = self._private(module, optimizer, data_loader, rule, mean, budget)
+        return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made
 
     def make_private_with_epsilon(
         self,
@@ -132,7 +134,8 @@ class PrivacyEngine:
         clipping: str = "flat",
         noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
-    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        criterion: Any = None,
+    ) -> tuple[Any, ...]:
         """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``.
 
         Args:
@@ -142,48 +145,57 @@ class PrivacyEngine:
         The other arguments, and the errors, are those of :meth:`make_private`.
         """
         _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        declared = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "accountant": self._accountant}
-        return self._private(
-            module, optimizer, data_loader, max_grad_norm, public_size, loss_reduction, clipping, declared
-        )
+        optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
+        budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "public_size": public_size}
+        rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
+        made = self._private(module, optimizer, data_loader, rule, mean, budget)
+        return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made
 
     def _private(
         self,
         module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        max_grad_norm: float,
-        public_size: int | None,
-        loss_reduction: str,
-        clipping: str,
-        declared: Mapping[str, Any],
+        optimizer: Any,
+        loader: DataLoader[Any],
+        rule: Any,
+        mean: bool,
+        budget: Mapping[str, Any],
     ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
         """The parts of a private loop, with noise and steps as declared."""
-        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        clip = PerExampleClip(module, clipping=rule, capture="eager")
+        boundary = Boundary(clip, optimizer, mean=mean)
+        batch_size, collate = loader.batch_size or 1, loader.collate_fn
+        given = {"expected_batch_size": batch_size, "ledger": self._ledger, "accountant": self._accountant, **budget}
         try:
-            run = privatize(
-                clip,
-                optimizer,
-                data_loader.dataset,
-                expected_batch_size=data_loader.batch_size or 1,
-                public_size=public_size,
-                ledger=self._ledger,
-                collate_fn=data_loader.collate_fn,
-                **declared,
-            )
+            run = self._run = privatize(clip, optimizer, loader.dataset, collate_fn=collate, **given)
         except BaseException:
             boundary.close()
             raise
-        self._run = run
         boundary.begin(run)
-        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
+        optimizer.noise_multiplier, optimizer.expected_batch_size = run.noise_multiplier, batch_size
+        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary, loader)
+
+    @property
+    def accountant(self) -> Self:
+        """What has ``get_epsilon``, as in Opacus."""
+        return self
+
+    @property
+    def _begun(self) -> PrivateRun:
+        if self._run is None:
+            raise PrivacyError("call make_private first: there is no run whose cost could be told")
+        return self._run
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far."""
-        if self._run is None:
-            raise PrivacyError("call make_private first: there is no run whose cost could be told")
-        return self._run.epsilon(delta=delta)
+        return self._begun.epsilon(delta=delta)
+
+    def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
+        """Write model, optimizer and privacy cost into a folder, from which ``PrivateRun.resume`` goes on.
+
+        Raises:
+            ValueError: the ledger is in memory; give ``PrivacyEngine(ledger=PATH)``.
+        """
+        self._begun.save(path)
 
 
 class PrivateModule(nn.Module):
@@ -209,9 +221,13 @@ class PrivateModule(nn.Module):
 
 
 class PoissonLoader:
-    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in."""
+    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in.
 
-    def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary) -> None:
+    ``dataset``, ``batch_size`` (the expected one) and ``sample_rate`` are those of the run.
+    """
+
+    def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary, loader: DataLoader[Any]) -> None:
+        self.dataset, self.batch_size, self.sample_rate = loader.dataset, loader.batch_size, run.sampling_rate
         self._batches = run.batches()
         self._optimizer = optimizer
         self._boundary = boundary
@@ -222,6 +238,11 @@ class PoissonLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
+        for batch, _ in self.with_sizes():
+            yield batch
+
+    def with_sizes(self) -> Iterator[tuple[Any, int]]:
+        """Each batch and how many records it has."""
         for _ in range(self._steps):
             batch = next(self._batches, None)
             if batch is None:
@@ -231,7 +252,35 @@ class PoissonLoader:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            yield next(batch.microbatches(WHOLE))
+            yield next(batch.microbatches(WHOLE)), len(batch.indices)
+
+
+class BatchMemoryManager:
+    """Takes each batch in pieces of at most ``max_physical_batch_size`` records.
+
+    As in Opacus, the loop calls ``optimizer.step()`` after each piece, which does nothing but after the last one.
+    """
+
+    def __init__(self, *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer) -> None:
+        self._loader, self._most, self._optimizer = data_loader, max_physical_batch_size, optimizer
+        self._is_last = True
+
+    def __enter__(self) -> Self:
+        whole_step = self._optimizer.step
+        self._before = vars(self._optimizer).get("step")
+        self._optimizer.step = lambda *given: whole_step(*given) if self._is_last else None  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._optimizer.step
+        if self._before is not None:
+            self._optimizer.step = self._before  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, size in self._loader.with_sizes():
+            for start in range(0, size, self._most):
+                self._is_last = start + self._most >= size
+                yield map_leaves(lambda rows: rows[start : start + self._most], batch)  # noqa: B023 - called at once
 
 
 def _check(

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,10 +25,11 @@ from torch.optim.swa_utils import AveragedModel
 from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
-from noisette.clipping.per_example import PerExampleClip
-from noisette.data.columns import Columns, Ignored, Number
+from noisette.data.columns import Columns, Date, Ignored, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
+from noisette.nn.models.networks import UnitNorm
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
@@ -35,7 +37,6 @@ from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, del
 Value = TypeVar("Value")
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
 
-_LEAST_NORM = 1e-6
 _ROWS_AT_ONCE = 4096
 _PREDICTED_AT_ONCE = 10_000
 _WIDTH = 88  # of the statement
@@ -136,7 +137,7 @@ def columns_of(columns: Columns | Path | str) -> Columns:
 def bounds_of_columns(columns: Columns) -> np.ndarray:
     """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
     low = [
-        -1.0 if isinstance(column, Number) and place == 0 else 0.0
+        -1.0 if isinstance(column, Number | Date) and place == 0 else 0.0
         for name in columns.names
         for column in [columns.declared[name]]
         if not isinstance(column, Ignored)
@@ -149,14 +150,11 @@ def bounds_of_columns(columns: Columns) -> np.ndarray:
 
 
 class Knots(nn.Module):
-    """Each number in [0, 1], and the heights of triangles above it: (b, n) to (b, n + n * knots).
+    """Each number in [0, 1], and the heights of ``knots`` triangles above it: (b, n) to (b, n + n * knots).
 
     The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
     is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
     refine a line; what is zero stays zero, so an indicator takes part only where it is one.
-
-    Args:
-        knots: number of triangles; without any, numbers stay as they are.
 
     >>> Knots(2)(torch.tensor([[0.25, 1.0]]))
     tensor([[0.2500, 1.0000, 0.2500, 0.0000, 0.0000, 0.5000]])
@@ -170,18 +168,6 @@ class Knots(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heights = 1 - (x.unsqueeze(2) * len(self.tops) - self.tops).abs()
         return torch.cat([x, heights.clamp(min=0).flatten(1) / 2], dim=1)
-
-
-class UnitNorm(nn.Module):
-    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
-
-    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
 
 
 def fixed_part(knots: int) -> nn.Sequential:
@@ -327,7 +313,6 @@ class PrivateEstimator(BaseEstimator):
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
             lambda: self.epochs is None or checks.positive(epochs=self.epochs),
             lambda: batch_size is None or checks.count(batch_size=batch_size),
-            lambda: _check_batch(batch_size, size),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
             lambda: self._note_bounds(bounds, X),
         )
@@ -413,11 +398,6 @@ class PrivateEstimator(BaseEstimator):
         return tags
 
 
-def _check_batch(batch_size: int | None, size: int) -> None:
-    if isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
-        raise ValueError(f"expected a batch_size of at most the declared size, {size}, got {batch_size}")
-
-
 def _check_numeric_targets(y: Any) -> None:
     """Check that targets are numbers."""
     targets = np.asarray(y)
@@ -473,6 +453,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
             column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
+        class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
+            ``{"ill": 5}``: "balanced" would count the labels. They are divided by the largest, so that no gradient
+            grows beyond its clipping norm.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
             ``size`` is small for the number of features.
@@ -482,8 +465,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
         random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
-        undeclared_from_rows: read what is not declared (size, bounds, classes) from the rows, as scikit-learn does;
-            epsilon does not cover that, and ``privacy_`` says so. For trials on public data.
+        undeclared_from_rows: read what is not declared from the rows, which epsilon does not cover, as ``privacy_``
+            says. For trials on public data.
 
     Attributes:
         classes_: the labels, sorted, shape (classes,).
@@ -510,13 +493,10 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     _: KW_ONLY
     classes: Sequence[Any] | int | None = None
+    class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on these rows; each call has a privacy cost of its own, which the ledger adds up.
-
-        Args:
-            X: rows of finite numbers, shape (n, features): an array or a frame.
-            y: the label of each row, shape (n,).
+        """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
 
         Raises:
             ValueError: something is not declared; all of it is listed, with the ways out. A label is not among the
@@ -528,11 +508,13 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             check_classification_targets(y)
             declared = Declarations(self.undeclared_from_rows)
             labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-            codes, outputs = torch.zeros(len(y), dtype=torch.int64), 1
+            codes, outputs, loss = torch.zeros(len(y), dtype=torch.int64), 1, _cross_entropy
             if labels is not None:
                 self.classes_ = _declared_labels(labels)
                 codes, outputs = _codes(self.classes_, y), len(self.classes_)
-            return self._fit(X, codes, outputs, _cross_entropy, declared, curvature=None)
+                if self.class_weight is not None:
+                    loss = partial(_weighted, _weights(self.class_weight, self.classes_))
+            return self._fit(X, codes, outputs, loss, declared, curvature=None)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -550,6 +532,23 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
 def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
+
+
+def _weighted(weights: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (weights[y] * F.cross_entropy(model(x), y, reduction="none")).sum()
+
+
+def _weights(given: Any, labels: np.ndarray) -> Tensor:
+    """The weight of each label, float32, the largest one 1."""
+    known = labels.tolist()
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise ValueError(
+            f'expected class_weight as a mapping from some of the labels {known} to numbers, got {given!r}; "balanced" '
+            "would count private labels"
+        )
+    checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
+    weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
+    return weights / weights.max()
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:

@@ -6,31 +6,35 @@ names and by the kind of model, which are public, never by the lengths that are 
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Subset
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.models.auto import modeling_auto
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.run.agreement import check_declared_again
 from noisette.run.checkpoint import SavedRun
-from noisette.run.collation import PaddedBuckets, row_of
+from noisette.run.collation import PaddedBuckets, collated, row_of
 from noisette.run.loading import record
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -97,27 +101,41 @@ def _as_tensor(value: Any) -> Any:
         return value
 
 
-def bucketed(
-    records: Any,
-    collate: Collate,
-    edges: Sequence[int],
-    pad_token: int,
-    model: nn.Module,
-    padded_fields: Mapping[str, float],
-) -> Any:
-    """The training records of a trainer, padded to buckets with these ``edges`` where they are texts.
+@dataclass(frozen=True)
+class Padding:
+    """How the records of a model are padded: to buckets with these ``edges``, where they are texts.
 
     ``pad_token`` fills up token ids; the class of the model says whether there is a label for each token.
     """
-    if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
-        raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
-    collated: Any = CollatedRecords(records, collate)
-    names = collated[0].keys() if len(collated) else set()
-    for fills in _fills(model, pad_token, padded_fields):
-        pad: dict[int | str, float] = {name: fill for name, fill in fills.items() if name in names}
-        if pad:
-            collated = PaddedBuckets(collated, edges, pad=pad)
-    return collated
+
+    edges: Sequence[int]
+    pad_token: int
+    model: nn.Module
+    padded_fields: Mapping[str, float]
+
+    def bucketed(self, records: Any, collate: Collate) -> Any:
+        """The training records, each collated alone and padded to the bucket of its own length."""
+        if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+            raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
+        padded: Any = CollatedRecords(records, collate)
+        for fills in self._fills_of(padded):
+            padded = PaddedBuckets(padded, self.edges, pad=fills)
+        return padded
+
+    def together(self, collate: Collate, records: list[Any]) -> Any:
+        """A batch for evaluation: as in training, but all texts are padded to the bucket of the longest one."""
+        padded = [CollatedRecords(records, collate)[index] for index in range(len(records))]
+        for fills in self._fills_of(padded):
+            longest = PaddedBuckets(padded, self.edges, pad=fills).longest_edge
+            alike = PaddedBuckets(padded, [longest], pad=fills)
+            padded = [alike[index] for index in range(len(records))]
+        return collated(padded)
+
+    def _fills_of(self, records: Any) -> list[dict[int | str, float]]:
+        names = records[0].keys() if len(records) else set()
+        found = _fills(self.model, self.pad_token, self.padded_fields)
+        kept: list[dict[int | str, float]] = [{n: fill for n, fill in fills.items() if n in names} for fills in found]
+        return [fills for fills in kept if fills]
 
 
 def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -164,31 +182,25 @@ def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: M
     return loss
 
 
-_SEE_CHECKPOINT = "the steps of a run that goes on are those that it has left, with fresh batches; leave it out"
-_SEE_SHARDING = "shard the model with fully_shard and train it with noisette.privatize"
-_SEE_RANKS = "the run adds up the ranks' gradients by itself; leave it out"
+_OF_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _REFUSED = {
     "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
     "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
     "dataloader_drop_last": "Poisson batches have no last one; leave it out",
     "torch_compile": "the private step is captured and compiled by itself; leave it out",
     "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
-    "fsdp": _SEE_SHARDING,
-    "parallelism_config": _SEE_SHARDING,
+    **dict.fromkeys(("fsdp", "parallelism_config"), "shard with fully_shard and train with noisette.privatize"),
     "neftune_noise_alpha": "register a forward hook on the embedding that adds this noise; leave it out",
     "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
     "debug": "it prints values that the model computes of private records; leave it out",
     "include_num_input_tokens_seen": "the number of tokens in private records is not released; leave it out",
     "data_seed": "batches are drawn with a secret key; leave it out",
-    "ignore_data_skip": _SEE_CHECKPOINT,
+    "ignore_data_skip": "a run goes on with the steps that it has left, with fresh batches; leave it out",
     "restore_callback_states_from_checkpoint": "callbacks begin anew; leave it out",
     "enable_jit_checkpoint": "a checkpoint is written between steps alone; use save_steps",
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
     "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
-    "ddp_find_unused_parameters": _SEE_RANKS,
-    "ddp_bucket_cap_mb": _SEE_RANKS,
-    "ddp_broadcast_buffers": _SEE_RANKS,
-    "ddp_static_graph": _SEE_RANKS,
+    **dict.fromkeys(_OF_DDP, "the run adds up the ranks' gradients by itself; leave it out"),
 }
 
 
@@ -216,17 +228,13 @@ class PrivateTrainingArguments(TrainingArguments):
         ValueError: a number is missing, or a setting contradicts the guarantee; all problems are listed.
     """
 
-    epsilon: float | None = field(default=None, metadata={"help": "Privacy budget of the training."})
-    delta: float | None = field(default=None, metadata={"help": "Probability with which epsilon may fail."})
-    noise_multiplier: float | None = field(default=None, metadata={"help": "Noise, in units of the clipping norm."})
-    public_size: int | None = field(default=None, metadata={"help": "Declared number of training records."})
-    bucket_edges: tuple[int, ...] = field(
-        default=(16, 32, 64, 128, 256, 512), metadata={"help": "Lengths to which texts are padded."}
-    )
-    padded_fields: dict | None = field(
-        default=None, metadata={"help": "Further fields with a value for each token, and what fills them up."}
-    )
-    ledger: str | None = field(default=None, metadata={"help": "The file that records every release."})
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    public_size: int | None = None
+    bucket_edges: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
+    padded_fields: dict | None = None
+    ledger: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,11 +245,6 @@ class PrivateTrainingArguments(TrainingArguments):
     def expected_batch_size(self) -> int:
         """Examples of a step on average: the constant that the noised sum is divided by."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    @property
-    def length(self) -> str:
-        """How long the training is to be, in words."""
-        return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
 
     def _problems(self) -> Iterator[str]:
         """Each setting that is missing or contradicts the guarantee, with the way out."""
@@ -268,14 +271,11 @@ class PrivateTrainingArguments(TrainingArguments):
 
 def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
     """What a run is told at its start, under the names of the arguments; a run that goes on must be told the same."""
-    return {
-        "epsilon": args.epsilon,
-        "delta": args.delta,
-        "noise_multiplier": args.noise_multiplier,
-        "public_size": args.public_size,
+    length = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    return {name: getattr(args, name) for name in ("epsilon", "delta", "noise_multiplier", "public_size")} | {
         "max_grad_norm": float(args.max_grad_norm),
         "per_device_train_batch_size * gradient_accumulation_steps": args.expected_batch_size,
-        "max_steps or num_train_epochs": args.length,
+        "max_steps or num_train_epochs": length,
     }
 
 
@@ -306,7 +306,7 @@ class PrivateTrainer(Trainer):
     optimizer: Any  # an optimizer and a schedule of torch, once ``train`` has created them
     lr_scheduler: Any
     _state_of_loss: _State | None = None  # of a training
-    _is_loss_computed = False
+    _is_silent = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # type: ignore[override]
         """Train within the budget, and return the number of steps, the time and the epsilon spent.
@@ -329,8 +329,10 @@ class PrivateTrainer(Trainer):
             self.create_optimizer()
             with self._run(clip, _checkpoint(resume_from_checkpoint, self.args)) as run:
                 self._state_of_loss = _State(self.state)
+                self._rehearse(run)
                 self._train(run)
                 epsilon = self._epsilon(run)
+                self._set_optimizer("eval")
         finally:
             self.is_in_train, self._state_of_loss = False, None
             clip.close()
@@ -345,9 +347,33 @@ class PrivateTrainer(Trainer):
         """Refused: batches of the training set are Poisson samples that the run draws."""
         raise TypeError("a PrivateTrainer has no training loader: the private run draws its batches; call train()")
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """As always, with each record collated alone and padded as in training, to the longest bucket in its batch."""
+        with self._padding_together():
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """As :meth:`get_eval_dataloader`."""
+        with self._padding_together():
+            return super().get_test_dataloader(test_dataset)
+
+    @contextmanager
+    def _padding_together(self) -> Iterator[None]:
+        own = self.data_collator
+        self.data_collator = cast(Any, partial(self._padding.together, own))
+        try:
+            yield
+        finally:
+            self.data_collator = own
+
+    @property
+    def _padding(self) -> Padding:
+        pad_token = getattr(self.processing_class, "pad_token_id", None) or 0
+        return Padding(self.args.bucket_edges, pad_token, self.model, self.args.padded_fields or {})
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As always, but for values of ``compute_loss`` of training records, which are private and left out."""
-        if not self._is_loss_computed:
+        if not self._is_silent:
             super().log(logs, start_time)
 
     # The run
@@ -356,9 +382,7 @@ class PrivateTrainer(Trainer):
         """A new run, or that of a checkpoint; the trainer's state and schedule follow it."""
         args = self.args
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
-        pad_token = getattr(self.processing_class, "pad_token_id", None) or 0
-        more = args.padded_fields or {}
-        records = bucketed(self.train_dataset, collate, args.bucket_edges, pad_token, self.model, more)
+        records = self._padding.bucketed(self.train_dataset, collate)
         if self._created_lr_scheduler:  # of an earlier training
             self.lr_scheduler, self._created_lr_scheduler = None, False
         run = self._new_run(clip, records) if checkpoint is None else self._run_of(checkpoint, clip, records)
@@ -427,6 +451,43 @@ class PrivateTrainer(Trainer):
         else:
             model.gradient_checkpointing_enable(others or None)
 
+    def _rehearse(self, run: PrivateRun) -> None:
+        """Try what could otherwise fail only after steps were paid for: an evaluation, its metrics, a checkpoint."""
+        kept = self.callback_handler, self.state, self.control
+        self.callback_handler = CallbackHandler([DefaultFlowCallback], *[None] * 4)
+        self.state, self.control, self._is_silent = copy.deepcopy(self.state), copy.copy(self.control), True
+        try:
+            if self.args.eval_strategy != "no":
+                self._determine_best_metric(self._metrics_of_few(), trial=None)
+            if self.args.save_strategy != "no" and not run.steps_spent:
+                with TemporaryDirectory(prefix="rehearsal-", dir=_folder(self.args)) as folder:
+                    self._write_checkpoint(run, Path(folder))
+                    self._check_disk(run, sum(file.stat().st_size for file in Path(folder).rglob("*")))
+        finally:
+            (self.callback_handler, self.state, self.control), self._is_silent = kept, False
+        self.model.train()
+
+    def _metrics_of_few(self) -> dict[str, float]:
+        """Metrics of one batch; of all records where that fails, because a metric may need both classes, say."""
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        if self.args.world_size == 1 and all(hasattr(records, "__len__") for records in sets.values()):
+            few = {name: _first(records, self.args.eval_batch_size) for name, records in sets.items()}
+            with suppress(Exception):
+                return self.evaluate(few.get("", few))
+        return self.evaluate()
+
+    def _check_disk(self, run: PrivateRun, size: int) -> None:
+        """Check that the checkpoints to come, each of at least so many bytes, fit on the disk."""
+        args, steps = self.args, self.state.save_steps
+        number = run.steps_left // steps if args.save_strategy == "steps" and steps else 1
+        if args.save_total_limit:
+            number = min(number, args.save_total_limit + 1)
+        if (free := shutil.disk_usage(_folder(args)).free) < number * size:
+            raise ValueError(
+                f"{number} checkpoints of {size:,} bytes or more do not fit in {args.output_dir}, where {free:,} bytes "
+                "are free: give save_total_limit, larger save_steps or another output_dir. No step was taken"
+            )
+
     def _train(self, run: PrivateRun) -> None:
         """All steps that remain, in epochs that callbacks may end."""
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
@@ -460,6 +521,7 @@ class PrivateTrainer(Trainer):
 
     def _step(self, run: PrivateRun, batch: Batch) -> None:
         """One release and the step of the optimizer."""
+        self._set_optimizer("train")
         for rows in batch.microbatches(self.args.per_device_train_batch_size):
             inputs = self._prepare_inputs(rows)
             with self.compute_loss_context_manager(), self._losses_computed() as loss:
@@ -482,11 +544,11 @@ class PrivateTrainer(Trainer):
         assert of_loss is not None, "set by train"
         values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
         numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
-        self.state, self._is_loss_computed = cast(Any, of_loss), True
+        self.state, self._is_silent = cast(Any, of_loss), True
         try:
             yield partial(_loss_of_one, self.compute_loss, numbers)
         finally:
-            self.state, self._is_loss_computed = state, False
+            self.state, self._is_silent = state, False
 
     def _follow_up(self, run: PrivateRun) -> None:
         """What callbacks have asked for: logs, evaluation, a checkpoint."""
@@ -505,16 +567,24 @@ class PrivateTrainer(Trainer):
             self._save_private_checkpoint(run)
             self._call("on_save")
 
+    def _set_optimizer(self, mode: str) -> None:
+        """Put an optimizer that has two kinds of weights, as those without a schedule have, in this mode."""
+        getattr(self.optimizer, mode, lambda: None)()
+
     def _save_private_checkpoint(self, run: PrivateRun) -> None:
         folder = _folder(self.args) / f"checkpoint-{run.steps_taken}"
+        self._write_checkpoint(run, folder)
+        for old in _outdated(_folder(self.args), self.args.save_total_limit, self.state.best_model_checkpoint):
+            shutil.rmtree(old)
+
+    def _write_checkpoint(self, run: PrivateRun, folder: Path) -> None:
+        self._set_optimizer("eval")
         self.save_model(str(folder), _internal_call=True)
         run.save(folder / _RUN, {"declared": declared(self.args), "schedule": self.lr_scheduler.state_dict()})
         best = _folder(self.args) / f"checkpoint-{self.state.best_global_step}"
         if best.is_dir():
             self.state.best_model_checkpoint = str(best)
         self.state.save_to_json(str(folder / _STATE))
-        for old in _outdated(_folder(self.args), self.args.save_total_limit, self.state.best_model_checkpoint):
-            shutil.rmtree(old)
 
     def _epsilon(self, run: PrivateRun) -> float:
         assert self.args.delta is not None, "checked by the arguments"
@@ -523,6 +593,12 @@ class PrivateTrainer(Trainer):
     def _call(self, event: str) -> None:
         """Tell the callbacks of an event."""
         self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
+
+
+def _first(records: Any, number: int) -> Any:
+    """The first records of a data set, in its own type where the trainer looks at that."""
+    chosen = range(min(number, len(records)))
+    return records.select(chosen) if hasattr(records, "select") else Subset(records, chosen)
 
 
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:

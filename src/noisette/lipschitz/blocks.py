@@ -13,7 +13,7 @@ from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
 
-__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "NormCap", "Scale", "SphereInput"]
+__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput"]
 __all__ += ["TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
@@ -22,7 +22,8 @@ _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close 
 class BoundedInput(nn.Module):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    It is the first layer of a model. An example with an element that is not finite becomes zeros.
+    It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
+    finite becomes zeros.
 
     Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
     disclose information about them.
@@ -71,21 +72,6 @@ class SphereInput(BoundedInput):
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return math.inf, {}
-
-
-class NormCap(BoundedInput):
-    """Scales each example down to a norm of at most ``cap`` inside a network, for instance behind a bias.
-
-    >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
-    1.0
-    """
-
-    def __init__(self, cap: float) -> None:
-        checks.positive(cap=cap)
-        super().__init__(cap)
-
-    def extra_repr(self) -> str:
-        return f"{self.x0:g}"
 
 
 def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:

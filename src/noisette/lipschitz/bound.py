@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,19 +15,17 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette import errors as checks
-from noisette.clipping.rules import count_within_norm, twice_the_count
 from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled
+from noisette.core.backward import user_hooks_disabled, vectorized_losses
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among, vectorized_losses
+from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
-from noisette.lipschitz.projections import project
-from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_constrained, is_measured
+from noisette.lipschitz.projections import Constrained, project
+from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
 from noisette.ranks.process_group import Unwrapped
 from noisette.ranks.shards import is_sharded
 
@@ -38,7 +36,7 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     Writes through ``.data`` are not seen.
     """
     weights = [(p._version, p.data_ptr(), p.dtype) for p in model.parameters()]
-    norms = [(m, m.projection, getattr(m, "norm", None)) for m in model.modules() if is_constrained(m)]
+    norms = [(m, m.projection, m.norm) for m in model.modules() if isinstance(m, Constrained)]
     return (*weights, *norms)
 
 
@@ -59,7 +57,7 @@ class Allocation(Protocol):
     """
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        """Assign every parameter to one part; the shares add up to one. ValueError if it does not fit them."""
+        """Assign every parameter to one part; the shares add up to one."""
         ...
 
 
@@ -75,22 +73,12 @@ class GlobalAllocation:
 class PerLayerAllocation:
     """A noise standard deviation in proportion to the sensitivity of each parameter.
 
-    ``weights`` are, by name of parameter, the deviation in units of its sensitivity, relative to the others; 1 if not
-    given.
-
     Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
     the whole release, is theirs divided by the square root of the number of parameters.
     """
 
-    weights: Mapping[str, float] = field(default_factory=dict)
-
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        if unknown := sorted(self.weights.keys() - sensitivities.keys()):
-            raise ValueError(
-                f"weights for {', '.join(unknown)}, but the trainable parameters are {list(sensitivities)}"
-            )
-        checks.positive(**{f"weights[{name!r}]": weight for name, weight in self.weights.items()})
-        return _one_part_each(sensitivities, {name: self.weights.get(name, 1.0) ** -2 for name in sensitivities})
+        return _one_part_each(sensitivities, dict.fromkeys(sensitivities, 1.0))
 
 
 @dataclass(frozen=True)
@@ -129,7 +117,13 @@ class ScoreClipping:
         """The clipping of the current batch; an infinite norm without a rule."""
         if self._group is None:
             self.adapt()  # also where the optimizer failed after a release
-            self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
+            first, *others = [Group((_SCORES,), math.inf)] if self.rule is None else self.rule.groups([_SCORES])
+            if others:
+                raise ValueError(
+                    "logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got "
+                    f"{type(self.rule).__name__}"
+                )
+            self._group = first
         return self._group
 
     def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
@@ -143,7 +137,7 @@ class ScoreClipping:
         factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
         shape = (-1, *[1] * (gradients.dim() - 1))
         scaled = gradients * factors.to(gradients.dtype).view(shape)
-        counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
+        counted = None if self.group.count is None else self.group.count.twice(norms, self.group.bound)
         return torch.where(factors.isfinite().view(shape), scaled, 0), counted
 
     def add_count(self, twice: Tensor | None) -> None:
@@ -155,22 +149,13 @@ class ScoreClipping:
         """The count of the batch, if the rule counts; nothing is pending afterwards."""
         count, counted = self.group.count, self._counted
         self._group, self._counted, self._released = None, None, count
-        return None if count is None else count_within_norm(count, counted)
+        return None if count is None else count.sum_of(counted)
 
     def adapt(self) -> None:
         """Give an adaptive rule the count that was released."""
         released = self._released.released.grad if self._released is not None else None
         if isinstance(self.rule, AdaptiveRule) and released is not None:
             self.rule.adapt(released)
-
-
-def _single_group(rule: ClippingRule) -> Group:
-    groups = rule.groups([_SCORES])
-    if len(groups) != 1:
-        raise ValueError(
-            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
-        )
-    return groups[0]
 
 
 _STARTS, _STEPS = 2, 30  # of the search for an example that exceeds its bound
@@ -552,10 +537,10 @@ class LipschitzBound:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
         self._outside.before_first_batch(columns)
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
         """Project weights that were loaded or changed since the last step, and remember the buffers."""
         self._project_if_changed()
-        self._buffers.begin_batch()
+        self._buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
         """Put back the buffers that were written since the batch began; give their names."""

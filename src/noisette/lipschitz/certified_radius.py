@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import Constrained, NormBound, is_constrained, propagation
-from noisette.lipschitz.blocks import BoundedInput, NormCap, SphereInput
+from noisette.lipschitz import Constrained, NormBound, propagation
+from noisette.lipschitz.blocks import BoundedInput, SphereInput
 from noisette.lipschitz.layers import per_example_norms
 from noisette.lipschitz.projections import project
 
@@ -94,7 +94,7 @@ def _projected_copy(model: nn.Module) -> nn.Module:
     outside = [
         f"{name} ({type(module).__name__})"
         for (name, module), original in zip(copied.named_modules(), model.modules(), strict=True)
-        if is_constrained(module) and is_constrained(original) and _differs(module, original)
+        if isinstance(module, Constrained) and isinstance(original, Constrained) and _differs(module, original)
     ]
     if outside:
         raise ValueError(
@@ -149,7 +149,7 @@ def _score_radii(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -> Tensor:
     """Radii at the input of a layer from radii at its output, for inputs of these norms."""
     match layer:
-        case BoundedInput(x0=size) if type(layer) in (BoundedInput, NormCap):
+        case BoundedInput(x0=size) if type(layer) is BoundedInput:
             # The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside.
             outside = torch.minimum(2 * radii * norms / (2 * size + radii), norms - size)
             return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
+from noisette.lipschitz.projections import Constrained, FrobeniusBall, Orthogonal, project
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
 
-__all__ = ["Abs", "BallBias", "FullSort", "GlobalL2NormPool2d", "GroupSort2", "L2NormPool2d", "LayerCentering"]
-__all__ += ["PatchConv2d", "Patches", "ScaledAvgPool2d", "SpectralConv2d", "SpectralLinear"]
+__all__ = ["Abs", "BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "Patches"]
+__all__ += ["SpectralConv2d", "SpectralLinear"]
 
 F = nn.functional
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 ORTHOGONAL = Orthogonal()
-_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 
 
 def refuse_batch_axis(dims: Iterable[int]) -> None:
@@ -46,35 +45,7 @@ def per_example_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
 
 
-class ConstrainedModule(nn.Module):
-    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
-
-    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
-    the module is created, when a state dict is loaded, and after each step.
-    """
-
-    def __init__(self, projection: Projection) -> None:
-        super().__init__()
-        self.projection = projection
-        self.norm = math.inf  # bound on the spectral norms of the matrices, from the last projection
-        self.register_load_state_dict_post_hook(_project_after_load)
-
-    def matrices(self) -> Tensor:
-        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
-        raise NotImplementedError
-
-    def set_certified_norms(self, norms: Tensor) -> None:
-        """Store the largest of the certified norms of the matrices, (k,); ValueError if one is not finite."""
-        if not norms.isfinite().all():
-            raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
-        self.norm = max(_LEAST_NORM, float(norms.max()))
-
-
-def _project_after_load(module: nn.Module, _: object) -> None:
-    project(module)
-
-
-class BallBias(ConstrainedModule):
+class BallBias(Constrained):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
     With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
@@ -128,7 +99,7 @@ class BallBias(ConstrainedModule):
         return f"{len(self.bias)}, radius={self.radius:g}, dim={self.dim}"
 
 
-class _SpectralMap(ConstrainedModule):
+class _SpectralMap(Constrained):
     """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
 
     weight: nn.Parameter
@@ -182,23 +153,7 @@ class SpectralLinear(_SpectralMap):
         return f"{self.in_features}, {self.out_features}, projection={self.projection}"
 
 
-class _ChannelSort(Stretching):
-    """Sorts along the channel axis ``dim``."""
-
-    def __init__(self, dim: int = 1) -> None:
-        super().__init__()
-        refuse_batch_axis([dim])
-        self.dim = dim
-
-    def output_shape(self, shape: Shape) -> Shape:
-        example_axis(self.dim, shape)
-        return shape
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
-
-
-class GroupSort2(_ChannelSort):
+class GroupSort2(Stretching):
     """Sorts pairs of neighbouring channels, the smaller first; they are even in number.
 
     ``dim`` is the channel axis: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
@@ -206,6 +161,11 @@ class GroupSort2(_ChannelSort):
     >>> GroupSort2()(torch.tensor([[3.0, 1.0, -2.0, 5.0]])).tolist()
     [[1.0, 3.0, -2.0, 5.0]]
     """
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        refuse_batch_axis([dim])
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
         shape = self.output_shape(tuple(x.shape[1:]))
@@ -219,16 +179,8 @@ class GroupSort2(_ChannelSort):
             raise ValueError(f"GroupSort2 sorts pairs, but axis {self.dim} of an example of shape {shape} is odd")
         return shape
 
-
-class FullSort(_ChannelSort):
-    """Sorts all channels along ``dim``, the smallest first.
-
-    >>> FullSort()(torch.tensor([[3.0, 1.0, -2.0]])).tolist()
-    [[-2.0, 1.0, 3.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sort(1 + example_axis(self.dim, tuple(x.shape[1:]))).values
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
 
 
 class Abs(Stretching):
@@ -439,66 +391,29 @@ def _maps(shape: Shape) -> tuple[int, int, int]:
 _SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
 
 
-class _WindowPool(Stretching):
-    """Pools windows of ``k`` x ``k`` pixels, per channel."""
+class L2NormPool2d(Stretching):
+    """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
+
+    It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
+    no gradient; this makes it smaller by at most 1e-6, and keeps the norm of its gradient at most one.
+
+    >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
+    [[[[5.0]]]]
+    """
 
     def __init__(self, k: int) -> None:
         super().__init__()
         checks.count(k=k)
         self.k = k
 
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(F.avg_pool2d(x.square(), self.k, divisor_override=1) + _SMOOTHING**2) - _SMOOTHING
+
     def output_shape(self, shape: Shape) -> Shape:
-        return _pooled(shape, self.k)
+        if len(shape) != 3 or min(shape[1:]) < self.k:
+            k = self.k
+            raise ValueError(f"windows of {k} x {k} need maps (channels, height, width) of that size, got {shape}")
+        return shape[0], shape[1] // self.k, shape[2] // self.k
 
     def extra_repr(self) -> str:
         return f"{self.k}"
-
-
-class L2NormPool2d(_WindowPool):
-    """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
-
-    It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
-    no gradient; this makes it smaller by at most 1e-6.
-
-    >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
-    [[[[5.0]]]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _smooth_sqrt(F.avg_pool2d(x.square(), self.k, divisor_override=1))
-
-
-class GlobalL2NormPool2d(Stretching):
-    """The Euclidean norm of each channel over all its positions: (b, c, h, w) to (b, c).
-
-    >>> GlobalL2NormPool2d()(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
-    [[5.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _smooth_sqrt(x.square().sum((2, 3)))
-
-    def output_shape(self, shape: Shape) -> Shape:
-        return _pooled(shape, 1)[:1]
-
-
-class ScaledAvgPool2d(_WindowPool):
-    """``k`` times the mean of each window of ``k`` x ``k`` pixels, the largest multiple that is 1-Lipschitz.
-
-    >>> ScaledAvgPool2d(2)(torch.ones(1, 1, 2, 2)).tolist()
-    [[[[2.0]]]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.avg_pool2d(x, self.k, divisor_override=self.k)
-
-
-def _smooth_sqrt(squares: Tensor) -> Tensor:
-    """A norm from its square, never larger than the true norm and with a gradient of norm at most one, also at zero."""
-    return torch.sqrt(squares + _SMOOTHING**2) - _SMOOTHING
-
-
-def _pooled(shape: Shape, k: int) -> Shape:
-    if len(shape) != 3 or min(shape[1:]) < k:
-        raise ValueError(f"windows of {k} x {k} need maps (channels, height, width) of that size, got shape {shape}")
-    return shape[0], shape[1] // k, shape[2] // k

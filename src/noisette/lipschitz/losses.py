@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 
-__all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MultiMargin", "MulticlassHinge", "TauBCE"]
+__all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MulticlassHinge", "TauBCE"]
 __all__ += ["TauCrossEntropy"]
 
 F = nn.functional
@@ -22,14 +22,6 @@ class Loss(nn.Module):
         settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
         shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
-
-
-def check_at_least_two(**arguments: int) -> None:
-    """Each argument is a whole number of at least two, or an error names it."""
-    checks.count(**arguments)
-    for name, value in arguments.items():
-        if value < 2:
-            raise ValueError(f"expected {name} >= 2, got {name}={value}; use TauBCE or KR for two classes on one score")
 
 
 def score_norm_bound(logit_bound: float | None) -> float:
@@ -121,7 +113,9 @@ class TauCrossEntropy(nn.Module):
         super().__init__()
         checks.positive(tau=tau)
         if classes is not None:
-            check_at_least_two(classes=classes)
+            checks.count(classes=classes)
+        if classes == 1:
+            raise ValueError("expected classes >= 2, got classes=1; use TauBCE or KR for two classes on one score")
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -184,56 +178,6 @@ class KCosine(Loss):
         return 1 / self.k
 
 
-class MulticlassHinge(Loss):
-    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
-
-    There are ``outputs`` scores per example, one for each class; ``margin`` lies between the true score and the others.
-
-    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
-    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
-    (0.9, 0.948683)
-    """
-
-    def __init__(self, outputs: int, margin: float = 1.0) -> None:
-        super().__init__()
-        check_at_least_two(outputs=outputs)
-        checks.positive(margin=margin)
-        self.outputs, self.margin = outputs, margin
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        true, others = true_and_other_scores(scores, targets, self.outputs)
-        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
-        return hinges / self.outputs
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt((C - 1) / C), attained where every hinge is active."""
-        return math.sqrt((self.outputs - 1) / self.outputs)
-
-
-class MultiMargin(Loss):
-    """Hinge of the true score's lead over the largest other score: ``relu(margin - z_y + max of the others)``.
-
-    Source: Crammer & Singer 2001.
-
-    >>> loss = MultiMargin(margin=1.0)
-    >>> loss(torch.tensor([[2.0, 1.5, 0.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 2])), round(loss.lipschitz(), 6)
-    (tensor([0.5000, 0.0000]), 1.414214)
-    """
-
-    def __init__(self, margin: float = 1.0) -> None:
-        super().__init__()
-        checks.positive(margin=margin)
-        self.margin = margin
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        true, others = true_and_other_scores(scores, targets, None)
-        return F.relu(self.margin - true + others.amax(1))
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient is -1 for the true score and 1 for one other."""
-        return math.sqrt(2)
-
-
 class _OfOutputs(Loss):
     """A loss of this many scores for each example."""
 
@@ -241,6 +185,34 @@ class _OfOutputs(Loss):
         super().__init__()
         checks.count(outputs=outputs)
         self.outputs = outputs
+
+
+class MulticlassHinge(_OfOutputs):
+    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
+
+    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1, with
+    its hinge alone. ``margin`` lies between the true score and the others.
+
+    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
+    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
+    (0.9, 0.948683)
+    """
+
+    def __init__(self, outputs: int, margin: float = 1.0) -> None:
+        super().__init__(outputs)
+        checks.positive(margin=margin)
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.outputs == 1:
+            return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
+        true, others = true_and_other_scores(scores, targets, self.outputs)
+        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
+        return hinges / self.outputs
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """sqrt((C - 1) / C), attained where every hinge is active; 1 for one score."""
+        return 1.0 if self.outputs == 1 else math.sqrt((self.outputs - 1) / self.outputs)
 
 
 class KR(_OfOutputs):
@@ -267,7 +239,7 @@ class KR(_OfOutputs):
 
 
 class HKR(Loss):
-    """:class:`KR` plus alpha times a hinge with this margin: that of a single score, or :class:`MulticlassHinge`.
+    """:class:`KR` plus alpha times :class:`MulticlassHinge` with this margin.
 
     Source: Serrurier et al. 2021.
 
@@ -280,7 +252,7 @@ class HKR(Loss):
         super().__init__()
         checks.positive(alpha=alpha, margin=margin)
         self.kr = KR(outputs)
-        self.hinge = _BinaryHinge(margin) if outputs == 1 else MulticlassHinge(outputs, margin)
+        self.hinge = MulticlassHinge(outputs, margin)
         self.alpha = alpha
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -289,20 +261,6 @@ class HKR(Loss):
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The sum of both constants, because their gradients can have the same direction."""
         return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
-
-
-class _BinaryHinge(nn.Module):
-    """``relu(margin / 2 - s z)`` of a single score z, where s is -1 for class 0 and 1 for class 1."""
-
-    def __init__(self, margin: float) -> None:
-        super().__init__()
-        self.margin = margin
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        return 1.0
 
 
 class MAE(_OfOutputs):
@@ -374,6 +332,6 @@ class MSE(_OfOutputs):
         if (norm := score_norm_bound(logit_bound)) == math.inf:
             raise ValueError(
                 "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or a NormCap behind it, or use HuberLoss or MAE"
+                "or behind it, or use HuberLoss or MAE"
             )
         return 2 * (norm + self.target_bound)

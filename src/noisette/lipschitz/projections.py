@@ -16,10 +16,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.propagation import Constrained, frobenius_bound, is_constrained, residual_bound
+from noisette.lipschitz.propagation import Projection
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
+_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 _CONVERGENT = 1.7  # largest singular value to start from: below sqrt(3), where a step would change its sign
+
+
+_EPS = torch.finfo(torch.float64).eps
+
+
+def residual_bound(matrices: Tensor) -> Tensor:
+    """Bounds on the spectral norms of nearly orthogonal matrices (k, n, m), shape (k,).
+
+    Source: ||A||^2 = ||A'A|| <= 1 + ||A'A - I||_F, where A is the matrix or its transpose, whichever has more rows.
+    """
+    tall = (matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT).double()
+    gram = tall.mT @ tall
+    # An entry of A'A sums n products: its error is at most n eps |a||b|. Over all entries that is n eps ||A||_F^2,
+    # which is n eps times the trace of A'A.
+    rounding = tall.shape[-2] * _EPS * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return torch.sqrt(1 + torch.linalg.matrix_norm(gram) + rounding)
+
+
+def frobenius_bound(matrices: Tensor) -> Tensor:
+    """The Frobenius norms of matrices (k, n, m), which bound their spectral norms, shape (k,)."""
+    rounding = math.prod(matrices.shape[-2:]) * _EPS
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64) * (1 + rounding)
 
 
 @dataclass(frozen=True)
@@ -124,6 +148,34 @@ def _require_finite(matrices: Tensor) -> None:
         )
 
 
+class Constrained(nn.Module):
+    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
+
+    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
+    a state dict is loaded and after each step; call :func:`project` when the module is created.
+    """
+
+    def __init__(self, projection: Projection) -> None:
+        super().__init__()
+        self.projection = projection
+        self.norm = math.inf  # bound on the spectral norms of the matrices, from the last projection
+        self.register_load_state_dict_post_hook(_project_after_load)
+
+    def matrices(self) -> Tensor:
+        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
+        raise NotImplementedError
+
+    def set_certified_norms(self, norms: Tensor) -> None:
+        """Store the largest of the certified norms of the matrices, (k,); ValueError if one is not finite."""
+        if not norms.isfinite().all():
+            raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
+        self.norm = max(_LEAST_NORM, float(norms.max()))
+
+
+def _project_after_load(module: nn.Module, _: object) -> None:
+    project(module)
+
+
 @torch.no_grad()
 def project(model: nn.Module) -> None:
     """Project every constrained parameter of the model onto its set, and certify its norm there.
@@ -134,7 +186,7 @@ def project(model: nn.Module) -> None:
     """
     batches: dict[object, list[Constrained]] = defaultdict(list)
     for module in model.modules():
-        if is_constrained(module):
+        if isinstance(module, Constrained):
             stack = module.matrices()
             batches[module.projection, stack.shape, stack.dtype, stack.device].append(module)
     for modules in batches.values():

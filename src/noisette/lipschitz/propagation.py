@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
@@ -54,58 +54,9 @@ class Projection(Protocol):
         ...
 
 
-class Constrained(Protocol):
-    """A module with a parameter that is constrained to a set. Equal ``projection`` objects project the same way."""
-
-    projection: Projection
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The constrained parameter, and others if there are any."""
-        ...
-
-    def matrices(self) -> Tensor:
-        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
-        ...
-
-    def set_certified_norms(self, norms: Tensor) -> None:
-        """Store the spectral norms of the matrices, shape (k,), as certified by the projection."""
-        ...
-
-
-# Attribute tests, because an isinstance check of a protocol would take longer than the bounds themselves in each step.
-
-
 def is_bounded(module: nn.Module) -> TypeGuard[Bounded]:
-    """Whether the module states its own bounds."""
+    """Whether the module states its own bounds; an isinstance check of a protocol would take longer than these."""
     return hasattr(module, "bound_forward") and hasattr(module, "bound_backward")
-
-
-def is_constrained(module: nn.Module) -> TypeGuard[Constrained]:
-    """Whether a parameter of the module is constrained to a set."""
-    return hasattr(module, "projection") and hasattr(module, "matrices") and hasattr(module, "set_certified_norms")
-
-
-_EPS = torch.finfo(torch.float64).eps
-
-
-def residual_bound(matrices: Tensor) -> Tensor:
-    """Bounds on the spectral norms of nearly orthogonal matrices (k, n, m), shape (k,).
-
-    Source: ||A||^2 = ||A'A|| <= 1 + ||A'A - I||_F, where A is the matrix or its transpose, whichever has more rows.
-    """
-    tall = (matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT).double()
-    gram = tall.mT @ tall
-    # An entry of A'A sums n products: its error is at most n eps |a||b|. Over all entries that is n eps ||A||_F^2,
-    # which is n eps times the trace of A'A.
-    rounding = tall.shape[-2] * _EPS * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return torch.sqrt(1 + torch.linalg.matrix_norm(gram) + rounding)
-
-
-def frobenius_bound(matrices: Tensor) -> Tensor:
-    """The Frobenius norms of matrices (k, n, m), which bound their spectral norms, shape (k,)."""
-    rounding = math.prod(matrices.shape[-2:]) * _EPS
-    return torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64) * (1 + rounding)
 
 
 class Stretching(nn.Module):

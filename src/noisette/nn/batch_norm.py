@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_map
 
 from noisette.core.loss import is_wrapped, outside
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
-__all__ = ["ExactPerExampleBatchNorm", "FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]
+__all__ = ["FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]
 
 
 @contextmanager
@@ -39,6 +38,8 @@ class ChannelNorm(nn.Module):
 
     ``eps`` is added to the variance; ``affine`` norms learn a scale ``weight`` and a shift ``bias``.
     """
+
+    needs_public: ClassVar[bool] = False  # its statistics come from a public batch
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
@@ -82,6 +83,8 @@ class PublicNorm(ChannelNorm):
     If the norm directly follows a layer with weights, the gradient accounts for their effect on the statistics.
     """
 
+    needs_public = True
+
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(num_features, eps, affine)
         self._follows: tuple[Weighted, ...] = ()  # a tuple, so that the layer is not registered as a submodule
@@ -91,6 +94,11 @@ class PublicNorm(ChannelNorm):
         self._is_measured = False
         self._values = 0  # that each statistic was computed from, as the buffer says, which no graph may read
         self._public_input: Tensor | None = None  # of the preceding layer
+
+    @classmethod
+    def use_public(cls, model: nn.Module, inputs: Sequence[Tensor], every: int) -> None:
+        """Give the norms of a model their public batch."""
+        PublicBatch.attach(model, inputs, every)
 
     @property
     def remark(self) -> str:
@@ -244,8 +252,7 @@ class PerExampleBatchNorm(PublicNorm):
     """Batch norm over each private example together with a public batch.
 
     Mean and variance are computed in closed form from the public values and those of the example. The public
-    activations do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they
-    do, at a much higher cost.
+    activations do not depend on the example, as for :class:`PublicBatchNorm`.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
@@ -421,81 +428,3 @@ def like(x: Tensor, model: nn.Module) -> Tensor:
     """The public input on the model's device, floating-point values in its precision."""
     parameter = next(model.parameters(), x)
     return x.to(parameter.device, parameter.dtype) if x.is_floating_point() else x.to(parameter.device)
-
-
-class JointBatch:
-    """Hooks around the calls of a model that add the public examples to each private one.
-
-    An input of shape (b, ...) becomes (b, 1 + public examples, ...), flattened; what the model returns for the public
-    examples is dropped.
-    """
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self._inputs = tuple(inputs)
-        self._examples: list[int] = []  # private examples of the calls in progress
-
-    def __deepcopy__(self, memo: dict[int, object]) -> JointBatch:
-        copied = memo[id(self)] = type(self)(self._inputs)
-        return copied
-
-    @classmethod
-    def attach(cls, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """Add the public batch to every later call of this model."""
-        batch = cls(inputs)
-        model.register_forward_pre_hook(batch.before_call, with_kwargs=True)
-        model.register_forward_hook(batch.after_call)
-        for norm in model.modules():
-            if isinstance(norm, ExactPerExampleBatchNorm):
-                norm.group = 1 + len(batch._inputs[0])
-
-    def before_call(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the public examples added; ValueError if named or of another number."""
-        if kwargs or len(args) != len(self._inputs):
-            raise ValueError(
-                f"the model was called with {len(args)} positional and {len(kwargs)} named inputs; its public batch "
-                f"has {len(self._inputs)} positional ones"
-            )
-        self._examples.append(len(args[0]))
-        return tuple(self._joined(model, x, public.to(x)) for x, public in zip(args, self._inputs, strict=True)), {}
-
-    def after_call(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """The output for the private examples."""
-        count = self._examples.pop()
-        return tree_map(lambda leaf: self._private(model, leaf, count) if isinstance(leaf, Tensor) else leaf, output)
-
-    def _joined(self, model: nn.Module, x: Tensor, public: Tensor) -> Tensor:
-        """Each private example, followed by the public ones."""
-        beside = public.unsqueeze(0).expand(len(x), *public.shape)
-        return torch.cat([x.unsqueeze(1), beside], 1).flatten(0, 1)
-
-    def _private(self, model: nn.Module, rows: Tensor, count: int) -> Tensor:
-        return rows.unflatten(0, (count, -1))[:, 0]
-
-
-class ExactPerExampleBatchNorm(ChannelNorm):
-    """Batch norm over one private example and the public batch, in a pass of their own for each private example.
-
-    The whole network processes 1 + M examples for each private one, in training and in evaluation, which multiplies its
-    time and memory. :class:`PerExampleBatchNorm` is the cheap approximation. Buffers stay as they are.
-
-    Guarantee: as for :class:`PublicBatchNorm`.
-    Source: Davody et al. 2020, the test phase of algorithm 1.
-    """
-
-    joint_batch: ClassVar[type[JointBatch]] = JointBatch
-    group = 0  # examples that are normalised together: one and the public ones
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.group:
-            raise RuntimeError(f"this {type(self).__name__} has no public batch; use noisette.nn.convert_batch_norm")
-        groups = input.unflatten(0, (-1, self.group))
-        axes = [axis for axis in range(groups.dim()) if axis not in (0, 2)]
-        mean = groups.mean(axes, keepdim=True)
-        variance = groups.var(axes, correction=0, keepdim=True)
-        normalised = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(0, 1)
-        if self.weight is None or self.bias is None:
-            return normalised
-        places = [1] * (input.dim() - 2)
-        return normalised * self.weight.view(-1, *places) + self.bias.view(-1, *places)

@@ -15,11 +15,9 @@ from noisette import errors as checks
 from noisette.errors import PrivacyError
 from noisette.nn.batch_norm import (
     ChannelNorm,
-    ExactPerExampleBatchNorm,
     FrozenBatchNorm,
     PublicBatch,
     PublicBatchNorm,
-    PublicNorm,
     in_evaluation,
     like,
     norms_of,
@@ -42,9 +40,9 @@ def convert_batch_norm(
 
     Args:
         model: changed in place.
-        to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm` or :class:`ExactPerExampleBatchNorm`, which need
-            ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that the model has unless ``public`` is
-            given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
+        to: :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`,
+            which keeps the statistics that the model has unless ``public`` is given; or ``torch.nn.GroupNorm``,
+            ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
             which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
         private: the private inputs, to check that no public example is one of them (a PrivacyError).
@@ -80,10 +78,8 @@ def convert_batch_norm(
         return made[norm]
 
     model = _replaced(model, _BatchNorm, converted)
-    if made and issubclass(to, PublicNorm):
-        PublicBatch.attach(model, inputs, every)
-    elif made and issubclass(to, ExactPerExampleBatchNorm):
-        to.joint_batch.attach(model, inputs)
+    if made and issubclass(to, ChannelNorm) and to.needs_public:
+        to.use_public(model, inputs, every)
     elif made and inputs:
         _freeze_at(model, inputs)
     return model
@@ -131,10 +127,10 @@ def _inputs(given: Inputs) -> tuple[Tensor, ...]:
 
 
 def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
-    from_public = issubclass(to, PublicNorm | ExactPerExampleBatchNorm)
+    from_public = issubclass(to, ChannelNorm) and to.needs_public
     if not from_public and not issubclass(to, FrozenBatchNorm | nn.GroupNorm | nn.LayerNorm | _InstanceNorm):
         raise ValueError(
-            f"expected `to` to be PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm, "
+            f"expected `to` to be PublicBatchNorm, PerExampleBatchNorm, FrozenBatchNorm, "
             f"torch.nn.GroupNorm, LayerNorm or InstanceNorm, got {to.__name__}"
         )
     if from_public and not inputs:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.capture.captured import Schedule
-from noisette.capture.graph import CaptureError, trace
 from noisette.core.noise import (
     LEVELS,
     MASK,
@@ -113,6 +111,20 @@ _FEWEST_TILES = TILES_AT_ONCE // 8
 Compiled = Callable[..., Any]  # the compiled noise_of_words
 
 
+class Compiler(Protocol):
+    """Whether functions are compiled, whether without asking if that pays, and how."""
+
+    @property
+    def compiles(self) -> bool: ...
+
+    @property
+    def at_once(self) -> bool: ...
+
+    def compiled(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Compiled | None:
+        """The function compiled for inputs like these; ``None`` without a compiler."""
+        ...
+
+
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
     words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
@@ -158,8 +170,8 @@ class CompiledNoise:
     code would leave sums without noise.
     """
 
-    def __init__(self, schedule: Schedule | None, still_to_come: Callable[[], float]) -> None:
-        self._schedule = schedule
+    def __init__(self, compiler: Compiler | None, still_to_come: Callable[[], float]) -> None:
+        self._compiler = compiler
         self._still_to_come = still_to_come
         self._drawn = 0
         self._compiled: dict[torch.dtype, Compiled | None] = {}
@@ -187,17 +199,12 @@ class CompiledNoise:
         return self._found.get(place)
 
     def compiled(self, dtype: torch.dtype, values: int) -> Compiled | None:
-        schedule = self._schedule
-        if schedule is None or not schedule.compiles:
+        compiler = self._compiler
+        if compiler is None or not compiler.compiles:
             return None
         self._drawn += values
-        if not schedule.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
+        if not compiler.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
             return None
         if dtype not in self._compiled:
-            inputs = example_inputs(dtype)
-            try:
-                graph = trace(noise_of_words, inputs).compiled(inputs)
-                self._compiled[dtype] = lambda *given: graph(given)
-            except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
-                self._compiled[dtype] = None
+            self._compiled[dtype] = compiler.compiled(noise_of_words, example_inputs(dtype))
         return self._compiled[dtype]

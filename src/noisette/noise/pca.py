@@ -178,25 +178,6 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         )
 
 
-def private_pca(
-    data: Any,
-    components: int,
-    noise_multiplier: float,
-    *,
-    ledger: Ledger | None = None,
-    ranks: AnyRanks | None = None,
-    declaration: str = "",
-) -> PrivatePCA:
-    """Fit private principal components; arguments, guarantee and errors are those of :class:`PrivatePCA`.
-
-    >>> digits = torch.rand(100, 64)
-    >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
-    (8, 64)
-    """
-    pca = PrivatePCA(components, noise_multiplier=noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration)
-    return pca.fit(data)
-
-
 def _check_fits(n_components: int, features: int) -> None:
     if isinstance(n_components, int) and n_components > features:
         raise ValueError(f"expected n_components <= {features} features, got n_components={n_components}")

@@ -57,7 +57,40 @@ def _dense(operation: Operation) -> Rewrite:
 
 
 rewrite(F.embedding)(_dense(F.embedding))
-rewrite(F.embedding_bag)(_dense(F.embedding_bag))
+
+
+@rewrite(F.embedding_bag)
+def rows_in_bags(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags (n, t) of ids, or ids (t,) of which each bag begins at an offset: rows of the table, and sums over them."""
+    if scale_grad_by_freq:
+        return NotImplemented
+    rows = F.embedding(input, weight, None, max_norm, norm_type)
+    kept = torch.ones_like(input) if padding_idx is None else (input != padding_idx % len(weight)).to(input.dtype)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if offsets is not None:
+        starts = offsets[:-1] if include_last_offset else offsets
+        at = torch.arange(len(input), device=input.device)
+        ends = torch.cat([offsets[1:], offsets.new_full((0 if include_last_offset else 1,), len(input))])
+        kept = ((at >= starts.unsqueeze(1)) & (at < ends.unsqueeze(1))) * kept
+        rows = rows.unsqueeze(0)
+    if mode == "max":
+        found = torch.where(kept.unsqueeze(-1) > 0, rows, -torch.inf).max(1).values
+        return torch.where(kept.sum(1, keepdim=True) > 0, found, 0)
+    total = (kept.unsqueeze(-1) * rows).sum(1)
+    return total / kept.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else total
 
 
 def touched_rows(ids: Tensor, rows: Tensor, weight: Tensor, padding_idx: int | None) -> Rows:

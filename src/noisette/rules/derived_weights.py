@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -173,14 +173,12 @@ def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Ten
         return found
     if terms := _terms(weight):
         return [(term, form) for term in terms]
-    gradients = torch.autograd.grad(
-        weight.tensor,
-        weight.parents,
-        form.explicit().to(weight.tensor.dtype),
-        is_grads_batched=True,
-        retain_graph=True,
-        materialize_grads=True,
-    )
+    arrived = form.explicit().to(weight.tensor.dtype)
+    backward = partial(torch.autograd.grad, weight.tensor, weight.parents, retain_graph=True, materialize_grads=True)
+    try:
+        gradients = backward(arrived, is_grads_batched=True)
+    except RuntimeError:  # the derivation is one that vmap does not take
+        gradients = [torch.stack(of_all) for of_all in zip(*map(backward, arrived), strict=True)]
     return [
         (parent, Dense(gradient.to(AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
         for parent, gradient in zip(weight.parents, gradients, strict=True)

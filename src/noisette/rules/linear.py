@@ -101,8 +101,8 @@ def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> Dense:
     """
     first = examples.first(dy)
     aligned = (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
-    broadcast = [axis + 1 for axis in range(1, dy.dim()) if aligned[axis] == 1 and dy.shape[axis] > 1]
-    summed = first.sum([1, *broadcast]) if first.shape[1] > 1 or broadcast else first
+    broadcast = [axis + 1 for axis in range(1, dy.dim()) if aligned[axis] == 1 and dy.shape[axis] != 1]
+    summed = first.sum([1, *broadcast]) if first.shape[1] != 1 or broadcast else first
     return Dense(summed.reshape(examples.count, *operand.shape))
 
 
@@ -316,6 +316,19 @@ def matmul_reflected(input: Tensor, other: Tensor) -> Tensor:
 def einsum_of_list(equation: str, *operands: Any) -> Any:
     """The same with the operands as separate arguments."""
     return torch.einsum(equation, *operands[0]) if type(operands[0]) in (list, tuple) else NotImplemented
+
+
+@rewrite(F.bilinear)
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer of the products of two inputs."""
+    products = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
+    return F.linear(products, weight.flatten(1), bias)
+
+
+@rewrite(torch.column_stack)
+def columns(tensors: Sequence[Tensor]) -> Tensor:
+    """Vectors become columns."""
+    return torch.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)
 
 
 _FACTORS = ("first", "second", "third", "fourth")

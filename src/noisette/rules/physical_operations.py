@@ -115,7 +115,7 @@ def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any
     input = physical(arguments["input"])
     n = input.shape[1]
     output = run(func, (), arguments | {"input": input.flatten(0, 1)})
-    return output.unflatten(0, (b, n))
+    return _no_view(output).unflatten(0, (b, n))
 
 
 _CONVOLUTIONS = {
@@ -198,7 +198,8 @@ def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     output, *final = run(
         func, (_merge_at(_one_for_each(input, b), axis), merged[0] if isinstance(hx, Tensor) else merged, *rest), {}
     )
-    return (_split_at(output, axis, b, n), *[_split_at(state, 1, b, n) for state in final])
+    # As a recurrence of one example gives it: code may call ``view``.
+    return (_split_at(output, axis, b, n).contiguous(), *[_split_at(state, 1, b, n).contiguous() for state in final])
 
 
 def _merge_at(tensor: Tensor, axis: int) -> Tensor:
@@ -259,7 +260,10 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     reduction = arguments.pop("reduction", "mean")
     several = scores.shape[1] > 1
     given = {"input": _rows(scores), "target": _rows(labels), "reduction": "none"}
-    losses = run(func, (), arguments | given)
+    try:
+        losses = run(func, (), arguments | given)
+    except IndexError:  # its message names the label
+        raise IndexError(f"a label is outside of the {scores.shape[2]} classes that there are scores for") from None
     losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
     if reduction == "none":
         return losses

@@ -43,8 +43,7 @@ def check_one_form(records: list[Any], remedy: str) -> None:
 def joined(microbatches: list[Any]) -> Any:
     """Microbatches of one record each as one: tensors one below the other, and of other values a list.
 
-    A tensor has its record on the first axis, or no axis at all. Arrays become tensors. Of a value that is no tensor,
-    the list has one entry for each record; lists of one such value follow one another, and ``None`` for all stays. A
+    A tensor has its record on the first axis, or no axis at all. Arrays become tensors, and ``None`` for all stays. A
     microbatch that is alone is given as it is, but for arrays and tensors without an axis.
 
     Guarantee: the row of a record is a function of that record alone.
@@ -290,6 +289,11 @@ class PaddedBuckets:
     def known_by(self) -> Any:
         """The records, by which a resumed run recognises the data set."""
         return self._records
+
+    @property
+    def longest_edge(self) -> int:
+        """The length of the largest bucket that holds a record."""
+        return self.edges[int(self._edge_of.max(initial=0))]
 
     def collate(self, at: np.ndarray) -> Any:
         """The records with these indices, which are of one bucket, as one microbatch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
@@ -21,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
@@ -30,6 +28,7 @@ from noisette.core.trace import own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
+from noisette.run.per_example import PerExampleClip
 from noisette.run.private import batch_mixing_modules, check_optimizer
 from noisette.run.privatize import privatize
 
@@ -59,23 +58,17 @@ class Cost:
 
     examples: int
     private_seconds: float
-    private_bytes: int  # the most that the step holds beside the model and the examples
     plain_seconds: float | None  # None where the loss cannot be called with several examples at once
-    plain_bytes: int | None
     graph: str  # how the private step ran: as one graph, or why not
 
     def __str__(self) -> str:
-        head = (
-            f"A private step of these {self.examples} examples takes {_cost(self.private_seconds, self.private_bytes)}"
-        )
-        if self.plain_seconds is None or self.plain_bytes is None:
-            plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
-        else:
-            times = f"{self.private_seconds / self.plain_seconds:.2g} times"
-            plain = f"a plain one {_cost(self.plain_seconds, self.plain_bytes)} ({times})"
+        plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
+        if self.plain_seconds is not None:
+            plain = f"a plain one {1e3 * self.plain_seconds:.3g} ms "
+            plain += f"({self.private_seconds / self.plain_seconds:.2g} times)"
         return (
-            f"{head}, with clipping, noise and ledger; {plain}. It ran as {self.graph}; nothing was compiled, "
-            "which long runs do."
+            f"A private step of these {self.examples} examples takes {1e3 * self.private_seconds:.3g} ms, with "
+            f"clipping, noise and ledger; {plain}. It ran as {self.graph}; nothing was compiled, which long runs do."
         )
 
 
@@ -108,10 +101,6 @@ class Explanation:
         told += [str(self.cost)] if self.cost is not None else []
         how = "its loss is computed one example at a time" if self.one_by_one else "its loss vectorises"
         return "\n\n".join([*told, f"Accepted: {how}."])
-
-
-def _cost(seconds: float, held: int) -> str:
-    return f"{1e3 * seconds:.3g} ms and {held / 2**20:.3g} MiB"
 
 
 def _rules(uses: Iterable[UseLine]) -> str:
@@ -183,7 +172,7 @@ def explain(
         for said in (OneByOneWarning, CaptureWarning):  # which is returned
             warnings.simplefilter("ignore", said)
         try:
-            seconds, held, graph = _private_steps(bound, loss, microbatch, public)
+            seconds, graph = _private_steps(bound, loss, microbatch, public)
         except PrivacyError as refusal:
             return Explanation((str(refusal),))
         finally:
@@ -199,7 +188,7 @@ def explain(
         unreached=unreached,
         remarks=tuple(_remarks(module)),
         bounds=() if clipped else tuple(model.layers()),
-        cost=Cost(microbatch.count, seconds, held, *plain, graph),
+        cost=Cost(microbatch.count, seconds, plain, graph),
     )
 
 
@@ -306,8 +295,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 def _private_steps(
     bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
-) -> tuple[float, int, str]:
-    """The seconds of a private step, the bytes that it holds at most, and whether it ran as a graph."""
+) -> tuple[float, str]:
+    """The seconds of a private step, and whether it ran as a graph."""
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
     run = privatize(
@@ -316,7 +305,7 @@ def _private_steps(
         torch.zeros(count, 1),  # the run draws all of them, and the examples given are used in their place
         sampling_rate=1.0,
         expected_batch_size=count,
-        steps=_WARM_UP + _MEASURED + 1,
+        steps=_WARM_UP + _MEASURED,
         noise_multiplier=1.0,
         ranks=Alone(),
     )
@@ -329,17 +318,17 @@ def _private_steps(
             optimizer.step()
             optimizer.zero_grad()
 
-        cost = _measured(step, next(iter(bound.parameters.values())).device)
+        seconds = _measured(step, next(iter(bound.parameters.values())).device)
     if isinstance(bound, LipschitzBound):
-        return *cost, "eager: the step of a Lipschitz network is never captured"
+        return seconds, "eager: the step of a Lipschitz network is never captured"
     if bound.captured_operations:
-        return *cost, f"one graph of {bound.captured_operations} operations"
+        return seconds, f"one graph of {bound.captured_operations} operations"
     problems = bound.capture_problems or ("each example is computed in a call of its own",)
-    return *cost, f"eager: {problems[0]}"
+    return seconds, f"eager: {problems[0]}"
 
 
-def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> tuple[float | None, int | None]:
-    """The seconds and bytes of a step without privacy; ``None`` for a loss that takes one example alone."""
+def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> float | None:
+    """The seconds of a step without privacy; ``None`` for a loss that takes one example alone."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.0)
 
@@ -350,11 +339,11 @@ def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> tuple[float
 
     with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
         return _measured(step, parameters[0].device)
-    return None, None
+    return None
 
 
-def _measured(step: Callable[[], None], device: torch.device) -> tuple[float, int]:
-    """The seconds of the quickest of some steps, and the most bytes that one holds, after some steps to warm up."""
+def _measured(step: Callable[[], None], device: torch.device) -> float:
+    """The seconds of the quickest of some steps, after some steps to warm up."""
     seconds: list[float] = []
     begin = time.perf_counter()
     for k in range(_WARM_UP + _MEASURED):
@@ -364,40 +353,7 @@ def _measured(step: Callable[[], None], device: torch.device) -> tuple[float, in
         step()
         wait_for(device)
         seconds.append(time.perf_counter() - start)
-    return min(seconds[_WARM_UP:]), _most_bytes(step, device)
-
-
-def _most_bytes(step: Callable[[], None], device: torch.device) -> int:
-    """By how many bytes the memory of tensors grows at most during a step."""
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return torch.cuda.max_memory_allocated(device) - before
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with _without_messages(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step()
-    results: Any = getattr(profile.profiler, "kineto_results", None)
-    now = most = 0
-    for event in results.events() if results is not None else ():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most
-
-
-@contextmanager
-def _without_messages() -> Iterator[None]:
-    """Within it nothing is shown on standard error, where the profiler's C++ code writes when it starts and stops."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    return min(seconds[_WARM_UP:])
 
 
 def _unreached(model: nn.Module, loss: Loss, batch: Microbatch, *, every: bool) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,7 @@ Collate = Callable[[list[Any]], Any]  # a list of one record -> a microbatch of 
 
 
 class OwnRecords:
-    """The part of a data set that this process holds, where each of several processes holds another part.
-
-    Every process draws the same batch of all records, and loads the records of it that it holds.
+    """The part of a data set that this process holds: of each batch it loads the records that it holds.
 
     Args:
         dataset: the records of this process, in any form that :func:`noisette.privatize` takes.
@@ -57,9 +56,9 @@ class OwnRecords:
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
         checks.whole(first=first, of=of)
-        self._dataset = dataset
+        self._dataset = without_frames(dataset)
         self._of = of
-        self._own = range(first, first + records_of(dataset).size)
+        self._own = range(first, first + records_of(self._dataset).size)
         if self._own.stop > of:
             raise ValueError(
                 f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
@@ -74,18 +73,53 @@ class OwnRecords:
         """The number of all records: a resumed run may divide them among another number of processes."""
         return np.array([self._of])
 
-    def records(self, collate_fn: Collate | None) -> Records:
+    def records(self, collate_fn: Collate | None, dtype: torch.dtype | None) -> Records:
         """How they are drawn and loaded."""
-        return replace(records_of(self._dataset, collate_fn), size=self._of, own=self._own)
+        return replace(records_of(self._dataset, collate_fn, dtype), size=self._of, own=self._own)
 
 
-def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
+def without_frames(dataset: Any) -> Any:
+    """A data set with arrays in place of tables of pandas: a frame alone is a dictionary of its columns.
+
+    Within a tuple or a dictionary a frame is the matrix of its numbers, (n, columns), and a series a column.
+
+    Raises:
+        TypeError: a column holds other values than numbers; all are named.
+    """
+    if _is_of_pandas(dataset) and dataset.ndim == 2:
+        _array_of(dataset)  # which names all columns that hold no numbers
+        return {str(name): column.to_numpy() for name, column in dataset.items()}
+    if isinstance(dataset, tuple) and any(map(_is_of_pandas, dataset)):
+        return tuple(map(_array_of, dataset))
+    if isinstance(dataset, Mapping) and any(map(_is_of_pandas, dataset.values())):
+        return {name: _array_of(part) for name, part in dataset.items()}
+    return _array_of(dataset)
+
+
+def _is_of_pandas(value: Any) -> bool:
+    return hasattr(value, "iloc") and hasattr(value, "to_numpy")
+
+
+def _array_of(values: Any) -> Any:
+    """The numbers of a frame or a series; other values as they are."""
+    if not _is_of_pandas(values):
+        return values
+    columns = {values.name: values.to_numpy()} if values.ndim == 1 else {n: c.to_numpy() for n, c in values.items()}
+    if wrong := [repr(name) for name, column in columns.items() if column.dtype.kind not in "biuf"]:
+        raise TypeError(
+            f"{checks.first_few(wrong)} of the frame hold no plain numbers: leave them out, or make numbers of all "
+            "columns by what is declared about them, noisette.data.columns.Columns.read(SCHEMA).encode(frame)"
+        )
+    return columns[values.name] if values.ndim == 1 else np.column_stack(list(columns.values()))
+
+
+def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dtype | None = None) -> Records:
     """How the records of a data set are loaded.
 
     Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Of any other data set with
-    ``len`` and indexing, such as a list of records, each record is fetched alone. ``collate_fn``, if it is given,
-    collates each one alone as well, and the results are joined by their rows.
+    indexing call; arrays in double precision, as NumPy's are unless told otherwise, come in the type ``dtype`` of the
+    model, with a warning. Of any other data set with ``len`` and indexing, each record is fetched alone.
+    ``collate_fn``, if it is given, collates each one alone as well, and the results are joined by their rows.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
 
@@ -95,7 +129,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
         ValueError: its columns differ in length, or a list may stand for records or for columns.
     """
     if isinstance(dataset, OwnRecords):
-        return dataset.records(collate_fn)
+        return dataset.records(collate_fn, dtype)
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
@@ -116,7 +150,16 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
         raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
-    return Records(lengths.pop(), Rows(dataset), columns=tuple(each for each in columns if isinstance(each, Tensor)))
+    doubles = any(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
+    cast = dtype if doubles and dtype not in (None, torch.float64) else None
+    if cast is not None:
+        warnings.warn(
+            f"arrays of the data set have numbers of type float64, and the weights of the model {cast}: the loss gets "
+            "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
+            stacklevel=5,
+        )
+    held = tuple(each for each in columns if isinstance(each, Tensor))
+    return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
@@ -166,8 +209,7 @@ def _check_records(dataset: Any) -> None:
             "(x, torch.tensor(y)), or a list of records"
         )
     is_indexable = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
-    # A table of pandas is indexed by column.
-    if isinstance(dataset, IterableDataset) or not is_indexable or hasattr(dataset, "iloc"):
+    if isinstance(dataset, IterableDataset) or not is_indexable:
         raise TypeError(
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
@@ -211,22 +253,24 @@ def record(dataset: Any, index: int) -> Any:
 class Rows:
     """Gathers rows of one column, or of each column of a tuple or a dictionary, and calls no code of the user."""
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: Any, cast: torch.dtype | None = None) -> None:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
+        self._cast = cast  # of arrays in double precision
 
     def __getstate__(self) -> Any:
-        return tree_map(_place_in_file, self._columns)  # a process that loads records maps the file itself
+        return tree_map(_place_in_file, self._columns), self._cast  # a process that loads records maps the file itself
 
-    def __setstate__(self, columns: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
+        columns, self._cast = state
         self._columns = tree_map(lambda column: column() if isinstance(column, partial) else column, columns)
 
     def __call__(self, at: np.ndarray) -> Any:
-        return tree_map(partial(_rows, at=at), self._columns)
+        return tree_map(partial(_rows, at=at, cast=self._cast), self._columns)
 
 
-def _rows(column: Any, at: np.ndarray) -> Tensor:
+def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     if isinstance(column, np.ndarray):
-        return torch.as_tensor(np.asarray(column)[at])
+        return torch.as_tensor(np.asarray(column)[at], dtype=cast if column.dtype == np.float64 else None)
     return column[torch.as_tensor(at, device=column.device)]
 
 
@@ -331,11 +375,7 @@ class Processes:
 
 
 class Fetch:
-    """Hands out the microbatch that is asked for, from a plan that is made anew when something else comes.
-
-    A new size of microbatches, or the same examples in halves after memory ran out, ends a plan: what was fetched ahead
-    is dropped.
-    """
+    """Hands out the microbatch that is asked for, from a plan that is made anew when another one comes."""
 
     def __init__(self, source: Thread | Processes) -> None:
         self._source = source
@@ -484,11 +524,7 @@ _MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
 
 
 class UnmeasuredMemory:
-    """The memory of a system that tells nothing of it: microbatches grow to 32 examples.
-
-    ``most`` is the largest size, and ``fits`` the free memory over the peak since ``begin``. After ``ran_out`` the
-    allocator may release what it caches before the next microbatch.
-    """
+    """The memory of a system that tells nothing of it: ``most`` examples; ``fits`` is free over peak memory."""
 
     most: float = _MOST_UNMEASURED
 
@@ -501,10 +537,7 @@ class UnmeasuredMemory:
 
 
 class CudaMemory(UnmeasuredMemory):
-    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
-
-    Resets the peak statistics of ``torch.cuda`` for each microbatch.
-    """
+    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began."""
 
     most: float = math.inf
 
@@ -533,10 +566,7 @@ class CudaMemory(UnmeasuredMemory):
 
 
 class ProcessMemory(UnmeasuredMemory):
-    """Peak of the process's memory, against what the system reports as available; Linux only, to 256 examples.
-
-    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger.
-    """
+    """Peak of the process's memory since its start, against what the system has; Linux, to 256 examples."""
 
     most: float = _MOST_ON_PROCESSOR
 
@@ -571,10 +601,7 @@ def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
 
 
 class MeasuredSize:
-    """Starts with one example and doubles while twice the memory of the last microbatch is free.
-
-    After memory ran out all the same, no size above half of the one that failed is tried again.
-    """
+    """Doubles from one example while twice the last memory is free; half a size that failed is the most."""
 
     def __init__(self, memory: UnmeasuredMemory) -> None:
         self.now = 1

@@ -18,7 +18,6 @@ from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import Schedule, schedule_of
-from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey, Source, never
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise
@@ -26,7 +25,8 @@ from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differin
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded
-from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of
+from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
+from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Users, sampler_of, user_records
 
 if TYPE_CHECKING:
@@ -178,13 +178,13 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
     """How sums are added up and noised: by banded noise where it is declared, over ranks where there are several."""
     if not isinstance(event, BandedGaussian) and not together:
         return OwnNoise(noise)
-    from noisette.noise.banded import BandedNoise, correlation_of
-    from noisette.noise.joint_sums import JointSums
+    from noisette.noise.banded import BandedNoise, correlation_of, deviations_of
+    from noisette.ranks.joint_sums import JointSums
 
     correlation = correlation_of(event, steps)
     if correlation == (1.0,):
         return JointSums(noise, ranks) if together else OwnNoise(noise)
-    return JointSums(BandedNoise(noise, correlation), ranks, correlation)
+    return JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
 
 
 class PrivateRun(DpSgd):
@@ -212,7 +212,9 @@ class PrivateRun(DpSgd):
         ranks: AnyRanks,
     ) -> None:
         event, batch_size, steps_spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
-        records = records_of(dataset, collate_fn)
+        dataset = without_frames(dataset)
+        dtypes = {p.dtype for p in bound.parameters.values()}
+        records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)

@@ -53,8 +53,9 @@ def privatize(
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
         dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
-            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. Arrays in
-            mapped files are read row by row. :class:`OwnRecords` where each of several processes holds other records.
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. Frames of
+            pandas as well: alone as a dictionary of columns, in a tuple such as ``(frame, series)`` as a matrix. Arrays
+            in mapped files are read row by row. :class:`OwnRecords` where each of several processes holds others.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         sampling_rate: probability in (0, 1] that a record is in a step's batch.
         steps: number of logical steps.

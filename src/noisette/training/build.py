@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from noisette.accounting import Ledger
-from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
-from noisette.lipschitz import is_constrained
+from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import (
     MirrorAndShift,
@@ -38,6 +36,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
+from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
@@ -53,60 +52,12 @@ from noisette.training.recipe import (
 )
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-Views = Callable[[Tensor], Tensor]
 _EVALUATED_AT_ONCE = 2000
 _INSTANCE_NORMS = {
     nn.BatchNorm1d: nn.InstanceNorm1d,
     nn.BatchNorm2d: nn.InstanceNorm2d,
     nn.BatchNorm3d: nn.InstanceNorm3d,
 }
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """The views of a record that a recipe asks for.
-
-    Where the first part of the model is ``fixed``, the features of fixed views are computed once and stored; otherwise
-    views are drawn anew in each step.
-    """
-
-    section: AugmentationSection
-    fixed: bool
-
-    def check(self, shape: Sequence[int]) -> None:
-        """Check that examples of this shape have views, and that a fixed view is not the only one."""
-        section = self.section
-        if section != AugmentationSection() and len(shape) != 3:
-            raise ValueError(
-                f"augmentation is for images of three axes, and an example has shape {tuple(shape)}; leave it out"
-            )
-        if self.fixed and section.moves and section.views == 1:
-            raise ValueError(
-                "the features of this model are fixed and computed once, for as many fixed views as augmentation.views "
-                "says; ask for 2 or more"
-            )
-
-    @property
-    def stored(self) -> Views | None:
-        """Maps training images (n, ...) to the views whose features are stored, (n, views, ...), if there are any."""
-        section = self.section
-        if not (self.fixed and section.moves):
-            return None
-        return partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
-
-    @property
-    def stored_for_tests(self) -> Views | None:
-        """The same for test images: an image and its mirror image."""
-        return partial(fixed_views, views=2, flip=True, shift=0) if self.fixed and self.section.test_flip else None
-
-    def losses(self, loss: Loss) -> Loss:
-        """The losses of examples of what was stored, averaged over their views; ``loss`` is that of one view."""
-        section = self.section
-        if not section.moves:
-            return loss
-        if self.fixed:
-            return mean_over_stored_views(loss)
-        return mean_over_views(loss, MirrorAndShift(flip=section.flip, shift=section.shift), section.views)
 
 
 class TrainingSetup:
@@ -139,30 +90,36 @@ class TrainingSetup:
         chosen = public_examples_of(recipe, data, public)
         self.public_weights = sha256_of_first_weights(recipe.model)
         self.public_digest = _public_digest(data, chosen, self.public_weights)
-        self.whitening = whitening
-        for setting in ("standardised", "whitened"):
-            if not getattr(recipe.model, setting):
-                continue
+        self.whitening, whitened = whitening, recipe.model.whitened
+        if recipe.model.standardised or whitened:
             if not isinstance(model, models.FixedFeatures):
-                raise ValueError(f"the model has no fixed features; leave {setting} out")
-            assert chosen is not None, "a recipe with this setting names its public examples"
+                raise ValueError("the model has no fixed features; leave standardised and whitened out")
+            assert chosen is not None, "a recipe with these settings names its public examples"
             refuse_overlap([chosen], [torch.as_tensor(data.train.inputs)])
-            if setting == "standardised":
-                model = models.standardised(model, features_of(chosen, model.features, device))
-            else:
-                self.whitening = whitening or Whitening.of_public(
-                    features_of(chosen, model.features, device), recipe.model.whitened
-                )
+            if whitened:
+                self.whitening = whitening or Whitening.of_public(features_of(chosen, model.features, device), whitened)
                 model = models.whitened(model, self.whitening.to(device))
+            else:
+                model = models.standardised(model, features_of(chosen, model.features, device))
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.target = data.target
-        augmentation = Augmentation(recipe.augmentation, fixed is not None)
-        augmentation.check(data.train.inputs.shape[1:])
-        self.examples = Examples(data.train, fixed, device, augmentation.stored)
+        section, shape = recipe.augmentation, data.train.inputs.shape[1:]
+        if section != AugmentationSection() and len(shape) != 3:
+            raise ValueError(
+                f"augmentation is for images of three axes, not for examples of shape {shape}; leave it out"
+            )
+        # Where the first part is fixed, the features of fixed views are stored; otherwise each step draws new views.
+        stored = of_tests = None
+        if fixed is not None and section.moves:
+            if section.views == 1:
+                raise ValueError("features of fixed views are computed once; ask for augmentation.views of 2 or more")
+            stored = partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
+        if fixed is not None and section.test_flip:
+            of_tests = partial(fixed_views, views=2, flip=True, shift=0)
+        self.examples = Examples(data.train, fixed, device, stored)
         # What the model takes for one example, or for each of its views.
-        self.inputs = (
-            self.examples.tensors[0] if augmentation.stored is None else self.examples.tensors[0].flatten(0, 1)
-        )
+        inputs = self.examples.tensors[0]
+        self.inputs = inputs if stored is None else inputs.flatten(0, 1)
         self.users = None
         if recipe.data.users is not None:
             assert recipe.data.records_per_user is not None, "the recipe is checked"
@@ -171,25 +128,26 @@ class TrainingSetup:
             self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
         numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
         self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
-        self.test = Examples(data.test, fixed, device, augmentation.stored_for_tests).tensors if data.test else None
+        self.test = Examples(data.test, fixed, device, of_tests).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
-        # Exact per-example batch norm joins the public examples to each of the test examples.
-        beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
-        self.at_once = max(1, _EVALUATED_AT_ONCE // (1 + beside))
+        self.at_once = _EVALUATED_AT_ONCE
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
-        self.losses = augmentation.losses(lambda model, inputs, targets: self.loss(model(inputs), targets))
+        self.losses: Loss = lambda model, inputs, targets: self.loss(model(inputs), targets)
+        if stored is not None:
+            self.losses = mean_over_stored_views(self.losses)
+        elif section.moves:
+            moved = MirrorAndShift(flip=section.flip, shift=section.shift)
+            self.losses = mean_over_views(self.losses, moved, section.views)
         self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
         learned = self.averaged.model if self.averaged else trained
-        whole, mirrored = models.FixedFeatures(fixed, learned) if fixed else learned, recipe.augmentation.test_flip
-        self.published = MirrorAverage(whole) if mirrored else whole
+        whole = models.FixedFeatures(fixed, learned) if fixed else learned
+        self.published = MirrorAverage(whole) if section.test_flip else whole
         # What maps the stored test examples to scores.
-        self.tested = self.published
-        if fixed is not None:
-            self.tested = StoredViewsAverage(learned) if mirrored else learned
+        self.tested = self.published if fixed is None else StoredViewsAverage(learned) if section.test_flip else learned
 
 
 def sha256_of_first_weights(model: ModelSection) -> str:
@@ -233,13 +191,17 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.noise.pca import private_pca
+    from noisette.noise.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection
-    found = private_pca(
-        rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks, declaration=declaration
-    )
+    found = PrivatePCA(
+        section.components,
+        noise_multiplier=section.noise_multiplier,
+        ledger=ledger,
+        ranks=ranks,
+        declaration=declaration,
+    ).fit(rows)
     return torch.as_tensor(found.components_)
 
 
@@ -250,11 +212,10 @@ def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) ->
         return None
     if public is None:
         raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
-    if public.train.inputs.shape[1:] != data.train.inputs.shape[1:]:
-        raise ValueError(
-            f"public examples of {section.data} have shape {public.train.inputs.shape[1:]}, those of {data.name} "
-            f"{data.train.inputs.shape[1:]}; name a public set of the same shape"
-        )
+    shapes = [str(part.train.inputs.shape[1:]) for part in (public, data)]
+    if shapes[0] != shapes[1]:
+        of = f"public examples of {section.data} have shape {shapes[0]}, those of {data.name} {shapes[1]}"
+        raise ValueError(f"{of}; name a public set of the same shape")
     return public_examples(public, examples=section.examples, seed=section.seed)
 
 
@@ -293,13 +254,12 @@ def _bound(
     """The loss, the bound, and the noise multiplier of a whole step if it is given, for inputs of this shape."""
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
-        if any(is_constrained(part) for part in model.modules()):
+        if any(isinstance(part, Constrained) for part in model.modules()):
             raise ValueError(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
-        of_classes = partial(nn.functional.cross_entropy, reduction="none")
-        return of_classes if data.target is None else squared_error, *_clip(model, recipe)
+        return _loss(recipe, data), *_clip(model, recipe)
     lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
     bound = LipschitzBound(
         model,
@@ -309,6 +269,29 @@ def _bound(
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
+
+
+def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
+    """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
+    weights, names = recipe.training.class_weights, recipe.data.classes
+    if data.target is not None:
+        return squared_error
+    if weights is None:
+        return partial(nn.functional.cross_entropy, reduction="none")
+    order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+    if set(order) != weights.keys():
+        raise ValueError(f"class_weights need a number for each class: {'=1,'.join(order)}=1")
+    relative = relative_weights([weights[name] for name in order])
+
+    def weighted(scores: Tensor, targets: Tensor) -> Tensor:
+        return relative.to(scores.device)[targets] * nn.functional.cross_entropy(scores, targets, reduction="none")
+
+    return weighted
+
+
+def relative_weights(weights: Sequence[float]) -> Tensor:
+    """Weights beside the largest one: above one a weight would only enlarge gradients that are clipped."""
+    return torch.tensor(weights) / max(weights)
 
 
 def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:

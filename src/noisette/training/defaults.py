@@ -21,6 +21,8 @@ MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
+# The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
+TABLE, TABLE_NORM = "table", 2.0
 MOMENTUM = 0.9
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import FixedFeatures
 from noisette.run.private import PrivateRun
+from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -62,17 +65,24 @@ def features_of(
     return features
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Run = TypeVar("Run", PrivateRun, PlainRun, default=PrivateRun)
+else:
+    Run = TypeVar("Run")
+
+
 @dataclass
-class Outcome:
-    """A finished or interrupted run."""
+class Outcome(Generic[Run]):
+    """A finished run, which is private unless it is said."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: PrivateRun
+    run: Run
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
-    interrupted: bool = False
     resumed: int = 0  # how many times
     public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
     test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
@@ -85,11 +95,13 @@ class Outcome:
 
     @property
     def epsilon(self) -> float:
-        """The privacy cost of the whole run at the recipe's delta."""
+        """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
+        if isinstance(self.run, PlainRun):
+            return math.inf
         return self.run.epsilon(delta=self.recipe.privacy.delta)
 
 
-Watch = Callable[[PrivateRun, Point], None]
+Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless it has no privacy
 
 
 @torch.no_grad()
@@ -112,18 +124,23 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     table = confusion_matrix(targets, scores.argmax(1), labels=range(classes))
     sizes, right = table.sum(1), table.diagonal()
     present = np.flatnonzero(sizes)
-    auc = None
-    if len(present) > 1 and np.isfinite(scores).all():
-        chosen = present if classes > 2 else [1]
-        powers = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float64)
-        shares = powers / powers.sum(1, keepdims=True)
-        auc = float(np.mean([roc_auc_score(targets == k, shares[:, k]) for k in chosen]))
+    shares = sizes[present] / sizes.sum()
+    found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
+    auc, log_loss, means = None, None, ()
+    if np.isfinite(scores).all():
+        log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
+        if len(present) > 1:
+            chosen = present if classes > 2 else [1]
+            auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
     return ClassFigures(
         accuracy=float(right.sum() / sizes.sum()),
-        base_rate=float(sizes.max() / sizes.sum()),
+        base_rate=float(shares.max()),
         macro_accuracy=float(np.mean(right[present] / sizes[present])),
         auc=auc,
         confusion=tuple(tuple(row) for row in table.tolist()),
+        log_loss=log_loss,
+        base_log_loss=-float(shares @ np.log(shares)),
+        mean_probabilities=means,
     )
 
 

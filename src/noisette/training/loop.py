@@ -1,20 +1,19 @@
-"""Training by a recipe: the length and the cost of its run, the loop, and a small run that stands for a large one."""
+"""Training by a recipe: the length and the cost of its run, and the loop, which a run without privacy shares."""
 
 from __future__ import annotations
 
 import gc
+import math
 import secrets
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
-from noisette import errors as checks
-from noisette.accounting import Ledger, PldAccountant, epsilon_curve, epsilon_for, noise_multiplier_for, steps_for
-from noisette.accounting.calibrate import SEE_PLAN, schedule
+from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
+from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
-from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
@@ -23,14 +22,17 @@ from noisette.run.private import PrivateRun, ledger_on_ranks
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Watch, certified_curve, class_figures, number_figures, outputs
+from noisette.training.evaluation import Outcome, Run, Watch, certified_curve, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
-from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.training.plain_run import PlainRun
+from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 from noisette.training.threads import choose_threads
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
-_ROOM = 1.001  # of the budget of a small run above its price, which the run computes again
+_POINTS = 20
+# Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
+_FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
 
 
 def start_run(
@@ -56,14 +58,7 @@ def start_run(
             ),
             prior_events=ledger.events,
         )
-        if affordable == 0:
-            raise ValueError(
-                f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not allow one step of rate "
-                f"{sampling_rate:.4g} with noise_multiplier={noise:.4g}"
-                + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
-                + f"; raise epsilon or noise_multiplier: {SEE_PLAN}"
-            )
-        steps = min(steps, affordable)
+        steps = min(steps, max(1, affordable))  # one that the budget does not allow is refused
     return privatize(
         setup.bound,
         setup.optimizer,
@@ -102,19 +97,6 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     return replace(recipe, training=replace(training, lr=rate))
 
 
-def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
-    """Epsilon spent after each of these steps; never more than the budget, which holds for the whole run."""
-    accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
-    epsilons = epsilon_curve(
-        run.event,
-        checkpoints=steps,
-        delta=recipe.privacy.delta,
-        accountant=RenyiOdometer() if run.is_beside_others else accountant,
-        prior_events=run.terms.beside(run.ledger),
-    )
-    return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
-
-
 def train(
     recipe: Recipe,
     data: DataSet,
@@ -123,14 +105,12 @@ def train(
     ledger_path: Path | None,
     on_step: Watch,
     checkpoint: Path | None = None,
-    points: int = 20,
+    points: int = _POINTS,
     ranks: AnyRanks | None = None,
     ledger: Ledger | None = None,
     noise_multiplier: float | None = None,
 ) -> Outcome:
     """Train the recipe's model on ``data`` within its privacy budget.
-
-    Ctrl-C ends the run after the current step; the outcome then holds the model so far and is marked as interrupted.
 
     Args:
         recipe: the settings.
@@ -138,7 +118,7 @@ def train(
         ledger_path: of the ledger's file; in memory if ``None``. An open ledger, such as that of one run of a search,
             can be given as ``ledger`` instead.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
-            raises ``SystemExit``, the run is saved first.
+            raises ``KeyboardInterrupt`` or ``SystemExit``, the run is saved first.
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
             not saved if ``None``.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
@@ -198,7 +178,7 @@ def resume(
             "the same files"
         )
     ranks = ranks_of(ranks)
-    run = PrivateRun.resume(
+    with PrivateRun.resume(
         checkpoint,
         setup.bound,
         setup.optimizer,
@@ -206,51 +186,78 @@ def resume(
         accountant=ACCOUNTANTS[recipe.privacy.accountant],
         users=setup.users,
         ranks=ranks,
-    )
-    with run:
+    ) as run:
         if setup.averaged:
             setup.averaged.restore(saved["averaged"])
-        outcome = Outcome(
-            with_rate(recipe, run),
-            data,
-            setup.published,
-            run,
-            points=[Point(**point) for point in saved["points"]],
-            resumed=saved["resumed"] + 1,
-            public_weights=setup.public_weights,
-        )
+        outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
+        outcome.points = [Point(**point) for point in saved["points"]]
+        outcome.resumed = saved["resumed"] + 1
         training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
         return training.finish(on_step)
 
 
+def train_without_privacy(
+    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch
+) -> Outcome[PlainRun]:
+    """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
+
+    A recipe without a learning rate is trained by Adam.
+
+    Guarantee: none. The weights may tell everything about the records.
+
+    Raises:
+        ValueError: the model or the public examples do not fit, or the recipe trains otherwise than on such batches.
+        PrivacyError: public examples are private records too.
+    """
+    start, training = time.perf_counter(), recipe.training
+    if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
+        raise ValueError(
+            "without privacy batches are Poisson batches of records, as they are; leave out batches, lipschitz, "
+            "projection and users"
+        )
+    rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
+    if training.lr is None:  # the rule is for clipped gradients
+        lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))
+        recipe = replace(recipe, training=replace(training, optimizer="adam", lr=lr, momentum=0.0))
+    setup = TrainingSetup(recipe, data, public)
+    run = PlainRun(setup.bound, setup.optimizer, setup.examples.tensors, rate, training.batch_size, steps)
+    outcome = Outcome(recipe, data, setup.published, run, public_weights=setup.public_weights)
+    return _Training(setup, outcome, None, start, _POINTS, ranks_of(None)).finish(on_step)
+
+
 @dataclass
-class _Training:
+class _Training(Generic[Run]):
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     setup: TrainingSetup
-    outcome: Outcome
+    outcome: Outcome[Run]
     checkpoint: Path | None
     start: float
     places: int
     ranks: AnyRanks
 
     def __post_init__(self) -> None:
-        self.taken_before = self.outcome.run.steps_taken
-        self.costs = costs(self.outcome.run, self.outcome.recipe, _evenly_spaced(self.outcome.run.steps, self.places))
+        """Compute epsilon at evenly spaced steps, the last one among them; it is never above the budget of the run."""
+        run, privacy = self.outcome.run, self.outcome.recipe.privacy
+        steps = sorted({max(1, round(run.steps * k / self.places)) for k in range(1, self.places + 1)})
+        self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
+        if isinstance(run, PlainRun):
+            return
+        accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
+        epsilons = epsilon_curve(
+            run.event,
+            checkpoints=steps,
+            delta=privacy.delta,
+            accountant=RenyiOdometer() if run.is_beside_others else accountant,
+            prior_events=run.terms.beside(run.ledger),
+        )
+        self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
-    def finish(self, on_step: Watch) -> Outcome:
-        """The outcome at the end of the run, or when Ctrl-C was pressed."""
+    def finish(self, on_step: Watch) -> Outcome[Run]:
+        """The outcome at the end of the run."""
         outcome = self.outcome
-        try:
-            self._save()
-            self._train(on_step)
-        except KeyboardInterrupt:
-            if outcome.run.steps_taken == self.taken_before:
-                raise  # no step was taken
-            outcome.interrupted = True
-        except SystemExit:
-            self._save()
-            raise
+        self._save()
+        self._train(on_step)
         if not outcome.points or outcome.points[-1].step < outcome.run.steps_spent:
             self._add_point(outcome.epsilon)
         outcome.seconds = time.perf_counter() - self.start
@@ -262,18 +269,18 @@ class _Training:
 
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self.outcome.run, self.outcome.points, self.outcome.recipe.training
-        model, optimizer, averaged = run.bound.model, run.optimizer, self.setup.averaged
+        model, optimizer, averaged = self.setup.bound.model, self.setup.optimizer, self.setup.averaged
         views = self.outcome.recipe.augmentation.views
         at_once = max(1, settings.microbatch_size // views)
         examples = min(settings.batch_size, at_once) * views
         choose_threads(model, self.setup.loss, self.setup.inputs, self.setup.examples.tensors[1], examples)
-        _set_learning_rate(run, settings)
+        self._set_learning_rate()
         for batch in run.batches():
             for inputs, targets in batch.microbatches(at_once):
                 run.accumulate(self.setup.losses, inputs, targets)
             optimizer.step()
             optimizer.zero_grad()
-            _set_learning_rate(run, settings)
+            self._set_learning_rate()
             if averaged:
                 averaged.update(model, spent=run.steps_spent, steps=run.steps)
             if run.steps_spent in self.costs:
@@ -284,7 +291,7 @@ class _Training:
             self._show(on_step, replace(latest, step=run.steps_spent, epsilon=self.costs[following]))
 
     def _show(self, on_step: Watch, point: Point) -> None:
-        """Call ``on_step``; where it asks one rank to stop, all stop after this step."""
+        """Call ``on_step``; where it asks one rank to stop, all save the run and stop."""
         asked: KeyboardInterrupt | SystemExit | None = None
         try:
             on_step(self.outcome.run, point)
@@ -292,10 +299,16 @@ class _Training:
             asked = stop
         kinds = {"Ctrl-C": isinstance(asked, KeyboardInterrupt), "SIGTERM": isinstance(asked, SystemExit)}
         on_any = self.ranks.largest("the end of a step", kinds)
-        if on_any["SIGTERM"]:
-            raise asked if isinstance(asked, SystemExit) else SystemExit()
-        if on_any["Ctrl-C"]:
-            raise KeyboardInterrupt
+        if any(on_any.values()):
+            self._save()
+            raise asked or (SystemExit() if on_any["SIGTERM"] else KeyboardInterrupt())
+
+    def _set_learning_rate(self) -> None:
+        """Set the learning rate of the next step."""
+        run, settings = self.outcome.run, self.outcome.recipe.training
+        rate = learning_rate(settings, spent=run.steps_spent, steps=run.steps, sampling_rate=run.sampling_rate)
+        for group in self.setup.optimizer.param_groups:
+            group["lr"] = rate
 
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
@@ -312,9 +325,9 @@ class _Training:
         return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:
-        if self.checkpoint is None:
-            return
         outcome, setup = self.outcome, self.setup
+        if self.checkpoint is None or isinstance(outcome.run, PlainRun):
+            return
         extras: dict[str, Any] = {
             "averaged": setup.averaged.state() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
@@ -328,74 +341,3 @@ class _Training:
         if setup.whitening is not None:
             extras["whitening"] = setup.whitening.state_dict()
         outcome.run.save(self.checkpoint, extras)
-
-
-def _evenly_spaced(steps: int, places: int) -> list[int]:
-    """This many of the steps, or all if there are fewer; the last step is one of them."""
-    return sorted({max(1, round(steps * k / places)) for k in range(1, places + 1)})
-
-
-def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
-    """Set the learning rate of the next step."""
-    rate = learning_rate(settings, spent=run.steps_spent, steps=run.steps, sampling_rate=run.sampling_rate)
-    for group in run.optimizer.param_groups:
-        group["lr"] = rate
-
-
-def scaled_down(recipe: Recipe, factor: int, size: int) -> Recipe:
-    """The recipe of a run with 1 / ``factor`` of the computation that trains about as the given one does.
-
-    Batch, passes and noise multiplier are divided by the factor, so that the number of steps, and the noise on the mean
-    gradient of a batch, stay the same; only the sampling error of a batch grows. Use it to choose settings such as
-    learning rate, clipping norm or model; then train by the recipe itself. The factor is a divisor of the batch size,
-    and ``size`` the declared number of training records.
-
-    The budget ``epsilon`` of the small recipe is what its run itself costs, which is **larger** than that of the large
-    one, often by far: each record has less noise to hide in. A run by it charges and reports that epsilon.
-
-    Guarantee: none is inherited. What is chosen by looking at small runs on private records costs the epsilon of each;
-    choose on public records of the same kind where that is too much.
-    Source: Sander, Stock & Sablayrolles 2023, "TAN without a burn: scaling laws of DP-SGD", section 4.
-
-    Raises:
-        ValueError: the factor does not divide the batch size, or the recipe has other batches than Poisson batches of
-            records, a projection, clipping by layer, or is that of a small run already.
-    """
-    checks.count(factor=factor, size=size)
-    training, privacy, problems = recipe.training, recipe.privacy, []
-    if factor < 2 or training.batch_size % factor:
-        problems.append(f"the factor must be 2 or more and divide batch_size={training.batch_size}, got {factor}")
-    if training.simulates > 1:
-        problems.append(f"the recipe simulates another one already, {training.simulates} times as large")
-    if training.batches != "poisson" or recipe.data.users is not None:
-        problems.append("only Poisson batches of records are simulated")
-    if recipe.projection.components:
-        problems.append("private principal components are not made smaller; leave the projection out")
-    rule = CLIPPING_RULES[privacy.clipping].resolve()(1.0)
-    if not recipe.lipschitz.used and len(list(rule.groups(["a.weight", "b.weight"]))) > 1:
-        problems.append(f"clipping = {privacy.clipping!r} has several norms; use one")
-    if problems:
-        raise ValueError("this recipe cannot be simulated at a smaller scale:\n  " + "\n  ".join(problems))
-    accountant = ACCOUNTANTS[privacy.accountant]
-    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
-    noise = privacy.noise_multiplier or noise_multiplier_for(
-        epsilon=privacy.epsilon, delta=privacy.delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
-    )
-    price = epsilon_for(
-        delta=privacy.delta,
-        sampling_rate=sampling_rate / factor,
-        noise_multiplier=noise / factor,
-        steps=steps,
-        accountant=accountant,
-    )
-    return replace(
-        recipe,
-        privacy=replace(privacy, epsilon=price * _ROOM, noise_multiplier=noise / factor),
-        training=replace(
-            training,
-            batch_size=training.batch_size // factor,
-            epochs=training.epochs / factor,
-            lr_epochs=training.lr_epochs / factor,
-            simulates=factor,
-        ),
-    )

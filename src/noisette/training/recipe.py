@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pkgutil
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,9 @@ from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, DeclarationError, declared, unknown_key
 from noisette.data.dataset import refuse
-from noisette.training.defaults import batches_for, delta_for
+from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 # Names that a recipe can choose from
-
-
-@dataclass(frozen=True)
-class BatchNormEntry(Entry):
-    """A norm that replaces batch norm; ``needs_public`` if its statistics come from public examples."""
-
-    needs_public: bool = False
 
 
 def _at(place: str) -> Callable[[], Any]:
@@ -35,20 +28,21 @@ def _at(place: str) -> Callable[[], Any]:
     return partial(pkgutil.resolve_name, place)
 
 
-BATCH_NORMS: Mapping[str, BatchNormEntry] = {
-    "public": BatchNormEntry(_at("noisette.nn:PublicBatchNorm"), "statistics of public examples", True),
-    "per-example": BatchNormEntry(
-        _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form", True
+# What replaces batch norm: from public examples, and others.
+_FROM_PUBLIC: Mapping[str, Entry] = {
+    "public": Entry(_at("noisette.nn:PublicBatchNorm"), "statistics of public examples"),
+    "per-example": Entry(
+        _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form"
     ),
-    "per-example-exact": BatchNormEntry(
-        _at("noisette.nn:ExactPerExampleBatchNorm"), "the same from a forward pass for each example (slow)", True
-    ),
-    "frozen": BatchNormEntry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data", True),
-    "group": BatchNormEntry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
-    "layer": BatchNormEntry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
-    "instance": BatchNormEntry(_at("noisette.nn.conversion:_InstanceNorm"), "instance norm"),
+    "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
 }
-NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
+NEED_PUBLIC = tuple(_FROM_PUBLIC)
+BATCH_NORMS: Mapping[str, Entry] = {
+    **_FROM_PUBLIC,
+    "group": Entry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
+    "layer": Entry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
+    "instance": Entry(_at("noisette.nn.conversion:_InstanceNorm"), "instance norm"),
+}
 
 BATCHES: Mapping[str, Entry] = {
     "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
@@ -83,54 +77,52 @@ def accountant_names() -> list[str]:
 # Domains of the fields
 
 
-def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
-    """A check of an argument, which gets the name of the field with its value."""
+def _checked(check: Callable[[str, Any], object]) -> pydantic.AfterValidator:
+    """A check of the name of a field and its value."""
 
     def checked(value: Any, about: pydantic.ValidationInfo) -> Any:
-        check(**{str(about.field_name): value})
+        check(str(about.field_name), value)
         return value
 
     return pydantic.AfterValidator(checked)
 
 
-def _one_of(names: Callable[[], Collection[str]]) -> pydantic.AfterValidator:
-    """A check that the value is one of these names."""
-
-    def check(**given: str) -> None:
-        [(field, name)] = given.items()
-        if name not in names():
-            raise ValueError(f"expected {field} to be one of {', '.join(names())}, got {name!r}")
-
-    return _named(check)
+def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
+    return _checked(lambda name, value: check(**{name: value}))
 
 
-def _check_rate(**given: float) -> None:
-    checks.positive(**given)
-    [(name, rate)] = given.items()
+def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
+    def check(field: str, name: str) -> None:
+        known = accountant_names() if table is ACCOUNTANTS else table
+        if name not in known:
+            raise ValueError(f"expected {field} to be one of {', '.join(known)}, got {name!r}")
+
+    return _checked(check)
+
+
+def _check_rate(name: str, rate: float) -> None:
+    checks.positive(**{name: rate})
     if rate > _LARGEST_RATE:
         raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
 
 
-def _check_seed(seed: int) -> None:
+def _check_seed(name: str, seed: int) -> None:
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
-
-
-def _check_columns(columns: Mapping[str, Mapping[str, Any]]) -> None:
-    Columns.of(columns)
 
 
 _LARGEST_RATE = 1_000_000
 _Count = Annotated[int, _named(checks.count)]
 _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
-_Rate = Annotated[float, _named(_check_rate)]
+_Rate = Annotated[float, _checked(_check_rate)]
+_Weight = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Fraction = Annotated[float, _named(checks.open_fraction)]
 _BelowOne = Annotated[float, _named(checks.below_one)]
 _LIST = pydantic.Strict(False)  # a list of TOML or JSON becomes a tuple
 _Texts = Annotated[tuple[str, ...], _LIST]
 _Numbers = Annotated[tuple[float, ...], _LIST]
-_Deviations = Annotated[tuple[Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)], ...], _LIST]
+_Deviations = Annotated[tuple[_Weight, ...], _LIST]
 _Bounds = Annotated[tuple[float, float], _LIST]
 _Size = Annotated[tuple[pydantic.PositiveInt, pydantic.PositiveInt], _LIST]
 
@@ -146,18 +138,20 @@ class DataSection:
     size: int | None = None
     label: str = "label"
     test: str | None = None
-    ranges: Mapping[str, _Bounds] = field(default_factory=dict)
-    categories: Mapping[str, _Texts] = field(default_factory=dict)
     users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
     records_per_user: _Count | None = None  # the most records of one user that are used
     public_users: _Count | None = None  # the number of users, where it is public
-    columns: Annotated[Mapping[str, Mapping[str, Any]], _named(_check_columns)] = field(default_factory=dict)
+    columns: Annotated[Mapping[str, Mapping[str, Any]], _checked(lambda _, columns: Columns.of(columns))] = field(
+        default_factory=dict
+    )
     target: _Bounds | None = None  # the bounds of the number in the label column, for regression
     unit: str = ""  # that of the target
     text: str | None = None  # the CSV column of a text, which is the only input
     tokens: _Count = 64  # how many words of a text are used
     words: _Count = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
     decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
+    thousands: str = ""  # what stands between the thousands of a number in a CSV
+    encoding: str = "utf-8"  # of a CSV or JSON lines
     skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
     image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour
@@ -174,7 +168,7 @@ class ModelSection:
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: _Texts = ("features",)  # modules that keep these weights
     # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
-    batch_norm: Annotated[str, _one_of(lambda: BATCH_NORMS)] | None = None
+    batch_norm: Annotated[str, _one_of(BATCH_NORMS)] | None = None
     weight_standardised: bool = False  # whether the trained convolutions have standardised weights
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
     # how many principal components of public examples take the place of fixed features; 0 for none
@@ -201,9 +195,9 @@ class PrivacySection:
     noise_multiplier: _Positive | None = None
     # the clipping norm: of each layer with per-layer clipping, the first with adaptive
     max_grad_norm: _Positive = 1.0
-    clipping: Annotated[str, _one_of(lambda: CLIPPING_RULES)] = "flat"
-    engine: Annotated[str, _one_of(lambda: ENGINES)] = "book-keeping"
-    accountant: Annotated[str, _one_of(accountant_names)] = "pld"
+    clipping: Annotated[str, _one_of(CLIPPING_RULES)] = "flat"
+    engine: Annotated[str, _one_of(ENGINES)] = "book-keeping"
+    accountant: Annotated[str, _one_of(ACCOUNTANTS)] = "pld"
     allow_large_delta: bool = False
 
 
@@ -214,7 +208,7 @@ class LipschitzSection:
     tau: _Positive | None = None  # the loss is that of the scores times tau, divided by tau; must be given
     # bound on an example's gradient at the scores; 0 leaves that of the loss
     logit_clip: Annotated[float, _named(checks.not_negative)] = 0.0
-    allocation: Annotated[str, _one_of(lambda: ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
+    allocation: Annotated[str, _one_of(ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
 
     @property
     def used(self) -> bool:
@@ -263,7 +257,7 @@ class TrainingSection:
     epochs: _Positive = 40.0
     batch_size: _Count = 1024  # expected
     lr: _Rate | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
-    optimizer: Annotated[str, _one_of(lambda: OPTIMIZERS)] = "sgd"
+    optimizer: Annotated[str, _one_of(OPTIMIZERS)] = "sgd"
     momentum: _BelowOne = 0.0  # of SGD
     # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
     floor: _Positive | None = None
@@ -274,14 +268,14 @@ class TrainingSection:
     warmup: _BelowOne = 0.0  # the share of the steps over which the learning rate rises from zero
     averaging: _BelowOne = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     average_last: _BelowOne = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
-    seed: Annotated[int, _named(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
+    seed: Annotated[int, _checked(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
     microbatch_size: _Count = 1024  # examples in memory at once, of which each view of a record is one
     # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
-    compile: Annotated[str, _one_of(lambda: COMPILE)] = "auto"
-    batches: Annotated[str, _one_of(lambda: BATCHES)] = "poisson"  # how they are drawn
-    simulates: _Count = 1  # set by --simulate: how many times as large the run is that this one stands for
+    compile: Annotated[str, _one_of(COMPILE)] = "auto"
+    batches: Annotated[str, _one_of(BATCHES)] = "poisson"  # how they are drawn
     largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
     bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
+    class_weights: Mapping[str, _Weight] | None = None  # by which the loss of each class counts, beside the largest
 
 
 @dataclass(frozen=True)
@@ -302,96 +296,84 @@ class Recipe:
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
     def __post_init__(self) -> None:
-        problems = [*self._of_models(), *self._of_training(), *self._of_data()]
+        problems = [*self._of_models(), *self._of_lipschitz(), *self._of_training(), *self._of_data()]
         if problems:
             raise ValueError("; ".join(problems))
 
     def _of_models(self) -> Iterator[str]:
-        model, public, lipschitz = self.model, self.public, self.lipschitz
+        model, public = self.model, self.public
         if model.weight_standardised and model.weights is not None and model.frozen:
-            yield (
-                "weights are standardised where all are trained, and the frozen ones are not; give frozen = [], or "
-                "leave out weight_standardised"
-            )
+            yield "frozen weights are not standardised; give frozen = [], or leave out weight_standardised"
         if model.whitened and model.standardised:
             yield "whitened features have mean 0 already; leave out standardised, or whitened"
         if model.weights is not None and self.projection.components:
             yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
 
         of_features = model.standardised or model.whitened > 0
+        # a file of weights holds the statistics of frozen norms
+        given = model.batch_norm == "frozen" and model.weights is not None and not of_features
         if model.batch_norm not in NEED_PUBLIC and not of_features:
             if public != PublicSection():
-                yield (
-                    f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or whitened "
-                    f"features, not {model.batch_norm}; leave them out"
-                )
-        elif public.data is None:
-            # a file of weights holds the statistics of frozen norms
-            if model.batch_norm != "frozen" or model.weights is None or of_features:
-                of_features_needs = "standardised = true" if model.standardised else f"whitened = {model.whitened}"
-                needs = of_features_needs if of_features else f'batch_norm = "{model.batch_norm}"'
-                yield (
-                    f"{needs} takes its statistics from public examples; name their set, such as [public] data = "
-                    '"kmnist"'
-                )
-        else:
+                norms = f"batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or whitened features"
+                yield f"public examples are for {norms}, not {model.batch_norm}; leave them out"
+        elif public.data is None and not given:
+            needs = "standardised = true" if model.standardised else f"whitened = {model.whitened}"
+            needs = needs if of_features else f'batch_norm = "{model.batch_norm}"'
+            yield f'{needs} takes its statistics from public examples; name their set: [public] data = "kmnist"'
+        elif public.data is not None:
             if Path(public.data).resolve() == Path(self.data.name).resolve():
-                yield (
-                    f"public data {public.data!r} is the set that is trained on, whose examples are private; name "
-                    "another"
-                )
+                yield f"public data {public.data!r} is the set that is trained on, which is private; name another"
             if public.examples < 2:
                 yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
+    def _of_lipschitz(self) -> Iterator[str]:
+        model, lipschitz, plain = self.model, self.lipschitz, PrivacySection()
         if not lipschitz.used:
             if lipschitz != LipschitzSection():
                 yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
             return
-        names, plain = ("max_grad_norm", "clipping", "engine"), PrivacySection()
+        names = ("max_grad_norm", "clipping", "engine")
         if given := [name for name in names if getattr(self.privacy, name) != getattr(plain, name)]:
-            yield (
-                "with a table lipschitz the layers bound the gradient and nothing is clipped; leave out "
-                + ", ".join(given)
-            )
+            yield f"with lipschitz layers bound the gradient and nothing is clipped; leave out {', '.join(given)}"
         if model.batch_norm is not None:
             yield f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
         if model.weight_standardised:
             yield "standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz"
         if self.augmentation != AugmentationSection():
             yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
-        if self.data.target is not None:
-            yield "the loss of a table lipschitz is for classes; leave the table out, or target"
+        if self.data.target is not None or self.training.class_weights:
+            yield "the loss of a table lipschitz is for classes of one weight; leave out target and class_weights"
 
     def _of_training(self) -> Iterator[str]:
-        training, augmentation = self.training, self.augmentation
-        if training.optimizer != "sgd" and training.lr is None:
-            yield f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr'
-        if training.optimizer != "sgd" and training.momentum:
-            yield f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out'
-        if training.optimizer != "adam-bc" and training.floor is not None:
-            yield f'floor is that of adam-bc; with optimizer = "{training.optimizer}" leave it out'
+        training, data, optimizer = self.training, self.data, self.training.optimizer
+        if optimizer != "sgd" and training.lr is None:
+            yield f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
+        if optimizer != "sgd" and training.momentum:
+            yield f'momentum is that of SGD; with optimizer = "{optimizer}" leave it out'
+        if optimizer != "adam-bc" and training.floor is not None:
+            yield f'floor is that of adam-bc; with optimizer = "{optimizer}" leave it out'
         if training.averaging and training.average_last:
             yield "averaging and average_last are two averages of the weights; give one of them"
-        if (training.batches == "truncated") != (training.largest_batch is not None):
-            yield 'batches = "truncated" needs largest_batch, and no other batches have one'
-        if (training.batches == "cyclic") != (training.bands is not None):
-            yield 'batches = "cyclic" needs bands, and no other batches have them'
-        if augmentation.views > 1 and not augmentation.moves:
+        for batches, name in (("truncated", "largest_batch"), ("cyclic", "bands")):
+            if (training.batches == batches) != (getattr(training, name) is not None):
+                yield f'batches = "{batches}" needs {name}, and no other batches have it'
+        if self.augmentation.views > 1 and not self.augmentation.moves:
             yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
+        if weights := training.class_weights:
+            names = tuple(map(str, range(data.classes))) if isinstance(data.classes, int) else data.classes
+            if data.target is not None or (names and weights.keys() != set(names)):
+                yield f"class_weights need a number for each class: {'=1,'.join(names or ['A', 'B'])}=1"
 
     def _of_data(self) -> Iterator[str]:
-        data, training = self.data, self.training
+        data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
             yield "grey is the colour of images that are brought to a size; give image_size"
         if bool(data.mean) != bool(data.deviation):
             yield "inputs are standardised by a mean and a deviation; give both, or neither"
         if data.mean and self.projection.components:
             yield "principal components are those of the records as they are; leave out mean and deviation"
-        if data.holdout is not None and (training.batches == "truncated" or data.public_users is not None):
-            yield (
-                "truncated batches and public_users need a number of records or users that is public, and how many are "
-                "held out is random; leave holdout out, or these"
-            )
+        if data.holdout is not None and (batches == "truncated" or data.public_users is not None):
+            yield "how many are held out is random, not public: leave out holdout, or truncated batches, public_users"
         if data.holdout is not None and data.test is not None:
             yield "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:
@@ -407,8 +389,8 @@ class Recipe:
             yield f"users = {data.users!r} needs records_per_user: the most records of one user that are used"
         if self.projection.components:
             yield "private principal components have a guarantee for records; leave them out, or users"
-        if training.batches != "poisson":
-            yield f'with users batches are Poisson; leave batches = "{training.batches}" out'
+        if batches != "poisson":
+            yield f'with users batches are Poisson; leave batches = "{batches}" out'
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
@@ -483,11 +465,11 @@ def read_schema(path: Path) -> dict[str, Any]:
 # What suits the data
 
 
+_ON_COUNTS = "ranked-word-counts"
 _BUILT_IN = {
     "digits": "cnn",
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
-    "adult": "mlp",
-    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
+    **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
     **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
@@ -496,37 +478,28 @@ def suited_model(data: DataSection) -> str:
     """The name of a model for a built-in data set, or for tables, texts and images of one's own.
 
     >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
-    ('mlp', 'ranked-word-counts')
+    ('table', 'ranked-word-counts')
     """
-    if built_in := _BUILT_IN.get(data.name):
-        return built_in
-    return "ranked-word-counts" if data.text is not None else "cnn" if Path(data.name).is_dir() else "mlp"
+    other = _ON_COUNTS if data.text is not None else "cnn" if Path(data.name).is_dir() else TABLE
+    return _BUILT_IN.get(data.name, other)
 
 
 _ADAM_RATE = 0.003
-_COUNTS = TrainingSection(epochs=15, lr=10.0, momentum=0.9, cosine=False, average_last=0.5)  # of linear layers
-_COUNTS_NORM = 0.7
-_OF_COUNTS = ("word-counts", "ranked-word-counts", "word-counts-and-vectors")
+_OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
-_VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
-_ENCODER = TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
-_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
-_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
+_VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
+_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98))
+_FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98))
 _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
-    "mnist": (_FEATURES, _IMAGES),
-    "fashion-mnist": (_FEATURES, _IMAGES),
-    "cifar10": (_FEATURES, _IMAGES),
-    "kmnist": (_FEATURES, _FEW_IMAGES),
-    "emnist-letters": (_FEATURES, _FEW_IMAGES),
-    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0)),
-    "ag-news": (PrivacySection(), _VECTORS),
-    "sst2-glove": (PrivacySection(), _VECTORS),
-    "imdb-glove": (PrivacySection(), _ENCODER),
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
+    **dict.fromkeys(("kmnist", "emnist-letters"), _FEW_IMAGES),
+    **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
+    "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }
 
 
@@ -540,12 +513,7 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     """
     section = DataSection(**data)
     name = model or suited_model(section)
-    if known := _KNOWN_TO_WORK.get(section.name):
-        privacy, training = known
-    elif section.name in _TEXT_SIZES:
-        privacy, training = _of_texts(PrivacySection(), _TEXT_SIZES[section.name], name)
-    else:
-        privacy, training = _of_own_data(section, name)
+    privacy, training = _KNOWN_TO_WORK.get(section.name) or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
@@ -555,20 +523,24 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     return Recipe(section, ModelSection(name), privacy=privacy, training=training)
 
 
-def _of_own_data(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
-    if data.size is None or data.size < 1:
-        return PrivacySection(), TrainingSection(lr=None) if data.text is None else _TEXTS
-    records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
-    delta = PrivacySection(delta=delta_for(records))
-    if data.text is not None:
-        return _of_texts(delta, records, model)
+def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
+
+    Counts of words take 60 steps of a quarter of the texts; other models of texts cost more, and take smaller batches.
+    """
+    is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
+    records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
+    privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
+    if is_text and model in _OF_COUNTS and (size >= 1 or data.name in _TEXT_SIZES):
+        training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
+        return replace(privacy, max_grad_norm=0.7), replace(training, average_last=0.5)
+    if is_text:
+        return privacy, replace(
+            _TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10))
+        ) if records > 1 else _TEXTS
+    if model == TABLE:
+        privacy = replace(privacy, max_grad_norm=TABLE_NORM)
+    if size < 1:
+        return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
-    return delta, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
-
-
-def _of_texts(privacy: PrivacySection, records: int, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """60 steps of a quarter of the texts for their counts; other models cost more, and take smaller batches."""
-    if model in _OF_COUNTS:
-        return replace(privacy, max_grad_norm=_COUNTS_NORM), replace(_COUNTS, batch_size=math.ceil(records / 4))
-    return privacy, replace(_TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10)))
+    return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ NAME = re.compile(r"(.+)\.unfinished-\d+")
 _SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
 _OLDER = "checkpoint.json"  # written by earlier versions
 _SETTINGS = "settings.json"
+_RESUME = "noisette train --resume"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
 
 
@@ -47,20 +48,13 @@ def unfinished_runs(out: Path) -> list[Path]:
 
 def in_words(folder: Path) -> str:
     """What an unfinished run has left in its folder, and how to continue it."""
+    place = shlex.quote(str(folder))
     if can_continue(folder):
-        return (
-            f"{folder} is a run that has not ended: it is still trained, or was cut off. To continue it: noisette "
-            f"train --resume {shlex.quote(str(folder))}"
-        )
+        return f"{folder} has not ended: it is still trained, or was cut off. To continue it: {_RESUME} {place}"
     if (folder / CHECKPOINT / _OLDER).is_file():
-        return (
-            f"{folder} is a run of an earlier version of noisette, whose checkpoints this one does not read: finish it "
-            "with the version that began it"
-        )
-    return (
-        f"{folder} is a run that was cut off before its first checkpoint, so it cannot be continued. What it spent is "
-        f"shown by: noisette ledger show {shlex.quote(str(folder))}"
-    )
+        return f"{folder} is of an earlier version of noisette: finish it with the version that began it"
+    spent = f"What it spent is shown by: noisette ledger show {place}"
+    return f"{folder} was cut off before its first checkpoint, so it cannot be continued. {spent}"
 
 
 class RunFolder:
@@ -98,11 +92,10 @@ class RunFolder:
             folder, out = place, place.with_name(named[1])
         else:
             folder, out = _only_one_unfinished(place), place
-        if (folder / CHECKPOINT / _OLDER).is_file():
-            raise ValueError(in_words(folder))
         if not can_continue(folder):
-            spent = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
-            raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{spent}")
+            begun = any((folder / name).is_file() for name in (LEDGER_FILE, f"{CHECKPOINT}/{_OLDER}"))
+            said = f" {in_words(folder)}" if begun else ""
+            raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{said}")
         run = cls(out)
         run._making, run._resumed = folder, True
         return run
@@ -145,33 +138,28 @@ class RunFolder:
         atomic_files.write(self.checkpoint / _SETTINGS, json.dumps(settings, indent=2).encode() + b"\n", mode=0o600)
 
     def complete(self, files: Mapping[str, bytes]) -> None:
-        """Write these files and rename the folder; the older run stays where a file cannot be written."""
+        """Write these files and exchange the folders, or restore them on a failure.
+
+        The checkpoint is moved last, so that a crash keeps it; an older run stays where a file cannot be written.
+        """
         for name, content in files.items():
             atomic_files.write(self.place / name, content)
-        self._take_place()
-
-    def _take_place(self) -> None:
-        """Exchange the folders, or restore them on a failure. The checkpoint is last, so that a crash keeps it."""
         ended = _fresh_sibling(self.out, "ended")
         older = _fresh_sibling(self.out, "replaced") if self.out.exists() else None
-        moves = [(self.out, older)] if older else []
-        moves.append((self.place, self.out))
-        if self.checkpoint.exists():
-            moves.append((self.out / CHECKPOINT, ended / CHECKPOINT))
-        done: list[tuple[Path, Path]] = []
-        try:
-            for source, target in moves:
+        with ExitStack() as undo:
+            undo.callback(lambda: [folder.rmdir() for folder in (ended, older) if folder and folder.exists()])
+
+            def move(source: Path, target: Path) -> None:
                 os.replace(source, target)
-                done.append((source, target))
-                if target == older:
-                    _check_is_run(target, str(self.out))  # another process may have added files
-        except BaseException:
-            for source, target in reversed(done):
-                os.replace(target, source)
-            ended.rmdir()
-            if older and older.exists():
-                older.rmdir()
-            raise
+                undo.callback(os.replace, target, source)
+
+            if older:
+                move(self.out, older)
+                _check_is_run(older, str(self.out))  # another process may have added files
+            move(self.place, self.out)
+            if (self.out / CHECKPOINT).exists():
+                move(self.out / CHECKPOINT, ended / CHECKPOINT)
+            undo.pop_all()
         self._whole, self.replaced = True, older
         atomic_files.sync(self.out.parent)
         shutil.rmtree(ended)
@@ -187,7 +175,7 @@ class RunFolder:
             if self.ledger.exists():
                 error.add_note(f"The privacy spent until then is recorded in {self.ledger}")
             if self.checkpoint.exists():
-                error.add_note(f"To continue the run: noisette train --resume {shlex.quote(str(self.place))}")
+                error.add_note(f"To continue the run: {_RESUME} {shlex.quote(str(self.place))}")
 
     def _tidy(self) -> None:
         """Delete everything except the ledger and the checkpoints, and these too if no privacy was spent."""

@@ -62,12 +62,9 @@ class SavedModel:
             shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
-        if pretrained is not None:
-            recipe = replace(recipe, model=replace(recipe.model, name=str(pretrained)))
-        if text is not None:
-            recipe = replace(recipe, data=replace(recipe.data, text=text))
-        if public is not None:
-            recipe = replace(recipe, public=replace(recipe.public, data=str(public)))
+        given = {"model": {"name": pretrained}, "data": {"text": text}, "public": {"data": public}}
+        tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
+        recipe = recipe.changed(tables, "the run")
         name = recipe.model.name
         if name not in models.names() and ":" not in name and not is_folder_of_model(name):
             raise ValueError(
@@ -105,14 +102,15 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found = tables.read(path)
-        features = declared.features(self.features)
-        absent = features.absent(found) if declared.text is None else []
-        if declared.text is not None and declared.text not in found:
-            absent = [f"there is no column {declared.text!r}"]
-        if self.vectors is not None and declared.text is not None and not absent:
-            return _numbering(self.vectors, *self.shape).number(found[declared.text])
-        inputs, problems = (np.zeros(0), absent) if absent else tables.inputs_of(found, declared, features)
+        found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
+        if declared.text is None:
+            problems = features.absent(found)
+        else:
+            problems = [] if declared.text in found else [f"there is no column {declared.text!r}"]
+            if self.vectors is not None and not problems:
+                return _numbering(self.vectors, *self.shape).number(found[declared.text])
+        if not problems:
+            inputs, problems = tables.inputs_of(found, declared, features)
         if problems:
             raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
         return inputs
@@ -163,16 +161,13 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
     """The model of a recipe with these weights; ``data`` are two made-up records."""
     section, norm = recipe.model, recipe.model.batch_norm
     model = model_of(replace(recipe, model=replace(section, weights=None)), data)
-    if section.standardised or section.whitened:
-        assert isinstance(model, models.FixedFeatures), "the run has trained it"
-        features = model.features(torch.as_tensor(data.train.inputs))
-        # The constants are among the weights.
+    if isinstance(model, models.FixedFeatures) and (section.standardised or section.whitened):
+        features = model.features(torch.as_tensor(data.train.inputs))  # the constants are among the weights
         if section.standardised:
             model = models.standardised(model, features)
         else:
             numbers = features[0].numel()
-            whitening = Whitening(torch.zeros(numbers), torch.zeros(section.whitened, numbers))
-            model = models.whitened(model, whitening)
+            model = models.whitened(model, Whitening(torch.zeros(numbers), torch.zeros(section.whitened, numbers)))
     trained = model.head if isinstance(model, models.FixedFeatures) else model
     if norm is not None and norm not in NEED_PUBLIC:
         replace_batch_norm(trained, norm)

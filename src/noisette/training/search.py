@@ -6,6 +6,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome
+from noisette.training.evaluation import Outcome, Watch
 from noisette.training.loop import train
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFacts, facts_of, power_of_ten, upward
@@ -45,8 +46,7 @@ _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
 _MOST_WITHOUT_A_RUN = 1e-3
 
-OnStep = Callable[[int, PrivateRun], None]
-"""Called after each step with the number of the run, from 1 on, and the run."""
+OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
 
 
 @dataclass(frozen=True)
@@ -177,25 +177,9 @@ def rehearse(
     made_up, held = score.split(_made_up(data))
     found: list[Rehearsed] = []
     for recipe in recipes:
-        ledger, stopped = Ledger(dataset=data.name), False
-
-        def one_step(run: PrivateRun, point: Point) -> None:
-            nonlocal stopped
-            stopped = True
-            raise KeyboardInterrupt
-
-        outcome = train(
-            recipe,
-            made_up,
-            public=public,
-            ledger_path=None,
-            on_step=one_step,
-            points=1,
-            ledger=ledger,
-            noise_multiplier=noise_multiplier,
-        )
-        if not stopped:
-            raise KeyboardInterrupt  # it was pressed before
+        ledger, rate = Ledger(dataset=data.name), recipe.training.batch_size / made_up.declared_size
+        one_step = replace(recipe, training=replace(recipe.training, epochs=rate))
+        outcome = _trained(one_step, made_up, public, ledger, noise_multiplier, lambda run, point: None)
         score.of(outcome, held, ledger)
         step = outcome.run.event
         others = {event: times for event, times in ledger.events.items() if event != step}
@@ -222,6 +206,22 @@ def _made_up(data: DataSet) -> DataSet:
         targets = random.uniform(-1, 1, _RECORDS).astype(np.float32)
     records = Split(inputs, targets)
     return replace(data, train=records, test=records)
+
+
+def _trained(
+    recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
+) -> Outcome:
+    """A run whose test figures are those at its end."""
+    return train(
+        recipe,
+        data,
+        public=public,
+        ledger_path=None,
+        on_step=on_step,
+        points=1,
+        ledger=ledger,
+        noise_multiplier=noise_multiplier,
+    )
 
 
 @dataclass(frozen=True)
@@ -318,18 +318,7 @@ class Search:
             )
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
-        outcome = train(
-            recipe,
-            self._data,
-            public=self._public,
-            ledger_path=None,
-            on_step=on_step,
-            points=1,
-            ledger=ledger,
-            noise_multiplier=self.noise_multiplier,
-        )
-        if outcome.interrupted:
-            raise KeyboardInterrupt  # ends the search, and not the run alone
+        outcome = _trained(recipe, self._data, self._public, ledger, self.noise_multiplier, on_step)
         return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
@@ -356,12 +345,11 @@ class Search:
     @property
     def announcement(self) -> list[str]:
         """What the search is about to do and to cost, in lines."""
-        facts = self.facts()
+        facts, delta = self.facts(), power_of_ten(self.recipe.privacy.delta)
         (_, steps), *_ = self.event.run
         lines = [
             f"A search over {self.space}",
-            f"It costs epsilon {upward(self.epsilon)} at delta {power_of_ten(self.recipe.privacy.delta)}, also if it "
-            "is stopped.",
+            f"It costs epsilon {upward(self.epsilon)} at delta {delta}, also if it is stopped.",
             f"Its runs have {steps:,} steps with noise multiplier {self.noise_multiplier:.4g}.",
             f"Their number is {facts.runs}.",
             advice(facts, self.epsilon),
@@ -396,7 +384,7 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
     plans: list[SearchPlan] = []
     for chosen in _shapes(mean) if shape is None else [shape]:
-        try:
+        with suppress(ValueError):  # no noise is enough
             plan = least_noise_search(
                 epsilon=privacy.epsilon,
                 delta=privacy.delta,
@@ -406,9 +394,7 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
                 shape=chosen,
                 in_each_run=rehearsed.others,
             )
-        except ValueError:
-            continue  # no noise is enough
-        plans.append(plan)
+            plans.append(plan)
     if not plans:
         what = f" and {', '.join(map(repr, rehearsed.others))}" if rehearsed.others else ""
         raise ValueError(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from difflib import get_close_matches
 from itertools import product
 from operator import attrgetter
 from random import Random
-from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias
 
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import shown
@@ -21,8 +19,6 @@ from noisette.training.report.facts import shown
 Value: TypeAlias = float | int | bool | str | None
 
 ACCOUNTANT = "rdp"  # searches have a bound on their Rényi divergences alone
-_INTERVALS: Mapping[str, type] = {"log": float, "uniform": float, "int": int}
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}
 _PRICE = "changes what a run costs, and a search has one price for all its runs; set it in the recipe"
 _NO_EFFECT = "changes the time and not the model; set it in the recipe"
 _LOADED = "says which data are loaded, which is done once; set it in the recipe"
@@ -47,6 +43,9 @@ _OUTSIDE_THE_GRAPH = {
     *("training.lr", "training.lr_end", "training.lr_epochs", "training.momentum", "training.cosine"),
     *("training.optimizer", "training.averaging", "training.seed", "privacy.max_grad_norm"),
 }
+_SETTINGS = tuple(
+    f"{table.name}.{setting.name}" for table in fields(Recipe) for setting in fields(getattr(Recipe(), table.name))
+)
 _ONE = re.compile(r"([\w.-]+)\s*=\s*([\w-]+)\s*\(([^()]*)\)")
 _MOST_COMBINATIONS = 4096
 
@@ -62,7 +61,7 @@ class Dimension:
         ends: the values that a run can have at most: both ends of an interval, or all of a choice.
 
     Raises:
-        ValueError: these are no such ends.
+        ValueError: there is no such kind, or these are no such ends.
 
     >>> [Dimension(kind, ends).draw(Random(1)) for kind, ends in (("uniform", (0.5, 0.75)), ("log", (0.1, 10.0)))]
     [0.5336, 0.1857]
@@ -71,29 +70,30 @@ class Dimension:
     """
 
     kind: str
-    ends: tuple[Value, ...]
+    ends: tuple[Any, ...]
 
     def __post_init__(self) -> None:
         if self.kind == "choice":
             if len(set(self.ends)) < max(2, len(self.ends)):
                 raise ValueError("expected at least two values, no two alike")
             return
-        low, high = self.bounds
-        if not (0 if self.kind == "log" else -math.inf) < low < high < math.inf:
-            what = {"log": "numbers above 0", "uniform": "numbers", "int": "whole numbers"}[self.kind]
-            raise ValueError(f"expected two {what}, the smaller first, got {low:g} and {high:g}")
-
-    @property
-    def bounds(self) -> tuple[Any, Any]:
-        """The ends of an interval."""
-        low, high = self.ends
-        return low, high
+        what = {"log": "numbers above 0", "uniform": "numbers", "int": "whole numbers"}
+        if self.kind not in what:
+            raise ValueError(f"there is no {self.kind}(): known are log, uniform, int and choice")
+        number = int if self.kind == "int" else int | float
+        if (
+            len(self.ends) != 2
+            or not all(isinstance(end, number) for end in self.ends)
+            or not (0 if self.kind == "log" else -math.inf) < self.ends[0] < self.ends[1] < math.inf
+        ):
+            got = ", ".join(map(shown, self.ends))
+            raise ValueError(f"expected two {what[self.kind]}, the smaller first, got {got}")
 
     def draw(self, random: Random) -> Value:
         """A value at random; a number with a fraction has four digits, so that it can be read and repeated."""
         if self.kind == "choice":
             return random.choice(self.ends)
-        low, high = self.bounds
+        low, high = self.ends
         if self.kind == "int":
             return random.randint(low, high)
         if self.kind == "log":
@@ -138,15 +138,19 @@ class SearchSpace:
                     for refused in (full, full.partition(".")[0]):
                         if refused in _REFUSED:
                             raise ValueError(f"{full} {_REFUSED[refused]}")
-                    arguments = [argument.strip() for argument in inside.split(",")]
-                    dimensions[full] = _read_dimension(kind, arguments, _types(full))
+                    ends = tuple(_read(end.strip()) for end in inside.split(","))
+                    if kind in ("log", "uniform"):
+                        ends = tuple(float(end) if type(end) is int else end for end in ends)
+                    dimension = Dimension(kind, ends)
+                    for end in ends:
+                        _check(full, end)
+                    dimensions[full] = dimension
                 except ValueError as problem:
                     problems.append(f"{name}: {problem}")
         if not any(text.strip() for text in texts):
             problems.append("it is empty; give settings, such as lr=log(0.1, 10)")
         space = cls(dimensions)
-        problems += space._refusals(recipe)
-        if problems:
+        if problems := problems or space._refusals(recipe):
             raise ValueError("\n  ".join(["--over has these problems:", *problems]))
         return space
 
@@ -196,24 +200,17 @@ def check_recipe(recipe: Recipe, *, public: bool) -> None:
     Raises:
         ValueError: it cannot; all problems are listed.
     """
-    privacy, data, problems = recipe.privacy, recipe.data, []
+    privacy, data, batches, problems = recipe.privacy, recipe.data, recipe.training.batches, []
     if privacy.noise_multiplier is not None:
-        problems.append(
-            f"privacy.noise_multiplier = {privacy.noise_multiplier:g} fixes the noise, which a search computes from "
-            "its budget and --runs; leave it out of the recipe"
-        )
+        given = f"privacy.noise_multiplier = {privacy.noise_multiplier:g}"
+        problems.append(f"{given} fixes the noise, which a search computes from its budget and --runs; leave it out")
     if privacy.accountant not in (ACCOUNTANT, "pld"):
-        problems.append(
-            f'accountant = "{privacy.accountant}" has no bound for searches, which are priced by {ACCOUNTANT}; leave '
-            "it out of the recipe"
-        )
+        given = f'accountant = "{privacy.accountant}"'
+        problems.append(f"{given} has no bound for searches, whose cost is computed by {ACCOUNTANT}; leave it out")
     if data.users is not None:
-        problems.append(
-            "a search has a guarantee for records, not for users; leave users out of the recipe, or train once with "
-            "noisette train"
-        )
-    if recipe.training.batches != "poisson":
-        problems.append(f'the batches of a search are Poisson; leave batches = "{recipe.training.batches}" out')
+        problems.append("a search has a guarantee for records, not for users; leave users out, or train once")
+    if batches != "poisson":
+        problems.append(f'the batches of a search are Poisson; leave batches = "{batches}" out')
     if data.holdout is not None and public:
         problems.append(
             f"holdout = {data.holdout:g} makes the test examples private records, whose exact figures must not choose "
@@ -223,79 +220,37 @@ def check_recipe(recipe: Recipe, *, public: bool) -> None:
         raise ValueError("; ".join(problems))
 
 
-def _read_dimension(kind: str, arguments: Sequence[str], accepted: Sequence[type]) -> Dimension:
-    """What ``kind(arguments)`` stands for, for a setting that accepts values of these types."""
-    if kind == "choice":
-        return Dimension(kind, tuple(_read(text, accepted) for text in arguments))
-    if kind not in _INTERVALS:
-        raise ValueError(f"there is no {kind}(): known are log, uniform, int and choice")
-    number = _INTERVALS[kind]
-    if number not in accepted:
-        fits = [f"{name}(a, b)" for name, needed in _INTERVALS.items() if needed in accepted]
-        raise ValueError(f"it is not drawn by {kind}(); give {' or '.join([*fits, 'choice(a, b, ...)'])}")
-    if len(arguments) != 2:
-        raise ValueError(f"{kind}() takes two numbers, got {len(arguments)}")
-    try:
-        ends = tuple([number(text) for text in arguments])
-    except ValueError:
-        whole = "whole " if number is int else ""
-        raise ValueError(f"{kind}() takes two {whole}numbers, got {', '.join(arguments)}") from None
-    return Dimension(kind, ends)
-
-
-def _read(text: str, accepted: Sequence[type]) -> Value:
-    """The value of this text: the narrowest of the accepted types that it can be."""
-    if type(None) in accepted and text == "none":
-        return None
-    if bool in accepted and text in ("true", "false"):
-        return text == "true"
+def _read(text: str) -> Value:
+    """The value that a text stands for; whether it fits a setting is the recipe's matter."""
+    words = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
     for number in (int, float):
-        if number in accepted:
-            try:
-                return number(text)
-            except ValueError:
-                continue
-    if str in accepted:
-        return text
-    raise ValueError(f"{text!r} is not {' or '.join(_NAMES[kind] for kind in accepted if kind in _NAMES)}")
-
-
-@cache
-def _settings() -> Mapping[str, Any]:
-    """The full name of every field of a recipe, with its type."""
-    sections = get_type_hints(Recipe)
-    return {
-        f"{section.name}.{name}": kind
-        for section in fields(Recipe)
-        for name, kind in get_type_hints(sections[section.name]).items()
-    }
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _full_name(name: str) -> str:
     """The full name of a setting, of which there must be one."""
-    if name in _settings():
-        return name
-    short = {full: full.partition(".")[2] for full in _settings()}
-    match [full for full in short if short[full] == name]:
+    match [full for full in _SETTINGS if name in (full, full.partition(".")[2])]:
         case [full]:
             return full
         case []:
-            known = {short[full]: full for full in short} | {full: full for full in short}
-            close = difflib.get_close_matches(name, known, n=1)
+            known = [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)]
+            close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "noisette train --help and the recipes list them"
             raise ValueError(f"no recipe has this setting; {hint}")
         case several:
             raise ValueError(f"several tables have it: say {' or '.join(several)}")
 
 
-def _types(full: str) -> list[type]:
-    """The plain types that a setting accepts, which must not be a list or table."""
-    hint = _settings()[full]
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    accepted = [kind for kind in members if kind in (bool, int, float, str, type(None))]
-    if not set(accepted) - {type(None)}:
-        raise ValueError(f"{full} is no single value, so it cannot be drawn; set it in the recipe")
-    return accepted
+def _check(full: str, value: Value) -> None:
+    """Check that a setting by itself may have this value."""
+    table, _, field = full.partition(".")
+    type(getattr(Recipe(), table))(**{field: value})
 
 
 def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:

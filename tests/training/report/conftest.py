@@ -52,7 +52,6 @@ def facts() -> Facts:
         steps_taken=240,
         steps_lost=0,
         resumed=0,
-        completed=True,
         ledger_head="0123abcd",
         test_accuracy=0.931,
         seconds=3.21,

@@ -13,7 +13,16 @@ from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, rows_of_tests, statement
 
 COUNTS = ((90, 10), (6, 14))
-FIGURES = ClassFigures(accuracy=104 / 120, base_rate=100 / 120, macro_accuracy=0.8, auc=0.87654, confusion=COUNTS)
+FIGURES = ClassFigures(
+    accuracy=104 / 120,
+    base_rate=100 / 120,
+    macro_accuracy=0.8,
+    auc=0.87654,
+    confusion=COUNTS,
+    log_loss=0.3004,
+    base_log_loss=0.45056,
+    mean_probabilities=(0.81, 0.19),
+)
 COLUMNS = {"age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"}, "id": {"kind": "ignored"}}
 
 
@@ -39,6 +48,9 @@ def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
         "base rate": "83.3 % (always the most frequent class)",
         "macro accuracy": "80.0 % (mean over the classes)",
         "AUC": "0.877",
+        "log loss": "0.300 (base rate: 0.451)",
+        "precision and recall of <yes>": "58.3 % and 70.0 %, F1 0.636",
+        "mean probability of <yes>": "19.0 % (16.7 % are)",
     }
     assert dict(rows_of_tests(regression(facts))) == {
         "test RMSE": "5.25 h (best constant: 12 h)",
@@ -55,6 +67,21 @@ def test_the_confusion_matrix_names_classes(facts: Facts) -> None:
     assert '<tr><th scope="row">&lt;yes&gt;</th><td>6</td><td class="right">14</td></tr>' in html
     many = tuple((1,) * 13 for _ in range(13))
     assert "Confusion matrix" not in page(replace(facts, classes=13, test=replace(FIGURES, confusion=many)))
+
+
+def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_red(facts: Facts) -> None:
+    good = page(held_out(facts))
+    assert "AUC 0.877 at a base rate of 83.3 %" in words(good)
+    assert 'class="worse"' not in good
+    for change, said in (
+        ({"log_loss": 0.46}, "Worse than the base rate in log loss."),
+        ({"log_loss": None, "accuracy": 0.8}, "Worse than the base rate in accuracy and log loss."),
+    ):
+        assert f'<p class="worse">{said}' in page(replace(held_out(facts), test=replace(FIGURES, **change)))
+    even = replace(FIGURES, base_rate=0.6)
+    assert "86.7 % test accuracy" in page(replace(held_out(facts), test=even))
+    bad = NumberFigures(rmse=12.5, mae=4.0, base_rmse=12.0, base_mae=10.0, unit="h")
+    assert "Worse than the best constant in RMSE" in page(replace(regression(facts), test=bad))
 
 
 def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
@@ -105,5 +132,6 @@ def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
 
 
 def test_how_to_predict_is_said_where_rows_can_be_prepared(facts: Facts) -> None:
-    assert "noisette predict" in page(replace(held_out(facts), features=("age",)))
-    assert "noisette predict" not in page(facts)
+    assert "saved.predict(saved.read(" in page(replace(held_out(facts), features=("age",)))
+    assert "saved.read_images(" in page(facts)
+    assert "saved.predict" not in page(with_recipe(facts, data={"name": "mnist"}))

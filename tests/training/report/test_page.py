@@ -1,14 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import re
+from dataclasses import MISSING, fields, replace
 from html.parser import HTMLParser
+
+from torch import nn
 
 from finished_runs import with_recipe
 from noisette.accounting import DpAmount, PoissonGaussian, UserLevel
 from noisette.accounting.events import facts_of as event_facts
 from noisette.training.report.facts import Facts
-from noisette.training.report.page import page
+from noisette.training.report.page import documents, page
 from noisette.training.report.statement import statement
+
+REQUIRED = [each.name for each in fields(Facts) if each.default is MISSING and each.default_factory is MISSING]
 
 
 class Outline(HTMLParser):
@@ -46,6 +52,7 @@ def test_it_needs_nothing_but_itself(facts: Facts) -> None:
     assert "@import" not in html
     assert "url(http" not in html
     assert outline.tags.count("svg") == 4
+    assert "prefers-color-scheme: dark" in html
 
 
 def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
@@ -57,10 +64,6 @@ def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
         assert section.heading in text
         for paragraph in section.paragraphs:
             assert paragraph in text
-
-
-def test_both_colour_schemes_are_there(facts: Facts) -> None:
-    assert "prefers-color-scheme: dark" in page(facts)
 
 
 def test_names_from_outside_are_text_not_markup(facts: Facts) -> None:
@@ -76,22 +79,31 @@ def test_names_from_outside_are_text_not_markup(facts: Facts) -> None:
     assert "<b>partial</b>" in outline.text
 
 
-def test_a_stopped_run_and_one_without_test_examples_say_so(facts: Facts) -> None:
-    points = tuple(replace(p, test_accuracy=None) for p in facts.points)
-    text = Outline(page(replace(facts, completed=False, steps_taken=96, test_accuracy=None, points=points))).text
-    assert "Interrupted after 96 of 240 steps" in text
+def test_a_run_without_test_examples_or_points_has_a_page(facts: Facts) -> None:
+    text = Outline(page(replace(facts, test_accuracy=None, points=()))).text
     assert "A model with differential privacy at" in text
+    assert "The course of the run" not in text
+
+
+def test_a_run_without_privacy_says_so_in_every_title_and_names_no_epsilon(facts: Facts) -> None:
+    given = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    plain = Facts(**{name: given[name] for name in REQUIRED} | {"points": ()})
+    assert not plain.private
+    html, files = page(plain), documents(plain, nn.Linear(2, 2))
+    assert "<title>NOT PRIVATE: flowers" in html
+    assert "NOT PRIVATE: 93.1 % test accuracy" in Outline(html).text
+    assert files.keys() == {"model.safetensors", "report.html", "run.json"}
+    run = json.loads(files["run.json"])
+    assert run["private"] is False
+    for text in (html, files["run.json"].decode()):
+        assert not re.search("ε|epsilon|delta|noise multiplier", text.split("</style>")[-1], re.IGNORECASE)
+    assert b"NOT PRIVATE" in files["model.safetensors"]
+    assert json.loads(facts.as_json())["private"] is True
 
 
 def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
     text = Outline(page(with_recipe(facts, privacy={"allow_large_delta": True}))).text
     assert text.index("Unsafe switch: allow_large_delta") < text.index("Settings")
-
-
-def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
-    outline = Outline(page(replace(facts, completed=False, test_accuracy=None, points=())))
-    assert "The course of the run" not in outline.text
-    assert "Privacy statement" in outline.text
 
 
 def test_a_model_of_words_is_described(facts: Facts) -> None:
@@ -101,19 +113,11 @@ def test_a_model_of_words_is_described(facts: Facts) -> None:
 
 
 def test_how_to_load_the_model_names_what_the_folder_does_not_hold(facts: Facts) -> None:
-    assert 'model = SavedModel.of_run(Path(".")).model' in Outline(page(facts)).text
+    assert 'saved = SavedModel.of_run(Path("."))' in Outline(page(facts)).text
     began = with_recipe(replace(facts, public_weights="a1b2"), model={"name": "/home/me/bert"})
     assert 'SavedModel.of_run(Path("."), pretrained=Path("' in Outline(page(began)).text
     normed = with_recipe(facts, model={"batch_norm": "per-example"}, public={"data": "public.npz"})
     assert 'SavedModel.of_run(Path("."), public=Path("public.npz"))' in Outline(page(normed)).text
-
-
-def test_a_norm_is_among_the_settings(facts: Facts) -> None:
-    text = Outline(
-        page(with_recipe(facts, model={"batch_norm": "public"}, public={"data": "kmnist", "examples": 64}))
-    ).text
-    assert "batch norm public, 64 examples of kmnist" in text
-    assert "batch norm group" in Outline(page(with_recipe(facts, model={"batch_norm": "group"}))).text
 
 
 def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:

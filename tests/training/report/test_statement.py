@@ -94,7 +94,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "Code of the operator that breaks the contract",
             "fairness, correctness, and the law",
         ],
-        ["odometer", "stopped by hand", "batch norm", "user", "Correlation", "SIMULATION", "Search"],
+        ["odometer", "stopped by hand", "batch norm", "user", "Correlation", "Search"],
     ),
     "truncated": (
         of_event(Truncated(0.15, 3.2, largest_batch=300, most_records=1500)),
@@ -229,15 +229,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         ["2 times, each time with a new secret key. 0 steps were lost"],
         [],
     ),
-    "stopped": (
-        changed(completed=False, steps_taken=96, steps=97),
-        [
-            "stopped by hand after 96 of 240 steps",
-            "97 reserved in the ledger",
-            "the budget of the whole run holds: epsilon = 3.",
-        ],
-        [],
-    ),
     "records held out": (
         with_(data={"holdout": 0.25}),
         [
@@ -246,11 +237,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "except the figures on records held out.",
         ],
         ["which stays private", "taken to be public"],
-    ),
-    "simulation": (
-        with_(training={"simulates": 10}),
-        ["SIMULATION: this run stands for one that is 10 times as large", "does not have its epsilon"],
-        [],
     ),
     "large delta": (
         with_(privacy={"delta": 0.01, "allow_large_delta": True}),

@@ -33,6 +33,7 @@ class BuiltIn:
 REGISTRY: dict[str, BuiltIn] = {
     "linear": BuiltIn("networks:linear", "logistic regression"),
     "mlp": BuiltIn("networks:mlp", "two hidden layers of 128 tanh units"),
+    "table": BuiltIn("networks:table", "hidden layer of 64 tanh units of norm one, for tables"),
     "cnn": BuiltIn("networks:cnn", "two convolutions and two linear layers, with tanh"),
     "scattering": BuiltIn("networks:scattering", "linear layer on fixed wavelet features"),
     "scattering-cnn": BuiltIn("networks:scattering_cnn", "two convolutions on fixed wavelet features"),

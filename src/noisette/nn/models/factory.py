@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -156,11 +157,7 @@ def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     Raises:
         ValueError: there is no such model, or it does not return one score per class for an example of this shape.
     """
-    try:
-        model = _made(name, shape, classes, words)
-    except TypeError as error:
-        called = "(shape of an example, classes, words)" if words else "(shape of an example, classes)"
-        raise ValueError(f"the model {name!r} is called with {called}, but: {error}") from error
+    model = _made(name, shape, classes, words)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
     try:
@@ -199,7 +196,14 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
         raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
         factory = _users_own(name)
-        return factory(shape, classes, words) if words else factory(shape, classes)
+        try:
+            return factory(shape, classes, words) if words else factory(shape, classes)
+        except Exception as error:
+            called = "(shape of an example, classes, words)" if words else "(shape of an example, classes)"
+            inside = traceback.extract_tb(error.__traceback__)[1:2]  # the user's line, if it got that far
+            where = "".join(f"{Path(line.filename).name}, line {line.lineno}: " for line in inside)
+            said = f"{where}{type(error).__name__}: {error}"
+            raise ValueError(f"the model {name!r} is called with {called}, but: {said}") from error
     model = REGISTRY[name]
     if model.of_words != bool(words):
         able = ", ".join(known for known, other in REGISTRY.items() if other.of_words)

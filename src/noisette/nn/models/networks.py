@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
@@ -18,8 +17,9 @@ from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCount
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
 __all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
-__all__ += ["standardised", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
+__all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
+_LEAST_NORM = 1e-6
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
 
 
@@ -145,6 +145,29 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         *(nn.Linear(128, 128), nn.Tanh()),
         nn.Linear(128, classes),
     )
+
+
+class UnitNorm(nn.Module):
+    """Each row is divided by its Euclidean norm, so that no row has a larger gradient for its size alone.
+
+    >>> UnitNorm()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+
+
+def table(shape: Shape, classes: int) -> nn.Module:
+    """A hidden layer of 64 tanh units, brought to norm one, and scores that begin at zero.
+
+    The gradient of the scores' layer has a norm of at most 2, so clipping at 2 does not favour frequent classes.
+    """
+    scores = nn.Linear(64, classes)
+    nn.init.zeros_(scores.weight)
+    nn.init.zeros_(scores.bias)
+    return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), 64), nn.Tanh(), UnitNorm(), scores)
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
@@ -304,7 +327,7 @@ _RESNETS: dict[int, tuple[Callable[[int, int, int, Norm], Residual], tuple[int, 
 }
 
 
-_WIDTH, _HEADS, _BLOCKS = 64, 4, 1
+_WIDTH, _HEADS = 64, 4
 _START = 0.1  # standard deviation of the first word vectors
 
 
@@ -333,39 +356,16 @@ class WordTransformer(nn.Module):
         need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
         self.word = _vectors(words)
         self.place = nn.Parameter(0.02 * torch.randn(shape[0], _WIDTH))
-        self.blocks = nn.ModuleList(Block(_WIDTH, _HEADS) for _ in range(_BLOCKS))
+        more = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.block = nn.TransformerEncoderLayer(_WIDTH, _HEADS, 2 * _WIDTH, **more)
         self.norm = nn.LayerNorm(_WIDTH)
         self.scores = nn.Linear(_WIDTH, classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
         numbers = numbers.long()
         used = numbers != 0
-        # An empty text attends to its first place: a softmax over no place at all would not be a number.
-        first = torch.arange(numbers.shape[1], device=numbers.device) == 0
-        x = self.word(numbers) + self.place
-        for block in self.blocks:
-            x = block(x, used | first)
+        x = self.block(self.word(numbers) + self.place, src_key_padding_mask=_unattended(used))
         return self.scores(mean_of_used(self.norm(x), used))
-
-
-class Block(nn.Module):
-    """Attention and a network of two layers, each behind a layer norm and added to its input, (b, tokens, width)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-        self.network = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor, used: Tensor) -> Tensor:
-        """The output; ``used``, (b, tokens), tells the places that are attended to."""
-        parts = self.query_key_value(self.first_norm(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=used[:, None, None, :])
-        x = x + self.output(attended.transpose(1, 2).flatten(2))
-        return x + self.network(self.second_norm(x))
 
 
 def _vectors(words: int) -> nn.Embedding:
@@ -373,6 +373,11 @@ def _vectors(words: int) -> nn.Embedding:
     vectors = nn.Embedding(words, _WIDTH)
     nn.init.normal_(vectors.weight, std=_START)
     return vectors
+
+
+def _unattended(used: Tensor) -> Tensor:
+    """The places that are not attended to. An empty text attends to its first one: a softmax over none is no number."""
+    return ~(used | (torch.arange(used.shape[1], device=used.device) == 0))
 
 
 def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
@@ -405,9 +410,7 @@ class VectorEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         used = (x != 0).any(-1)
-        # An empty text attends to its first place: a softmax over no place at all would not be a number.
-        first = torch.arange(x.shape[1], device=x.device) == 0
-        encoded = self.block(x + self.places, src_key_padding_mask=~(used | first))
+        encoded = self.block(x + self.places, src_key_padding_mask=_unattended(used))
         return self.scores(mean_of_used(encoded, used))
 
 

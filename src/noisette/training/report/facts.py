@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from noisette.accounting.events import facts_of as event_facts
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.evaluation import Outcome
+    from noisette.training.plain_run import PlainRun
     from noisette.training.recipe import Recipe
 
 # Numbers for readers
@@ -85,6 +86,8 @@ def shown(value: object) -> str:
     >>> shown(0.5), shown(True), shown(None), shown("adam")
     ('0.5', 'true', 'none', 'adam')
     """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -95,13 +98,54 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Predicted classes of the test examples."""
+    """Predicted classes of the test examples, and their probabilities. The rarer of two classes is what is found."""
 
     accuracy: float
     base_rate: float  # the share of the most frequent class
     macro_accuracy: float  # the mean over the classes of the share that is right in each
     auc: float | None  # of more than two classes the mean over each against the others; ``None`` if all are of one
     confusion: tuple[tuple[int, ...], ...]  # for each class how many of its examples were predicted as each class
+    log_loss: float | None  # in nats; ``None`` where scores are no numbers
+    base_log_loss: float  # of the shares of the classes, the best constant
+    mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share; () without a log loss
+
+    @property
+    def found(self) -> int | None:
+        """The rarer of two classes, the second one if they are as frequent; ``None`` of more classes."""
+        return None if len(self.confusion) != 2 else int(sum(self.confusion[1]) <= sum(self.confusion[0]))
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether accuracy says little, because one of two classes has four fifths of the examples."""
+        return self.found is not None and self.auc is not None and self.base_rate >= _UNBALANCED
+
+    @property
+    def problem(self) -> str:
+        """In what the model is worse than a constant; "" where it is not."""
+        loss = math.inf if self.log_loss is None else self.log_loss
+        found = {"accuracy": self.accuracy < self.base_rate, "log loss": loss > self.base_log_loss}
+        worse = [name for name, is_worse in found.items() if is_worse]
+        return f"Worse than the base rate in {' and '.join(worse)}" if worse else ""
+
+    def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The name and the value of each figure, with the names of the classes."""
+        loss = "not a number" if self.log_loss is None else f"{self.log_loss:.3f}"
+        rows = [
+            ("test accuracy", percent(self.accuracy)),
+            ("base rate", f"{percent(self.base_rate)} (always the most frequent class)"),
+            ("macro accuracy", f"{percent(self.macro_accuracy)} (mean over the classes)"),
+            *([] if self.auc is None else [("AUC", f"{self.auc:.3f}")]),
+            ("log loss", f"{loss} (base rate: {self.base_log_loss:.3f})"),
+        ]
+        if (k := self.found) is not None:
+            right, examples, predicted = self.confusion[k][k], sum(self.confusion[k]), sum(r[k] for r in self.confusion)
+            precision, recall = right / predicted if predicted else 0.0, right / examples if examples else 0.0
+            both = f"{percent(precision)} and {percent(recall)}, F1 {2 * right / max(1, predicted + examples):.3f}"
+            rows.append((f"precision and recall of {names[k]}", both))
+            if self.mean_probabilities:
+                share = percent(examples / sum(map(sum, self.confusion)))
+                rows.append((f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({share} are)"))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -113,6 +157,11 @@ class NumberFigures:
     base_rmse: float  # of the best constant, the mean of the test examples
     base_mae: float  # of the best constant, their median
     unit: str
+
+    @property
+    def problem(self) -> str:
+        """In what the model is worse than a constant; "" where it is not."""
+        return "Worse than the best constant in RMSE" if self.rmse > self.base_rmse else ""
 
 
 @dataclass(frozen=True)
@@ -174,6 +223,12 @@ class ReleasedPart:
     share: float
 
 
+_UNBALANCED = 0.8  # share of the more frequent of two classes
+# Keys of run.json that a run without privacy has no value for.
+_OF_PRIVACY = (
+    *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),
+    *("noise_multiplier", "lipschitz", "steps", "steps_lost", "resumed", "ledger_head", "search", "declarations"),
+)
 _PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data"))
 
 
@@ -196,36 +251,41 @@ class Facts:
     classes: int
     parameters: int
     public_weights: str  # the SHA-256 of the file of the first weights, "" if they were random
-    epsilon: float  # the cost of ``released``, at the recipe's delta
-    neighbouring: str
-    accountant_version: str
-    event: Mapping[str, Any]  # the release of one step, as the ledger has it
-    released: tuple[tuple[Mapping[str, Any], int], ...]  # everything that the ledger counts, each with how often
     sampling: str
     sampling_rate: float
-    noise_multiplier: float
-    max_grad_norm: float | None  # of all groups together, as of the last release; ``None`` where layers bound gradients
-    groups: int
-    parts: tuple[ReleasedPart, ...]  # of a step; () for the gradient alone
-    lipschitz: LayerBounds | None
-    steps: int  # that the ledger has reserved
     steps_planned: int
     steps_taken: int
-    steps_lost: int  # when a process crashed; epsilon covers them
-    resumed: int  # how often the run was continued in another process
-    completed: bool
-    ledger_head: str
     test_accuracy: float | None  # of the saved model
     seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
     seconds_per_step: float | None
     device: str
     points: tuple[Point, ...]
+    # Without privacy the following have the values of no guarantee, and are left out of ``run.json``.
+    epsilon: float = math.inf  # the cost of ``released``, at the recipe's delta
+    neighbouring: str = ""
+    accountant_version: str = ""
+    event: Mapping[str, Any] = field(default_factory=dict)  # the release of one step, as the ledger has it
+    released: tuple[tuple[Mapping[str, Any], int], ...] = ()  # all that the ledger counts, each with how often
+    noise_multiplier: float = 0.0
+    max_grad_norm: float | None = None  # of all groups together, as of the last release; ``None`` with layer bounds
+    groups: int = 1
+    parts: tuple[ReleasedPart, ...] = ()  # of a step; () for the gradient alone
+    lipschitz: LayerBounds | None = None
+    steps: int = 0  # that the ledger has reserved
+    steps_lost: int = 0  # when a process crashed; epsilon covers them
+    resumed: int = 0  # how often the run was continued in another process
+    ledger_head: str = ""
     certified: tuple[tuple[float, float], ...] = ()  # radii, each with the share whose class is right within it
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
     search: SearchFacts | None = None  # that chose the run: epsilon and ``released`` are then those of the search
     declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
+
+    @property
+    def private(self) -> bool:
+        """Whether there is any guarantee."""
+        return bool(self.event)
 
     @property
     def unit(self) -> str:
@@ -241,6 +301,12 @@ class Facts:
         return Path(name).name if is_folder_of_model(name) else name
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, which are numbers unless they were declared."""
+        declared = self.recipe.data.classes
+        return declared if isinstance(declared, tuple) else tuple(map(str, range(self.classes)))
+
+    @property
     def progress(self) -> str:
         """How many of the planned steps were taken, and how many a resumed run has lost."""
         lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
@@ -248,7 +314,11 @@ class Facts:
 
     def as_json(self) -> str:
         """The text of ``run.json``. It has file names in the place of paths: the user's folders are not published."""
-        content = asdict(self)
+        content: dict[str, Any] = {"private": self.private} | asdict(self)
+        if not self.private:
+            content = {key: value for key, value in content.items() if key not in _OF_PRIVACY}
+            content["points"] = [{"step": point.step, "test_accuracy": point.test_accuracy} for point in self.points]
+            del content["recipe"]["privacy"]
         for section, key in _PATHS:
             if path := content["recipe"][section][key]:
                 content["recipe"][section][key] = Path(path).name
@@ -256,15 +326,13 @@ class Facts:
         return json.dumps(content, indent=2) + "\n"
 
 
-def facts_of(outcome: Outcome) -> Facts:
-    """What may be published about this run."""
+def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
+    """What may be published about this run; of one without privacy, what there is."""
+    from noisette.run.private import PrivateRun
+
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
     last = outcome.points[-1] if outcome.points else None
-    by_layers = recipe.lipschitz.used
-    sums = run.bound.pop_sums()
-    gradients = [part.bound for part in sums if part.name == "gradient"]
-    accountant = recipe.privacy.accountant
-    return Facts(
+    facts = Facts(
         version=noisette.__version__,
         recipe=recipe,
         data=data.name,
@@ -275,42 +343,52 @@ def facts_of(outcome: Outcome) -> Facts:
         classes=data.classes,
         parameters=outcome.parameters,
         public_weights=outcome.public_weights,
-        epsilon=outcome.epsilon,
-        neighbouring=run.event.relation,
-        # The Rényi divergences are those of a library.
-        accountant_version=f"dp-accounting {version('dp-accounting')}"
-        if accountant == RdpAccountant.name
-        else f"noisette {noisette.__version__}",
-        event=event_facts(run.event),
-        released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
-        sampling=run.event.sampling,
+        sampling="Poisson",
         sampling_rate=run.sampling_rate,
-        noise_multiplier=run.noise_multiplier,
-        max_grad_norm=None if by_layers else math.hypot(*gradients),
-        groups=1 if by_layers else len(gradients),
-        parts=tuple(
-            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
-            for name, share in run.event.parts
-        ),
-        lipschitz=_layer_bounds(run) if by_layers else None,
-        steps=run.terms.spent(run.ledger),
         steps_planned=run.steps,
-        steps_taken=run.steps_taken,
-        steps_lost=run.steps_lost,
-        resumed=outcome.resumed,
-        completed=not outcome.interrupted,
-        ledger_head=run.ledger.head,
+        steps_taken=run.steps_spent,
         test_accuracy=last.test_accuracy if last and last.step == run.steps_spent else None,
         seconds=outcome.seconds,
-        seconds_per_step=outcome.seconds / max(1, run.steps_taken),
+        seconds_per_step=outcome.seconds / run.steps,
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
         certified=tuple(outcome.certified),
         test=outcome.test,
         features=data.features,
         words=data.words,
-        declarations=len(run.ledger.declarations),
     )
+    return replace(facts, **_of_privacy(outcome, run)) if isinstance(run, PrivateRun) else facts
+
+
+def _of_privacy(outcome: Outcome | Outcome[PlainRun], run: PrivateRun) -> dict[str, Any]:
+    """The fields about the guarantee, and about the steps that it covers."""
+    accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
+    sums = run.bound.pop_sums()
+    gradients = [part.bound for part in sums if part.name == "gradient"]
+    library = f"dp-accounting {version('dp-accounting')}"  # which computes Rényi divergences
+    return {
+        "epsilon": outcome.epsilon,
+        "neighbouring": run.event.relation,
+        "accountant_version": library if accountant == RdpAccountant.name else f"noisette {noisette.__version__}",
+        "event": event_facts(run.event),
+        "released": tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
+        "sampling": run.event.sampling,
+        "noise_multiplier": run.noise_multiplier,
+        "max_grad_norm": None if by_layers else math.hypot(*gradients),
+        "groups": 1 if by_layers else len(gradients),
+        "parts": tuple(
+            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
+            for name, share in run.event.parts
+        ),
+        "lipschitz": _layer_bounds(run) if by_layers else None,
+        "steps": run.terms.spent(run.ledger),
+        "steps_taken": run.steps_taken,
+        "steps_lost": run.steps_lost,
+        "seconds_per_step": outcome.seconds / max(1, run.steps_taken),
+        "resumed": outcome.resumed,
+        "ledger_head": run.ledger.head,
+        "declarations": len(run.ledger.declarations),
+    }
 
 
 def _layer_bounds(run: PrivateRun) -> LayerBounds:

@@ -7,7 +7,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant, atomic_files, epsilon_curve
-from noisette.accounting.events import event_of
-from noisette.errors import UnsupportedEventError
+from noisette.accounting import atomic_files
 from noisette.training.report.facts import Facts, percent, power_of_ten, upward
 
 # Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes. paper.css has the colours of
@@ -261,27 +258,31 @@ def _short(value: float) -> str:
 def run_panels(facts: Facts) -> tuple[list[tuple[Panel, str]], Panel | None]:
     """The course of a run as panels with captions, and its certified robustness; none of what was not measured."""
     privacy, data, panels = facts.recipe.privacy, facts.recipe.data, []
+    if not facts.private:
+        return [], None
     tested = "public test examples" if data.holdout is None else "records held out"
-    accuracy = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
-    errors = [(p.epsilon, p.test_rmse) for p in facts.points if p.test_rmse is not None]
-    if accuracy:
-        spent, values = zip(*accuracy, strict=True)
-        line = Line(percent(values[-1] / 100), spent, values)
-        panel = Panel("Test accuracy against ε", "ε spent", "test accuracy (%)", [line], linear=True)
-        panels.append((panel, f"Accuracy on the {tested} against the ε spent until then."))
-    elif errors:
-        spent, values = zip(*errors, strict=True)
-        vertical = f"test RMSE ({data.unit})" if data.unit else "test RMSE"
-        line = Line(f"{values[-1]:.4g}", spent, values)
-        panel = Panel("Test error against ε", "ε spent", vertical, [line], linear=True)
-        panels.append((panel, f"Error on the {tested} against the ε spent until then."))
+    for what, vertical, measured in (
+        (
+            "accuracy",
+            "test accuracy (%)",
+            [(p.epsilon, p.test_accuracy and 100 * p.test_accuracy) for p in facts.points],
+        ),
+        (
+            "error",
+            f"test RMSE ({data.unit})" if data.unit else "test RMSE",
+            [(p.epsilon, p.test_rmse) for p in facts.points],
+        ),
+    ):
+        if found := [(spent, value) for spent, value in measured if value is not None]:
+            spent, values = zip(*found, strict=True)
+            line = Line(percent(values[-1] / 100) if what == "accuracy" else f"{values[-1]:.4g}", spent, values)
+            panel = Panel(f"Test {what} against ε", "ε spent", vertical, [line], linear=True)
+            panels.append((panel, f"Test {what} on the {tested} against the ε spent until then."))
     if facts.points:
-        caption = (
-            f"The privacy cost of the same steps by three accountants, at δ = {power_of_ten(privacy.delta)}. All "
-            f"three are upper bounds; this run states that of {privacy.accountant}."
-        )
-        lines = _epsilons(facts)
-        panels.append((Panel("ε against steps", "training step", "ε spent", lines, linear=True, lowest=0), caption))
+        steps, spent = zip(*((point.step, point.epsilon) for point in facts.points), strict=True)
+        line = Line(f"{privacy.accountant.upper()} {upward(spent[-1])}", steps, spent)
+        caption = f"The privacy cost of the same steps, at δ = {power_of_ten(privacy.delta)}, rounded upwards."
+        panels.append((Panel("ε against steps", "training step", "ε spent", [line], linear=True, lowest=0), caption))
     if not facts.certified:
         return panels, None
     radii, shares = zip(*facts.certified, strict=True)
@@ -289,36 +290,6 @@ def run_panels(facts: Facts) -> tuple[list[tuple[Panel, str]], Panel | None]:
     unattacked = f"Certified accuracy by distance, {percent(shares[0])} unattacked"
     distance, vertical = "Euclidean distance that an example may be moved", "certified accuracy (%)"
     return panels, Panel(unattacked, distance, vertical, [line], linear=True, lowest=0)
-
-
-def _epsilons(facts: Facts) -> list[Line]:
-    """Epsilon spent after each step by three accountants."""
-    steps, lines = [point.step for point in facts.points], []
-    looks: tuple[tuple[Accountant, str, str, str], ...] = (
-        (PldAccountant(), "PLD", BLUE, "-"),
-        (RdpAccountant(), "RDP", ORANGE, "--"),
-        (MomentsAccountant(), "moments", GREEN, ":"),
-    )
-    # Everything that the ledger counts beside the steps of the run.
-    others = {event_of(event): times for event, times in facts.released}
-    event = event_of(facts.event)
-    others[event] = others.get(event, 0) - facts.steps
-    for accountant, name, colour, dashes in looks:
-        if accountant.name == facts.recipe.privacy.accountant:  # as the run measured it
-            values = [point.epsilon for point in facts.points]
-        else:
-            values = []
-            with suppress(UnsupportedEventError):  # of kinds of batches that an accountant does not know
-                values = epsilon_curve(
-                    event,
-                    checkpoints=steps,
-                    delta=facts.recipe.privacy.delta,
-                    accountant=accountant,
-                    prior_events={event: times for event, times in others.items() if times > 0},
-                )
-        if values:
-            lines.append(Line(f"{name} {upward(values[-1])}", steps, values, colour, dashes=dashes))
-    return lines
 
 
 # The answer of a command

@@ -37,46 +37,54 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
     """The files of a run folder other than the ledger: their names and contents."""
     from safetensors.torch import save
 
-    title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
     # Tied weights are written once for each of their names, since the format cannot share them.
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    return {
-        "model.safetensors": save(weights),
-        "privacy.txt": as_text(statement(facts), title=title).encode(),
+    files = {
+        "model.safetensors": save(weights, None if facts.private else {"guarantee": "NOT PRIVATE"}),
         "report.html": page(facts).encode(),
         "run.json": facts.as_json().encode(),
     }
+    if facts.private:
+        title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
+        files["privacy.txt"] = as_text(statement(facts), title=title).encode()
+    return files
 
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    attack = _attack(facts)
-    test = facts.test
-    error = f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip() if isinstance(test, NumberFigures) else ""
     course, robustness = run_panels(facts)
+    attack, panels = _attack(facts) if facts.private else None, []
+    if attack is not None:  # the second panel needs a loss above 0
+        panels = [(Markup(as_svg([each])), said) for each, said in zip(attack_panels(attack), CAPTIONS, strict=False)]
     return _PAGES.get_template("page.html").render(
         facts=facts,
+        headline=_headline(facts),
+        problem=facts.test.problem if facts.test else "",
         settings=settings(facts),
         course=[(Markup(as_svg([panel])), caption) for panel, caption in course],
         robustness=Markup(as_svg([robustness])) if robustness else "",
-        error=error,
-        test_rows=rows_of_tests(facts) if test else [],
+        test_rows=rows_of_tests(facts) if facts.test else [],
         test_set=set_of_tests(facts),
         confusion=confusion(facts),
-        attack=attack_sentence(attack, facts.unit),
-        attack_rows=attack_rows(attack),
-        attack_figures=[
-            (Markup(as_svg([panel])), caption)
-            for panel, caption in zip(attack_panels(attack), CAPTIONS, strict=False)  # the second needs a loss above 0
-        ],
+        attack=attack and attack_sentence(attack, facts.unit),
+        attack_rows=attack and attack_rows(attack),
+        attack_figures=panels,
         advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=statement(facts),
+        sections=statement(facts) if facts.private else (),
         loading=_loading(facts),
-        predicts=bool(facts.features or facts.recipe.data.text),
         upward=upward,
-        percent=percent,
         power_of_ten=power_of_ten,
     )
+
+
+def _headline(facts: Facts) -> str:
+    """The test result in a few words; accuracy says little of two classes of which one is rare."""
+    test = facts.test
+    if isinstance(test, NumberFigures):
+        return f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip()
+    if test is not None and test.is_unbalanced:
+        return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
+    return "A model" if facts.test_accuracy is None else f"{percent(facts.test_accuracy)} test accuracy"
 
 
 def _attack(facts: Facts) -> TradeOff:
@@ -134,20 +142,23 @@ def confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
     if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
         return []
-    declared = facts.recipe.data.classes
-    of_classes = declared if isinstance(declared, tuple) else map(str, range(facts.classes))
-    return list(zip(of_classes, facts.test.confusion, strict=True))
+    return list(zip(facts.class_names, facts.test.confusion, strict=True))
 
 
 def _loading(facts: Facts) -> str:
-    """The Python code that builds the model and loads its weights, from within the run folder."""
+    """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
     recipe, given = facts.recipe, ""
     if facts.public_weights and recipe.model.weights is None:
         given = f', pretrained=Path("{facts.model_name}")'
-    if recipe.model.batch_norm in ("per-example", "per-example-exact") and recipe.public.data not in names():
+    if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
         given += f', public=Path("{Path(recipe.public.data or "").name}")'
+    use = "model = saved.model  # takes inputs as they were trained on\n"
+    if facts.features or recipe.data.columns or recipe.data.text:
+        use = 'names, values = saved.predict(saved.read(Path("rows.csv")))  # prepares rows as those were\n'
+    elif len(facts.input_shape) == 3 and recipe.data.name not in names() and not Path(recipe.data.name).suffix:
+        use = 'files, inputs = saved.read_images(Path("images"))\nnames, values = saved.predict(inputs)\n'
     return (
         "from pathlib import Path\n\n"
         "from noisette.training.saved_model import SavedModel\n\n"
-        f'model = SavedModel.of_run(Path("."){given}).model\n'
+        f'saved = SavedModel.of_run(Path("."){given})\n{use}'
     )

@@ -51,6 +51,7 @@ _WORDS = {
     "average_last": "last share of steps with averaged weights",
     "largest_batch": "examples in a batch, at most",
     "bands": "steps over which noise is correlated",
+    "class_weights": "class weights, beside the largest",
 }
 
 
@@ -107,12 +108,7 @@ def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
     if found is None:
         return [] if facts.test_accuracy is None else [("test accuracy", percent(facts.test_accuracy))]
     if isinstance(found, ClassFigures):
-        return [
-            ("test accuracy", percent(found.accuracy)),
-            ("base rate", f"{percent(found.base_rate)} (always the most frequent class)"),
-            ("macro accuracy", f"{percent(found.macro_accuracy)} (mean over the classes)"),
-            *([] if found.auc is None else [("AUC", f"{found.auc:.3f}")]),
-        ]
+        return found.rows(facts.class_names)
     unit = f" {found.unit}" if found.unit else ""
     return [
         ("test RMSE", f"{found.rmse:.4g}{unit} (best constant: {found.base_rmse:.4g}{unit})"),
@@ -165,7 +161,7 @@ def advice(search: SearchFacts, epsilon: float) -> str:
 def _stated(facts: Facts) -> dict[str, list[Stated]]:
     groups = {
         "Data and model": [*_records(facts), *_model(facts)],
-        "Privacy": list(_privacy(facts)),
+        **({"Privacy": list(_privacy(facts))} if facts.private else {}),
         "Training": list(_training(facts)),
     }
     return groups | ({"Search": list(_search(facts.search))} if facts.search else {})
@@ -430,7 +426,7 @@ def _by_layers(facts: Facts) -> Iterator[Stated]:
 
 def _training(facts: Facts) -> Iterator[Stated]:
     section, values = facts.recipe.augmentation, asdict(facts.recipe.training)
-    batch, epochs, seed, simulates = (values.pop(name) for name in ("batch_size", "epochs", "seed", "simulates"))
+    batch, epochs, seed = (values.pop(name) for name in ("batch_size", "epochs", "seed"))
     if section.moves:
         moves = [*(["mirrored"] if section.flip else []), *([f"shifted by {section.shift}"] if section.shift else [])]
         yield Stated(
@@ -465,8 +461,6 @@ def _training(facts: Facts) -> Iterator[Stated]:
     )
     yield Stated("epochs", f"{epochs:g} × declared size")
     yield Stated("seed of the first weights", str(seed))
-    if simulates > 1:
-        yield Stated("stands for a run", f"{simulates} times as large, at another epsilon")
     for name, value in values.items():
         if value is not None:
             yield Stated(_WORDS.get(name, name), shown(value))
@@ -511,15 +505,8 @@ def _search(search: SearchFacts) -> Iterator[Stated]:
 
 
 def _guarantee(facts: Facts) -> Iterator[str]:
-    privacy, training, data = facts.recipe.privacy, facts.recipe.training, facts.recipe.data
-    epsilon, delta, unit, factor = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit, training.simulates
-    if factor > 1:
-        yield (
-            f"SIMULATION: this run stands for one that is {factor} times as large, with batches of "
-            f"{factor * training.batch_size} and the noise multiplier {factor * facts.noise_multiplier:.6g}. It is not "
-            f"that run and does not have its epsilon: this run costs epsilon = {epsilon}, which its ledger holds. "
-            "Settings that are chosen by its outcome cost that much."
-        )
+    privacy, data = facts.recipe.privacy, facts.recipe.data
+    epsilon, delta, unit = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit
     whom = "one record, which is one entry of the training set"
     if unit == "user":
         used = "one is" if data.records_per_user == 1 else f"{data.records_per_user} are"
@@ -568,12 +555,6 @@ def _guarantee(facts: Facts) -> Iterator[str]:
             "would count as private."
         )
     yield f"Unsafe switches: {switches}"
-    if not facts.completed:
-        yield (
-            f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
-            "covers the steps taken, and assumes that their outcome did not decide when the run was stopped. Whatever "
-            f"the reason, the budget of the whole run holds: epsilon = {privacy.epsilon:g}."
-        )
 
 
 def _cost(facts: Facts) -> Iterator[str]:

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import GaussianNoise, Window
-from noisette.noise.banded import BandedNoise, deviations_of
-from noisette.ranks import AnyRanks
+from noisette.core.noise import ALL_WHOLE, Window
+from noisette.ranks.launch import AnyRanks
 from noisette.ranks.shards import elements_held, from_local, is_sharded
 
 _BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
+
+
+class AddsNoise(Protocol):
+    """Noise of a secret key: see :class:`noisette.core.noise.GaussianNoise`."""
+
+    def add_(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        step: int,
+        std: float = ...,
+        divisor: float = ...,
+        windows: Mapping[str, Window] = ALL_WHOLE,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -31,15 +45,14 @@ class JointSums:
     """Adds up the sums of all ranks, divides them and adds noise; the values are those of a single process.
 
     Each rank noises one part of each bucket of values, since noise is a function of key, step, name and element. Then
-    the ranks exchange the parts. With one rank nothing is copied. ``noise`` has the same key on all ranks.
+    the ranks exchange the parts. With one rank nothing is copied. ``noise`` has the same key on all ranks, and
+    ``deviations`` are those of its steps since it began, in units of independent noise; the last holds for all more.
     """
 
-    def __init__(
-        self, noise: GaussianNoise | BandedNoise, ranks: AnyRanks, correlation: Sequence[float] = (1.0,)
-    ) -> None:
+    def __init__(self, noise: AddsNoise, ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)) -> None:
         self._noise = noise
         self._ranks = ranks
-        self._per_independent = np.ones(1) if tuple(correlation) == (1.0,) else deviations_of(tuple(correlation))
+        self._deviations = deviations
         self._steps = range(0)  # since the correlation began
 
     @property
@@ -49,7 +62,7 @@ class JointSums:
     def deviation(self, step: int) -> float:
         """The deviation of the noise of this step in units of that of independent noise."""
         self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
-        return float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
+        return float(self._deviations[min(len(self._steps), len(self._deviations)) - 1])
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
         """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together."""

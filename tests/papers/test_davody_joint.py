@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from engine_check import ENGINES
 from noisette import PerExampleClip
 from noisette.core.clip import Engine
-from noisette.nn import (
-    ExactPerExampleBatchNorm,
-    FrozenBatchNorm,
-    PerExampleBatchNorm,
-    PublicBatchNorm,
-    convert_batch_norm,
-)
+from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from norm_models import NETWORKS, losses, network
+from papers.davody_2020.mixture_batch_norm import ExactPerExampleBatchNorm
 
 C = 0.5
 SOUND = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm]

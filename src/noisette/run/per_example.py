@@ -17,7 +17,7 @@ import noisette.rules  # noqa: F401 - registers them
 from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
-from noisette.clipping.rules import FlatClipping, count_within_norm, twice_the_count
+from noisette.clipping.rules import FlatClipping
 from noisette.core.backward import UncoveredError, record_losses
 from noisette.core.clip import (
     Accumulator,
@@ -31,8 +31,16 @@ from noisette.core.clip import (
     Group,
     check_real,
     clipping_of,
+    together,
 )
-from noisette.core.loss import Loss, Microbatch, NotVectorizedError, OutsideTensors, shared_numbers_refused
+from noisette.core.loss import (
+    ExamplesDisagreeError,
+    Loss,
+    Microbatch,
+    NotVectorizedError,
+    OutsideTensors,
+    shared_numbers_refused,
+)
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.state import ModelBuffers, refresh_public_statistics
 from noisette.errors import PrivacyError
@@ -148,11 +156,15 @@ class PerExampleClip:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
         self._outside.before_first_batch(columns)
 
-    def begin_batch(self, still_to_come: float = 1.0) -> None:
-        """The first records of a batch are about to be read: the losses compute with the buffers as they are now."""
+    def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
+        """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
+
+        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling;
+        ``seed``: of the random numbers that all records of the batch share.
+        """
         self.reshard()
         self._still_to_come = still_to_come
-        self.buffers.begin_batch()
+        self.buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
         """Put back the buffers that were written since the batch began; give their names."""
@@ -202,7 +214,7 @@ class PerExampleClip:
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
         """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
         counts = {
-            k: self._twice_counted.get(k, 0) + twice_the_count(norms[k], group.bound)
+            k: self._twice_counted.get(k, 0) + group.count.twice(norms[k], group.bound)
             for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
@@ -250,6 +262,7 @@ class PerExampleClip:
         """
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
+        self.buffers.seed += 1  # without a run, whose batches have seeds
         self._twice_counted, self._counts = {}, []
         if self._adaptive is not None:
             self._groups = None
@@ -258,7 +271,7 @@ class PerExampleClip:
             params = tuple([self.parameters[name] for name in group.names])
             sums.append(BoundedSum(params, tuple([added[name] for name in group.names]), group.bound))
             if group.count is not None:
-                sums.append(count_within_norm(group.count, counted.get(k)))
+                sums.append(group.count.sum_of(counted.get(k)))
                 self._counts.append(group.count)
         return sums
 
@@ -300,12 +313,18 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         if not self._is_one_by_one:
+            versions = microbatch.versions()
             try:
                 return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 if self._is_sharded:  # other ranks wait
                     raise
-                fact = str(error).splitlines()[0].partition(". ")[0]
+                microbatch.check_unwritten(versions)
+                groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
+                if 0 < len(groups) <= max(2, microbatch.count // 2):
+                    rows = (microbatch.of_rows(numbers) for numbers in groups)
+                    return together([self._clipped_sum(loss, each, clipping, public) for each in rows])
+                fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
                 from noisette.clipping.engines import OneByOneWarning, says_one_by_one
 
@@ -323,8 +342,11 @@ class PerExampleClip:
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
         record = partial(record_losses, *arguments)
-        with _is_first(loss, self._known_losses):
+        code = _code_of(loss)
+        with nullcontext() if code in self._known_losses else shared_numbers_refused():
             forward = repeatable(record, microbatch.tensors) if repeats else record()
+        if not forward.recording.has_asked:  # otherwise another batch may go another way
+            self._known_losses.add(code)
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
 
@@ -367,15 +389,10 @@ def _check_initialized(model: nn.Module) -> None:
         )
 
 
-def _is_first(loss: Any, known: set[object]) -> AbstractContextManager[object]:
-    """In the first call of a loss, told by its code, no numbers may be drawn that its examples would share."""
+def _code_of(loss: Any) -> object:
     while isinstance(loss, partial):
         loss = loss.func
-    code = getattr(loss, "__code__", type(loss))
-    if code in known:
-        return nullcontext()
-    known.add(code)
-    return shared_numbers_refused()
+    return getattr(loss, "__code__", type(loss))
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

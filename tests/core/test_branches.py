@@ -1,0 +1,267 @@
+"""Branches on values: taken for all examples at once where they agree, apart where not, by shared random numbers."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import Tensor, nn
+
+import noisette
+from model_cases import Forward
+from noisette import OneByOneWarning, PerExampleClip
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
+from noisette.core.backward import ForwardPass
+from noisette.core.clip import ClippedSum, Clipping, Engine
+from oracle import example_gradients
+
+
+def rows(b: int = 6) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(b, 4, dtype=torch.float64)
+
+
+def net(forward: Callable[..., Tensor]) -> Forward:
+    torch.manual_seed(1)
+    return Forward(forward, f=nn.Linear(4, 4).double(), mask=torch.ones(1, 4, dtype=torch.bool))
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+def summed(model: nn.Module, *parts: Tensor, engine: Engine | None = None, capture: str = "eager") -> Tensor:
+    clip = PerExampleClip(model, 0.5, engine=engine, capture=capture)  # pyright: ignore[reportArgumentType]
+    for x in parts:
+        clip.accumulate(squares, x)
+    [total] = clip.pop_sums()
+    clip.close()
+    return torch.cat([g.double().flatten() for g in total.grads])
+
+
+def guarded(m: Forward, x: Tensor) -> Tensor:
+    h = m.f(x)
+    if not torch.isfinite(h).all():
+        h = h.clamp(-1e4, 1e4)
+    return h
+
+
+def asserted(m: Forward, x: Tensor) -> Tensor:
+    assert x.max() < 1e3
+    assert not torch.equal(x, x + 1)
+    return m.f(x)
+
+
+def masked(m: Forward, x: Tensor) -> Tensor:
+    keep = (x < 1e3) & m.mask
+    return m.f(x) if keep.all() else m.f(x * keep)
+
+
+def counted(m: Forward, x: Tensor) -> Tensor:
+    return m.f(x)[:, : int((x < 1e3).sum())] * (x > 1e3).sum().add(2).item()
+
+
+def listed(m: Forward, x: Tensor) -> Tensor:
+    start, end = ((x < 1e3).sum(1) * 0 + torch.tensor([1, 3])).tolist()
+    return m.f(x)[:, start:end]
+
+
+def closed(m: Forward, x: Tensor) -> Tensor:
+    return m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x)
+
+
+def again(m: Forward, x: Tensor) -> Tensor:
+    return checkpointing.checkpoint(lambda x: guarded(m, x).tanh(), x, use_reentrant=False)
+
+
+def estimated(m: Forward, x: Tensor) -> Tensor:
+    """A straight-through estimator where gradients are wanted, and other properties that are hidden."""
+    h = m.f(x)
+    assert (h.is_leaf, x.is_leaf, x.requires_grad, x.grad_fn) == (False, True, False, None)
+    before = h._version
+    h.mul_(2)
+    assert h._version == before + 1
+    q = h.round()
+    return h + (q - h).detach() if h.requires_grad else q
+
+
+FORMS = [guarded, asserted, masked, counted, listed, closed, again, estimated]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=["one pass", "two passes"])
+def test_examples_that_agree_are_computed_at_once(form: Callable[..., Tensor], engine: Engine) -> None:
+    x = rows()
+    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        torch.testing.assert_close(summed(net(form), x[:4], x[4:], engine=engine), truth, rtol=1e-9, atol=1e-12)
+
+
+DIFFER: list[Callable[..., Tensor]] = [
+    lambda m, x: m.f(x) if x.sum() > 0 else m.f(-2 * x).exp(),
+    lambda m, x: (m.f(x) if x[0, 0] > 0 else x + m.f(x)) * (2.0 if bool(x[0, 1] > 0) else 3.0),
+    lambda m, x: m.f(x)[:, : int((x > 0).sum())],
+    again,
+]
+
+
+@pytest.mark.parametrize("form", DIFFER)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=["one pass", "two passes"])
+def test_examples_that_disagree_are_computed_apart(form: Callable[..., Tensor], engine: Engine) -> None:
+    """Those that agree together; the next microbatch is computed at once again."""
+    x, calls = rows(12), []
+    x[2] = 1e9
+
+    def noted(m: Forward, x: Tensor) -> Tensor:
+        calls.append(1)
+        return form(m, x)
+
+    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        torch.testing.assert_close(summed(net(noted), x, engine=engine), truth, rtol=1e-6, atol=1e-9)
+        if form is DIFFER[0]:
+            calls.clear()
+            summed(net(noted), x[(x.sum(1) > 0)])
+            assert len(calls) == 1
+
+
+def test_where_most_examples_disagree_each_is_computed_alone() -> None:
+    x = rows()
+    form: Callable[..., Tensor] = lambda m, x: m.f(x) * x[0, 0].item()  # noqa: E731
+    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    with pytest.warns(OneByOneWarning, match="as a Python number"):
+        torch.testing.assert_close(summed(net(form), x), truth, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("capture", ["graph", "auto"])
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
+def test_a_graph_holds_no_answer_of_another_batch(capture: str) -> None:
+    """Also where rows are added to a microbatch, which stand for no example: 17 are computed as 18."""
+    x, clip_of = rows(17), net(guarded)
+    other = x.clone()
+    other[3] = 1e9
+    parts = [x, x, x, other, x[:5], other]
+    truth = sum(example_gradients(net(guarded), squares, (part,)).clipped(0.5).vector for part in parts)
+    torch.testing.assert_close(summed(clip_of, *parts, capture=capture), truth, rtol=1e-9, atol=1e-12)
+
+
+def test_a_number_of_python_in_a_later_branch_is_not_shared() -> None:
+    """It would be the same for those that go this way together."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        drawn.append(random.random() if x[0, 0] > 1e3 else 1.0)
+        return m.f(x) * drawn[-1]
+
+    drawn: list[float] = []
+    clip, x = PerExampleClip(net(forward), 1.0, capture="eager"), rows()
+    clip.accumulate(squares, x)
+    assert len(drawn) == 1
+    x[:, 0] = 1e4
+    with pytest.warns(OneByOneWarning, match="draws from the random generator of Python"):
+        clip.accumulate(squares, x)
+    assert len(set(drawn[-6:])) == 6
+
+
+# Random numbers that decide a branch
+
+
+def dropped(m: Forward, x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = x if torch.rand([]) < 0.5 else x + m.f(x).tanh()
+    return x + 0 * m.f(x)
+
+
+def dropped_in_place(m: Forward, x: Tensor) -> Tensor:
+    for _ in range(12):
+        x = x if torch.empty(1).uniform_() < 0.5 else x + m.f(x).tanh()
+    return x + 0 * m.f(x)
+
+
+def choices(form: Callable[..., Tensor], *parts: Sequence[int], seed: int, engine: Engine | None = None) -> Tensor:
+    """The clipped gradients of records, one sum for each microbatch."""
+    model, x, found = net(form), rows(8), []
+    for part in parts:
+        clip = PerExampleClip(model, 1e6, engine=engine, capture="eager")
+        clip.begin_batch(1.0, seed)
+        torch.rand(len(found))  # other numbers are at other places
+        clip.accumulate(squares, x[list(part)])
+        clip.end_batch()
+        [total] = clip.pop_sums()
+        found.append(torch.cat([g.double().flatten() for g in total.grads]))
+        clip.close()
+    return torch.stack(found).sum(0)
+
+
+@pytest.mark.parametrize("form", [dropped, dropped_in_place])
+def test_a_random_branch_is_the_same_for_all_records_of_a_batch(form: Callable[..., Tensor]) -> None:
+    """In whatever microbatches they are, at once or one by one; another batch draws anew."""
+    whole = choices(form, range(8), seed=5)
+    for parts in ([[0, 1, 2], [3, 4, 5, 6, 7]], [[k] for k in range(8)]):
+        torch.testing.assert_close(choices(form, *parts, seed=5), whole, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(choices(form, range(8), seed=5, engine=PerExampleLoop()), whole, rtol=1e-9, atol=1e-12)
+    assert len({round(float(choices(form, range(8), seed=seed).norm()), 6) for seed in range(12)}) > 4
+
+
+def test_layers_are_dropped_as_often_as_they_should_be() -> None:
+    found = []
+    model = net(lambda m, x: m.f(x) if found.append(bool(torch.rand([]) < 0.25)) or found[-1] else m.f(-x))
+    for seed in range(400):
+        clip = PerExampleClip(model, 1.0, capture="eager")
+        clip.begin_batch(1.0, seed)
+        clip.accumulate(squares, rows(2))
+        clip.end_batch()
+    assert 60 < sum(found) < 140
+
+
+def test_what_decides_no_branch_is_drawn_for_each_example() -> None:
+    """A time that multiplies, beside a condition that is dropped, as in a diffusion model."""
+    seen = []
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        t = torch.rand([], dtype=x.dtype)
+        if torch.rand([]) < 0.5:
+            x = torch.zeros_like(x)
+        seen.append(t.reshape(1))
+        return m.f.bias * t + 0 * m.f(x)
+
+    class Norms(BookKeeping):
+        def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
+            found = super().clipped_sum(forward, parameters, clipping)
+            norms.append(found.norms[0])
+            return found
+
+    norms: list[Tensor] = []
+    summed(net(forward), rows(), engine=Norms())
+    assert len(norms[0].unique()) == 6
+
+
+def test_a_run_gives_all_microbatches_one_draw() -> None:
+    """And another one in the next step; the numbers follow from the key of the run."""
+    seen: list[bool] = []
+    model = net(lambda m, x: m.f(x) if seen.append(bool(torch.rand([]) < 0.5)) or seen[-1] else 2 * m.f(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = noisette.privatize(
+        PerExampleClip(model, 1.0, capture="eager"),
+        optimizer,
+        (rows(9),),
+        sampling_rate=1.0,
+        expected_batch_size=9,
+        steps=12,
+        noise_multiplier=1.0,
+    )
+    of_steps = []
+    for batch in run.batches():
+        seen.clear()
+        for [x] in batch.microbatches(4):
+            run.accumulate(squares, x)
+        of_steps.append(set(seen))
+        optimizer.step()
+    run.close()
+    assert all(len(one) == 1 for one in of_steps)
+    assert len(set(map(frozenset, of_steps))) == 2

@@ -1,0 +1,55 @@
+"""Weights of classes: what a loss becomes, against a loop, and what they do for a rare class."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from noisette.data import DataSet, Split
+from noisette.training.build import TrainingSetup
+from noisette.training.loop import train
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
+
+RECIPE = Recipe(
+    DataSection("own.npz", classes=("no", "yes"), size=600),
+    ModelSection("linear"),
+    PrivacySection(epsilon=8.0, delta=1e-4),
+    TrainingSection(epochs=20, batch_size=100, lr=4.0, class_weights={"yes": 9.0, "no": 1.0}, compile="no"),
+)
+
+
+def rare(seed: int) -> Split:
+    """One record in ten is of the second class, and is not told apart well."""
+    random = np.random.default_rng(seed)
+    targets = (random.random(600) < 0.1).astype(np.int64)
+    return Split((random.normal(size=(600, 3)) + 0.7 * targets[:, None]).astype(np.float32), targets)
+
+
+DATA = DataSet("own", rare(0), rare(1), 2, 600)
+
+
+def test_the_loss_of_a_class_has_its_weight_over_the_largest() -> None:
+    loss = TrainingSetup(RECIPE, DATA).loss
+    scores, targets = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 0, 1])
+    for row, target, value in zip(scores.tolist(), targets.tolist(), loss(scores, targets).tolist(), strict=True):
+        by_hand = math.log(sum(map(math.exp, row))) - row[target]
+        assert value == pytest.approx(by_hand * (1.0 if target else 1 / 9), rel=1e-5)
+
+
+def test_weights_find_more_of_a_rare_class() -> None:
+    found = []
+    for weights in (RECIPE.training.class_weights, None):
+        recipe = replace(RECIPE, training=replace(RECIPE.training, class_weights=weights))
+        outcome = train(recipe, DATA, ledger_path=None, on_step=lambda run, point: None, points=1)
+        found.append(outcome.test.confusion[1][1])  # type: ignore[union-attr]
+    assert found[0] > 2 * found[1] + 10
+
+
+@pytest.mark.parametrize("weights", [{"yes": 9.0}, {"yes": 9.0, "No": 1.0}, {"yes": 0.0, "no": 1.0}])
+def test_a_weight_that_is_missing_or_not_above_zero_is_refused(weights: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="class_weights"):
+        Recipe(DataSection("own.npz", classes=("no", "yes")), training=TrainingSection(class_weights=weights))
