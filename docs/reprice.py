@@ -35,7 +35,8 @@ UNLIKELY = 1e-18  # the probability of privacy losses beyond the ends of a distr
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [80, 96, 128, 192, 256, 512, 1024]
 ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256)
 OF_THE_LINE = ("sequence", "kind", "dataset", "steps", "mark", "previous", "run_id", "dimensions", "parts", "tool")
-OF_THE_LINE += ("planned", "declaration")
+OF_THE_LINE += ("planned", "declaration", "version")
+LARGEST_LOSS = 200  # of one release, so that its distribution fits in memory
 Loss = pld.PrivacyLossDistribution
 
 
@@ -151,6 +152,17 @@ def sampled(sigma: float, rate: float, relation=NeighboringRelation.ADD_OR_REMOV
     return pld.from_gaussian_mechanism(
         sigma, sampling_prob=rate, neighboring_relation=relation, value_discretization_interval=INTERVAL
     )
+
+
+def is_huge(facts: dict, times: int) -> bool:
+    """Return whether so little noise, or so large an amount, has losses that count as infinite here."""
+    if max(facts.get("epsilon", 0.0), facts.get("rho", 0.0)) > LARGEST_LOSS:
+        return True
+    event = facts.get("event", facts)
+    noise = event.get("noise_multiplier", 1.0)
+    if event["mechanism"] == "Gaussian":  # all records of all releases are one
+        noise /= facts.get("records", 1) * math.sqrt(times)
+    return (1 / noise if event["mechanism"] == "Laplace" else 0.5 / noise**2 + 9 / noise) > LARGEST_LOSS
 
 
 def declared(epsilon: float, delta: float) -> Loss:
@@ -329,6 +341,10 @@ def epsilon_of(path: str, delta: float) -> float:
     total = pld.identity(INTERVAL)
     releases = releases_of(lines := lines_of(path))
     for facts, times in releases:
+        if is_huge(facts, times):
+            sys.exit(
+                f"epsilon is infinite, or above {LARGEST_LOSS}: too little noise or too large an amount in {facts}"
+            )
         total = total.compose(loss_of(facts, times))
     epsilon = float(total.get_epsilon_for_delta(delta))
     if math.isinf(epsilon):

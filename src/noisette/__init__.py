@@ -9,7 +9,7 @@ _PUBLIC = {
     "accounting": (
         *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
         *("BallsInBinsGaussian", "BandedGaussian", "TruncatedPoissonGaussian", "UserLevel"),
-        *("DiscreteGaussian", "DpAmount", "Laplace", "ZcdpAmount"),
+        *("DiscreteGaussian", "DpAmount", "Laplace", "Neighbouring", "ZcdpAmount"),
         *("GdpAccountant", "MomentsAccountant", "NaiveComposition", "PldAccountant", "RdpAccountant"),
         *("StrongComposition", "TradeOff"),
         *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),

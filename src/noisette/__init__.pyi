@@ -15,6 +15,7 @@ from noisette.accounting import Laplace as Laplace
 from noisette.accounting import Ledger as Ledger
 from noisette.accounting import MomentsAccountant as MomentsAccountant
 from noisette.accounting import NaiveComposition as NaiveComposition
+from noisette.accounting import Neighbouring as Neighbouring
 from noisette.accounting import PldAccountant as PldAccountant
 from noisette.accounting import PoissonGaussian as PoissonGaussian
 from noisette.accounting import RdpAccountant as RdpAccountant

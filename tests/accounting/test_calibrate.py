@@ -67,7 +67,7 @@ def test_the_library_agrees_on_the_steps_after_a_prior_event():
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     plan = {"epsilon": 0.5, "delta": 1e-5, "sampling_rate": 0.01, "noise_multiplier": 8.0}
-    steps = steps_for(**plan, prior_events={PoissonGaussian(1.0, 16.0): 1})
+    steps = steps_for(**plan, accountant=PldAccountant(), prior_events={PoissonGaussian(1.0, 16.0): 1})
     one = from_gaussian_mechanism(8.0, sampling_prob=0.01, value_discretization_interval=2e-5)
     before = from_gaussian_mechanism(16.0, value_discretization_interval=2e-5)
     assert one.self_compose(steps).compose(before).get_epsilon_for_delta(1e-5) == pytest.approx(0.5, rel=1e-3)

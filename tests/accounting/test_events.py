@@ -1,10 +1,11 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from noisette.accounting import (
@@ -29,6 +30,7 @@ from noisette.accounting import (
     ZcdpAmount,
 )
 from noisette.accounting.events import event_of, facts_of
+from noisette.accounting.several import for_several
 from noisette.errors import UnsupportedEventError
 
 RELEASE = PoissonGaussian(0.01, 4.0)
@@ -36,7 +38,7 @@ ACCOUNTANTS = [PldAccountant(), RdpAccountant(), MomentsAccountant()]
 
 
 def test_an_event_states_its_relation_and_its_sampling():
-    assert RELEASE.neighbouring is Neighbouring.ADD_OR_REMOVE_ONE
+    assert RELEASE.neighbouring == Neighbouring.ADD_OR_REMOVE_ONE
     assert RELEASE.sampling == "Poisson"
     with pytest.raises(dataclasses.FrozenInstanceError):
         RELEASE.sampling_rate = 0.5  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,11 +88,62 @@ def test_invalid_events_are_refused_by_name(make, named):
         make()
 
 
-def test_a_relation_is_named_in_words():
-    assert FixedSizeGaussian(1, 2, 1.0).relation == "replace one record"
-    assert GroupPrivacy(RELEASE, 3).relation == "add or remove a group of 3 records"
-    assert GroupPrivacy(RELEASE, 3).neighbouring is Neighbouring.ADD_OR_REMOVE_GROUP
-    assert RepeatAndSelect(((RELEASE, 3),), 2.0, 1.0).relation == RELEASE.relation == Gaussian(1.0).relation
+USER = Neighbouring.ADD_OR_REMOVE_USER
+
+
+@pytest.mark.parametrize(
+    ("event", "relation"),
+    [
+        (RELEASE, "add or remove one record"),
+        (RepeatAndSelect(((RELEASE, 3),), 2.0, 1.0), "add or remove one record"),
+        (FixedSizeGaussian(1, 2, 1.0), "replace one record"),
+        (Laplace(1.0, neighbouring=Neighbouring.REPLACE_ONE), "replace one record"),
+        (GroupPrivacy(RELEASE, 3), "add or remove a group of 3 records"),
+        (UserLevel(RELEASE, 3), "add or remove all records of one user"),
+        (ZcdpAmount(0.1, neighbouring=USER), "add or remove all records of one user"),
+        (GroupPrivacy(Gaussian(1.0, neighbouring=USER), 3), "add or remove all records of a group of 3 users"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_relation_is_named_in_words_and_found_by_them(event, relation):
+    assert event.relation == relation
+    assert Neighbouring.of(relation) == event.neighbouring
+
+
+def test_a_relation_that_is_none_is_refused():
+    for words in ("", "add or remove one", "add or remove a group of 1 records", "replace one user"):
+        with pytest.raises(ValueError, match="no neighbouring relation"):
+            Neighbouring.of(words)
+    with pytest.raises(TypeError, match="neighbouring='user'"):
+        Gaussian(1.0, neighbouring="user")
+    with pytest.raises(ValueError, match="person"):
+        Neighbouring("person")
+    with pytest.raises(ValueError, match=r"different neighbouring relations.*ADD_OR_REMOVE_USER"):
+        PldAccountant().compose({Gaussian(1.0): 1, Gaussian(1.0, neighbouring=USER): 1})
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_a_release_for_several_is_one_of_as_many_times_the_sensitivity(k):
+    """With values that differ by k where one record changes them by 1, against definitions and loops."""
+    assert for_several(Gaussian(6.0), k, USER) == Gaussian(6.0 / k, neighbouring=USER)
+    assert for_several(Laplace(6.0), k, USER) == Laplace(6.0 / k, neighbouring=USER)
+    assert for_several(UserLevel(RELEASE, 3), k, Neighbouring("user", k)).records == 3 * k
+    assert for_several(RELEASE, k, USER) == UserLevel(RELEASE, k)
+    assert for_several(RELEASE, k, Neighbouring(number=k)) == GroupPrivacy(RELEASE, k)
+    assert for_several(FixedSizeGaussian(1, 2, 1.0), k, Neighbouring(number=k, replaced=True)) is None
+    rho = for_several(ZcdpAmount(1 / (2 * 6.0**2), "x"), k, USER).rho  # of a Gaussian of noise 6
+    assert rho == pytest.approx(1 / (2 * (6.0 / k) ** 2))
+    values = np.arange(-90, 90 + k)
+    weights = np.exp(-(values**2) / (2 * 6.0**2))
+    for order in (1.5, 4):  # the divergence of discrete noise from the same moved by k
+        moved = np.exp(-((values - k) ** 2) / (2 * 6.0**2))
+        divergence = math.log(np.sum(moved**order * weights ** (1 - order)) / np.sum(weights)) / (order - 1)
+        assert divergence <= order * for_several(DiscreteGaussian(6.0), k, USER).rho * (1 + 1e-9)
+    epsilon, delta = 0.0, 0.0
+    for _ in range(k):  # P(S) <= e^0.3 Q(S) + 1e-6, one record after the other
+        epsilon, delta = epsilon + 0.3, delta * math.exp(0.3) + 1e-6
+    found = for_several(DpAmount(0.3, 1e-6), k, USER)
+    assert (found.epsilon, found.delta) == pytest.approx((epsilon, delta))
 
 
 class Unknown(Event):
@@ -127,21 +180,22 @@ counts = st.integers(1, 10**12)
 names = st.lists(st.text(max_size=5), min_size=1, max_size=4, unique=True)
 parts = st.just(()) | names.map(lambda named: tuple((name, 1 / len(named)) for name in named))
 
+relations = st.builds(Neighbouring, st.sampled_from(["record", "user"]), st.integers(1, 9), st.booleans())
 users = st.builds(UserLevel, st.builds(PoissonGaussian, rates, noises), counts)
 others = (
     st.builds(TruncatedPoissonGaussian, rates, noises, counts, counts, parts)
     | st.builds(BallsInBinsGaussian, counts, noises, parts)
     | st.builds(BandedGaussian, st.floats(1e-300, 0.1), noises, st.integers(1, 10), parts)
-    | st.builds(Laplace, noises)
-    | st.builds(DiscreteGaussian, noises)
-    | st.builds(ZcdpAmount, noises, st.text())
-    | st.builds(DpAmount, st.floats(0, 1e300), st.floats(0, 0.9), st.text())
+    | st.builds(Laplace, noises, neighbouring=relations)
+    | st.builds(DiscreteGaussian, noises, neighbouring=relations)
+    | st.builds(ZcdpAmount, noises, st.text(), neighbouring=relations)
+    | st.builds(DpAmount, st.floats(0, 1e300), st.floats(0, 0.9), st.text(), neighbouring=relations)
 )
-sampled = st.builds(Gaussian, noises, parts) | st.builds(PoissonGaussian, rates, noises, parts)
+sampled = st.builds(Gaussian, noises, parts, neighbouring=relations) | st.builds(PoissonGaussian, rates, noises, parts)
 batches = st.tuples(counts, counts).map(sorted)
 fixed_size = st.builds(lambda ends, noise: FixedSizeGaussian(ends[0], ends[1], noise), batches, noises)
 groups = st.builds(GroupPrivacy, sampled, counts)
-runs = st.lists(st.tuples(sampled, counts), min_size=1, max_size=3).map(tuple)
+runs = st.lists(st.tuples(st.builds(PoissonGaussian, rates, noises), counts), min_size=1, max_size=3).map(tuple)
 searches = st.builds(RepeatAndSelect, runs, st.floats(1, 1e9), st.floats(0, 1e9) | st.just(math.inf))
 
 
@@ -156,6 +210,27 @@ def test_every_event_comes_back_from_a_line_of_json(event):
     assert facts["mechanism"] == event.mechanism
     assert facts["neighbouring"] == event.relation
     assert facts["sampling"] == event.sampling
+
+
+amounts = st.sampled_from([Laplace, DiscreteGaussian, ZcdpAmount, DpAmount, lambda epsilon: DpAmount(epsilon, 0.1)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.builds(lambda kind, power: kind(10.0**power), amounts, st.floats(-300, 300)), st.integers(1, 10**6))
+@example(DpAmount(750.0), 1)
+@example(DpAmount(1e300, 0.1), 3)
+@example(Laplace(1e-6), 1)
+@example(DiscreteGaussian(1e-200), 1)
+@example(ZcdpAmount(1e300), 3)
+def test_no_amount_is_too_large_to_be_priced(event, times):
+    """A ledger cannot forget a release, so whatever it holds has a cost, which may be infinite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        epsilon = PldAccountant().compose({event: times}).epsilon(delta=1e-5)
+        assert epsilon >= 0
+        if not isinstance(event, DpAmount) or event.delta == 0:
+            by_divergences = RdpAccountant().compose({event: times}).epsilon(delta=1e-5)
+            assert by_divergences >= epsilon * (1 - 1e-3) or epsilon == math.inf
 
 
 @pytest.mark.parametrize(
@@ -181,7 +256,7 @@ def test_only_events_of_this_package_have_facts():
     class Other(Gaussian):
         pass
 
-    class Stranger(type(Gaussian(1.0)).__base__):
+    class Stranger(Event):
         mechanism, sampling = "stranger", "none"
 
     assert facts_of(Other(1.0))["mechanism"] == "Gaussian"

@@ -1,12 +1,23 @@
 import errno
+import hashlib
 import json
 import os
 import stat
+from functools import partial
 from itertools import accumulate
 
 import pytest
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, Ledger, PoissonGaussian
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    Ledger,
+    Neighbouring,
+    PldAccountant,
+    PoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
+)
 from noisette.accounting.ledger import Tally
 from noisette.accounting.ledger_file import End, Entry, Kind, Series, repaired
 from noisette.errors import PrivacyError
@@ -226,8 +237,23 @@ def test_a_missing_line_and_swapped_lines_are_refused(written):
 )
 def test_what_is_no_ledger_is_refused(path, content):
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="line 1: "):
+    with pytest.raises(ValueError, match=r"ledger\.jsonl is not a ledger; give|line 1: .* cut off|line 1: .* altered"):
         Ledger.read(path)
+
+
+def test_a_line_of_a_newer_version_asks_for_an_update(written):
+    lines = written.read_bytes().splitlines(keepends=True)
+    line = json.loads(lines[-1]) | {"version": 99, "mechanism": "of the future"}
+    del line["digest"]
+    digest = hashlib.sha256(json.dumps(line).encode()).hexdigest()
+    newer = json.dumps(line | {"digest": digest}).encode() + b"\n"
+    for read in (Ledger.read, Ledger.repair, partial(Ledger, dataset="digits")):
+        written.write_bytes(b"".join([*lines[:-1], newer]))
+        with pytest.raises(ValueError, match=r"ledger\.jsonl, line 7: .* newer version of noisette. Update noisette"):
+            read(written)
+        written.write_bytes(b"".join([*lines[:-1], newer.replace(b"future", b"past")]))
+        with pytest.raises(ValueError, match="line 7: this line was altered"):
+            read(written)
 
 
 def test_another_data_set_is_refused(written):
@@ -305,11 +331,28 @@ def test_an_event_that_cannot_be_composed_with_the_ledger_is_refused(path):
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
         for spend in (ledger.reserve, ledger.charge):
-            with pytest.raises(ValueError, match=r"(?s)add or remove.*replace one"):
+            with pytest.raises(ValueError, match=r"replace one.*add or remove.*other_neighbours=True"):
                 spend(replaced, 1)
         with pytest.raises(TypeError, match="PoissonGaussian"):
             ledger.charge("Poisson Gaussian")
-    assert Ledger.read(path).events == {EVENT: 4}
+        ledger.charge(replaced, other_neighbours=True)
+        ledger.charge(EVENT)
+        ledger.charge(replaced)
+    assert Ledger.read(path).events == {EVENT: 5, replaced: 2}
+
+
+def test_a_ledger_of_users_takes_what_is_stated_for_users(path):
+    run, amount = UserLevel(EVENT, 3), ZcdpAmount(0.1, "counts", neighbouring=Neighbouring.ADD_OR_REMOVE_USER)
+    with Ledger(path) as ledger:
+        ledger.reserve(run, 4)
+        with pytest.raises(ValueError, match=r"\(--per user\)"):
+            ledger.charge(ZcdpAmount(0.1, "counts"))
+        ledger.charge(amount)
+        ledger.reserve(run, 4)
+    events = Ledger.read(path).events
+    assert events == {run: 8, amount: 1}
+    together = PldAccountant().compose(events).epsilon(delta=1e-5)
+    assert together > PldAccountant().compose({amount: 1}).epsilon(delta=1e-5) > 0
 
 
 def test_a_number_of_steps_or_charges_is_a_whole_number(path):

@@ -35,7 +35,7 @@ def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
     assert [line["kind"] for line in lines] == ["reserve", "commit", "release", "charge"]
     assert [line["run_id"] == run.id for line in lines] == [True, True, True, False]
     assert all(len(bytes.fromhex(line["run_id"])) == 8 for line in lines)
-    assert list(lines[0])[3:7] == ["steps", "run_id", "mechanism", "neighbouring"]
+    assert list(lines[0])[3:7] == ["steps", "version", "run_id", "mechanism"]
     assert Ledger.read(path).paid[Series(EVENT, run.id)] == 1
 
 

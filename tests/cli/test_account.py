@@ -311,7 +311,7 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
         ({"--epsilon": "1", "--steps": "0"}, ["noise_multiplier, sampling_rate, delta are missing", "steps >= 1"]),
         (BUDGET | {"--epsilon": "0"}, ["epsilon"]),
         (BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
-        (BUDGET | {"--sampling-rate": "2", "--plot": "a.pdf"}, ["sampling_rate", "--plot a.pdf"]),
+        (BUDGET | {"--sampling-rate": "2"}, ["sampling_rate"]),
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
         (BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
         (BUDGET | {"--accountant": "strong-paper"}, ["strong-paper", "keeps no budget"]),
@@ -323,9 +323,3 @@ def test_bad_input_of_calibrate_gets_one_line_that_names_it_all(options, named):
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert all(words in result.stderr for words in named)
-
-
-def test_a_plot_shows_the_budget(tmp_path):
-    result = calibrated(without("--steps"), "--accountant", "moments", "--plot", str(tmp_path / "curve.svg"))
-    assert result.exit_code == 0
-    assert "budget 1.26" in (tmp_path / "curve.svg").read_text()

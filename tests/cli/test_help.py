@@ -51,13 +51,13 @@ OPTIONS = {
         "--accountant --bands --batch-size --delta --epochs --epsilon --expected-batch-size --group-size --json "
         "--noise --noise-multiplier --plot --sampling-rate --size --steps"
     ),
-    "calibrate": ("--accountant --delta --epsilon --json --noise-multiplier --plot --sampling-rate --steps"),
-    "plan": "--batch-sizes --delta --epochs --epsilon --json --like --noise --plot --size",
+    "calibrate": ("--accountant --delta --epsilon --json --noise --noise-multiplier --sampling-rate --steps"),
+    "plan": "--batch-sizes --delta --epochs --epsilon --json --noise --size",
     "ledger show": "--json place",
     "ledger charge": (
-        "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --times --tool --zcdp place"
+        "--dataset --delta --discrete-gaussian --epsilon --gaussian --laplace --per --times --tool --zcdp place"
     ),
-    "ledger price": "--accountant --delta --group-size --json place",
+    "ledger price": "--accountant --delta --group-size --json --records-per-user place",
     "ledger repair": "place",
 }
 
@@ -116,7 +116,6 @@ finally:
         ("account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5 --plot a.html", "matplotlib"),
         ("calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5", ""),
         ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1", ""),
-        ("plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1 --plot a.svg", "matplotlib"),
         ("ledger charge ledger.jsonl --zcdp 0.1 --dataset census", ""),
     ],
 )
@@ -136,6 +135,8 @@ def test_commands_without_a_model_do_not_import_torch(arguments: str, imported: 
         ("search recipe.toml --over lr=log(0,1) --score-on public-set", "lr: expected two numbers above 0"),
         ("search recipe.toml --over lr=log(1,2) --score-on held-out --runs 0", "expected --runs from 1"),
         ("doctor mlp --data nonsense", "expected --data as one of digits"),
+        ("doctor nonsense:model", "there is no nonsense:model"),
+        ("train --resume nowhere", "there is no unfinished run"),
     ],
 )
 def test_wrong_options_are_refused_before_torch_is_imported(arguments: str, said: str, tmp_path: Path) -> None:

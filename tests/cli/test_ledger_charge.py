@@ -15,6 +15,7 @@ from noisette.accounting import (
     DpAmount,
     FixedSizeGaussian,
     Gaussian,
+    GdpAccountant,
     GroupPrivacy,
     Laplace,
     Ledger,
@@ -48,7 +49,7 @@ def path(tmp_path):
         (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
         (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
         (["--discrete-gaussian", "5"], DiscreteGaussian(5.0), 1),
-        (["--gaussian", "8"], Gaussian(8.0), 1),
+        (["--gaussian", "8", "--per", "record"], Gaussian(8.0), 1),
     ],
 )
 def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, words, event, times):
@@ -74,9 +75,40 @@ def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("per", "relation"),
+    [
+        ("user", "add or remove all records of one user"),
+        ("replaced-record", "replace one record"),
+        ("3-records", "add or remove a group of 3 records"),
+        ("2-users", "add or remove all records of a group of 2 users"),
+    ],
+)
+def test_a_charge_says_for_whom_it_is_stated(tmp_path, per, relation):
+    """Noise in units of the sensitivity to whom it protects costs the same for all of them, at every delta."""
+    path = tmp_path / "new.jsonl"
+    recorded = run("charge", path, "--gaussian", "5", "--per", per, "--dataset", "census")
+    assert f"Gaussian, noise 5, {relation} on" in recorded.stdout
+    priced = json.loads(run("price", path, "--delta", "1e-10", "--json").stdout)
+    assert priced["neighbouring"] == relation
+    exact = GdpAccountant().compose({Gaussian(5.0): 1}).epsilon(delta=1e-10)
+    assert (
+        {row["accountant"]: row["epsilon"] for row in priced["prices"]}["pld"] == exact == pytest.approx(1.18, abs=0.01)
+    )
+
+
+@pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--laplace", "1e-6"], ["--discrete-gaussian", "1e-200"]])
+def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount):
+    assert run("charge", path, *amount).exit_code == 0
+    shown = run("price", path, "--delta", "1e-5")
+    assert (shown.exit_code, shown.stdout.split()[3]) == (0, "inf")
+    assert "inf: there is no guarantee at this delta" in shown.stdout
+
+
+@pytest.mark.parametrize(
     ("words", "problems"),
     [
         ([], ["exactly one", "neither"]),
+        (["--zcdp", "1", "--per", "1-records"], ["'1-records' is not one of record, user"]),
         (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
         (["--laplace", "1", "--tool", "x"], ["tool='x'"]),

@@ -1,10 +1,23 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from noisette.accounting import BallsInBinsGaussian, FixedSizeGaussian, Gaussian, Ledger, PldAccountant, PoissonGaussian
+from noisette.accounting import (
+    BallsInBinsGaussian,
+    BandedGaussian,
+    FixedSizeGaussian,
+    Gaussian,
+    GroupPrivacy,
+    Ledger,
+    PldAccountant,
+    PoissonGaussian,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
+)
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_up
@@ -115,12 +128,93 @@ def test_all_bad_numbers_are_named_at_once(folder, words, problems):
     assert all(problem in result.stderr for problem in problems)
 
 
-def test_an_event_that_does_not_support_groups_is_refused_by_name(tmp_path):
+@pytest.mark.parametrize(
+    ("event", "times"),
+    [
+        (FixedSizeGaussian(100, 10_000, 2.0), 30),
+        (TruncatedPoissonGaussian(0.01, 4.0, largest_batch=200, most_records=10_000), 300),
+        (BallsInBinsGaussian(100, 4.0), 100),
+        (BandedGaussian(0.01, 4.0, bands=4), 300),
+    ],
+    ids=lambda value: getattr(value, "mechanism", ""),
+)
+def test_a_group_is_counted_record_by_record_where_no_release_is_known_for_it(tmp_path, event, times):
+    """P(S) <= e^epsilon Q(S) + delta twice, as each of two records is changed."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(event, times)
+    (found,) = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 2, "--accountant", "pld")["prices"]
+    curve, half = PldAccountant().compose({event: times}), found["epsilon"] / 2
+    assert curve.delta(epsilon=half) * (1 + math.exp(half)) == pytest.approx(1e-5, rel=1e-2)
+    assert 2 * curve.epsilon(delta=1e-5) < found["epsilon"] < 10
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(event, times)
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 2, "--accountant", "pld")
+    assert "odometer for several" in priced["whatever_was_chosen"] or "Rényi" in priced["whatever_was_chosen"]
+
+
+def test_users_who_are_grouped_have_as_many_records(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(UserLevel(FIRST, 2), 100)
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 3, "--accountant", "pld")
+    assert priced["neighbouring"] == "add or remove all records of a group of 3 users"
+    exact = PldAccountant().compose({GroupPrivacy(FIRST, 6): 100}).epsilon(delta=1e-5)
+    assert priced["prices"][0]["epsilon"] == exact
+
+
+def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path):
+    """The way out that the refusal names is taken: the cost is that of each release for a user's records."""
+    with Ledger(tmp_path / "ledger.jsonl", dataset="visits") as ledger:
+        ledger.charge(UserLevel(FIRST, 2), 100)
+    assert "(--per record)" in run("charge", tmp_path, "--gaussian", 20).stderr
+    assert run("charge", tmp_path, "--gaussian", 20, "--per", "record").exit_code == 0
+    assert run("charge", tmp_path, "--zcdp", 0.01, "--per", "user").exit_code == 0
+    refused = run("price", tmp_path, "--delta", "1e-5")
+    assert refused.exit_code == 2
+    for said in (
+        "101 to add or remove all records",
+        "1 to add or remove one record",
+        "--records-per-user K",
+        "nothing",
+    ):
+        assert said in refused.stderr
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 4, "--accountant", "pld")
+    of_user = {GroupPrivacy(FIRST, 2): 100, Gaussian(20 / 4): 1, ZcdpAmount(0.01): 1}
+    same = {GroupPrivacy(event, 1) if isinstance(event, Gaussian) else event: n for event, n in of_user.items()}
+    alone = [PldAccountant().compose({event: times}).epsilon(delta=1e-5) for event, times in same.items()]
+    assert max(alone) < priced["prices"][0]["epsilon"] < sum(alone)
+    assert priced["neighbouring"] == "add or remove all records of one user who has 4 or fewer"
+    (of_one,) = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 1, "--accountant", "pld")["prices"]
+    assert max(alone[0], alone[2]) < of_one["epsilon"] < priced["prices"][0]["epsilon"]
+    refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 0, "--group-size", 2)
+    assert all(said in refused.stderr for said in ("records_per_user >= 1", "not both"))
+
+
+def test_records_that_are_replaced_say_nothing_to_users(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.charge(FixedSizeGaussian(100, 10_000, 2.0))
-    result = run("price", tmp_path, "--delta", "1e-5", "--group-size", 2)
-    assert result.exit_code == 2
-    assert "FixedSizeGaussian" in result.stderr
+        ledger.charge(Gaussian(9.0), other_neighbours=True)
+    assert "keep a ledger for each" in run("price", tmp_path, "--delta", "1e-5").stderr
+    refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 2)
+    assert (refused.exit_code, refused.stderr.count("says nothing to add or remove all records")) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["run.json", "checkpoint/settings.json"])
+def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
+    refused = run("price", folder)
+    assert (refused.exit_code, "give --delta, such as" in refused.stderr) == (2, True)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps({"recipe": {"privacy": {"delta": 1e-7}}}))
+    options = ("price", folder, "--accountant", "rdp")
+    assert facts(*options) == facts(*options, "--delta", "1e-7")
+    assert facts(*options, "--delta", "1e-5")["delta"] == 1e-5
+
+
+def test_what_is_no_ledger_is_told_apart_from_a_damaged_one(tmp_path):
+    (tmp_path / "rows.csv").write_text("age,ill\n3,no\n")
+    for command in (["show"], ["price", "--delta", "1e-5"], ["repair"], ["charge", "--laplace", "2", "--dataset", "a"]):
+        refused = run(*command, tmp_path / "rows.csv")
+        assert refused.exit_code == 2
+        assert "rows.csv is not a ledger; give the folder of a run, or the ledger.jsonl in it" in refused.stderr
 
 
 @pytest.mark.parametrize("command", [["show"], ["price", "--delta", "1e-5"], ["repair"]])

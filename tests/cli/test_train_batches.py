@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
         TruncatedPoissonGaussian,
         "A batch of more than 60 records is replaced",
     ),
-    "cyclic": (("--batches", "cyclic", "--bands", "3"), BandedGaussian, "orthogonal for any two of its steps"),
+    "cyclic": (("--batches", "cyclic", "--bands", "3"), BandedGaussian, "orthogonal to what it adds in another"),
 }
 
 

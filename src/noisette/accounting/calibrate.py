@@ -10,6 +10,7 @@ from itertools import product
 from types import MappingProxyType
 
 from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer
 from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant, PrivacyCurve
 from noisette.accounting.pld import PldAccountant
 from noisette.errors import all_of, count, open_fraction, positive, probability
@@ -55,6 +56,11 @@ def check_ranges(**numbers: float | None) -> None:
 def with_releases(prior_events: Events, event: Event, times: int) -> Events:
     """The earlier events and this many further releases of one event."""
     return {**prior_events, event: prior_events.get(event, 0) + times}
+
+
+def _accountant(accountant: Accountant | None, prior_events: Events, epsilon: float, delta: float) -> Accountant:
+    """The given one, or the one that holds also where what follows was chosen by the results of the prior events."""
+    return accountant or (RenyiFilter(epsilon, delta) if prior_events else PldAccountant())
 
 
 def _curve(event: Event, steps: int, accountant: Accountant | None, prior_events: Events) -> PrivacyCurve:
@@ -204,10 +210,12 @@ def noise_multiplier_for(
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records, which count towards the same budget and were declared
-            together with these: they are composed, which is no bound where these are chosen by their results. For that
-            give ``privatize`` the ledger, or :class:`~noisette.accounting.filters.RenyiFilter` as the accountant.
+        accountant: computes the privacy cost. Unless given it is :class:`PldAccountant`, or with prior events
+            :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where these steps are chosen by the
+            results of those.
+        prior_events: other releases about the same records, which count towards the same budget. Where all were
+            declared together with these steps before the first of them, an accountant that is given composes them,
+            which allows a tenth less noise.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
     cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.
@@ -245,7 +253,7 @@ def least_noise(
 
     The other arguments, the guarantee and the errors are those of :func:`noise_multiplier_for`.
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
     sampling_rate = release(MOST_NOISE).sampling_rate
     count(steps=steps)
     grid = _Grid(MOST_NOISE, LEAST_NOISE)
@@ -310,7 +318,7 @@ def sampling_rate_for(
     >>> round(rate, 4)
     0.0105
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
     grid = _Grid(LEAST_RATE, 1.0)
@@ -344,7 +352,7 @@ def steps_for(
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
+    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
     guess = int(min(budget.remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
     return budget.last_within(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
@@ -361,13 +369,15 @@ def epsilon_for(
 ) -> float:
     """Epsilon of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
-    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
+    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`, but that the
+    accountant of prior events is :class:`~noisette.accounting.filters.RenyiOdometer` unless given.
 
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    return _curve(release, steps, accountant, prior_events).epsilon(delta=delta)
+    adaptive = RenyiOdometer() if prior_events else None
+    return _curve(release, steps, accountant or adaptive, prior_events).epsilon(delta=delta)
 
 
 def delta_for(
@@ -384,13 +394,14 @@ def delta_for(
     Args:
         epsilon: the bound whose probability of failure is computed, 0 or more.
 
-    The other arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
+    The other arguments and the errors are those of :func:`epsilon_for`.
 
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
     """
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    return _curve(release, steps, accountant, prior_events).delta(epsilon=epsilon)
+    adaptive = RenyiOdometer() if prior_events else None
+    return _curve(release, steps, accountant or adaptive, prior_events).delta(epsilon=epsilon)
 
 
 def epsilon_curve(

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
 
-class Neighbouring(enum.Enum):
-    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbouring:
+    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish.
 
-    ADD_OR_REMOVE_ONE = "add or remove one record"
-    REPLACE_ONE = "replace one record"
-    ADD_OR_REMOVE_GROUP = "add or remove a group of records"
-    ADD_OR_REMOVE_USER = "add or remove all records of one user"
+    Args:
+        unit: "record", or "user" for all records of one person, whatever their number.
+        number: how many of them are added or removed at once, at least 1.
+        replaced: whether they are replaced by others instead.
+
+    >>> str(Neighbouring.ADD_OR_REMOVE_USER), str(Neighbouring(number=3))
+    ('add or remove all records of one user', 'add or remove a group of 3 records')
+    """
+
+    unit: str = "record"
+    number: int = 1
+    replaced: bool = False
+
+    ADD_OR_REMOVE_ONE: ClassVar[Neighbouring]
+    REPLACE_ONE: ClassVar[Neighbouring]
+    ADD_OR_REMOVE_USER: ClassVar[Neighbouring]
+
+    def __post_init__(self) -> None:
+        count(number=self.number)
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"expected the unit record or user, got {self.unit!r}")
+
+    def __str__(self) -> str:
+        several = self.number > 1
+        changed = f"a group of {self.number} {self.unit}s" if several else f"one {self.unit}"
+        whole = "all records of " if self.unit == "user" else ""
+        return f"{'replace' if self.replaced else 'add or remove'} {whole}{changed}"
+
+    __repr__ = __str__
+
+    def for_several(self, number: int) -> Neighbouring:
+        """The relation where so many change at once."""
+        return Neighbouring(self.unit, self.number * number, self.replaced)
+
+    @classmethod
+    def of(cls, text: str) -> Neighbouring:
+        """The relation with this name, as ``str`` gives it.
+
+        Raises:
+            ValueError: no relation has it.
+        """
+        number = int("".join(filter(str.isdecimal, text)) or 1)
+        found = cls("user" if "user" in text else "record", number, text.startswith("replace"))
+        if str(found) != text:
+            raise ValueError(f"no neighbouring relation is called {text!r}")
+        return found
+
+
+Neighbouring.ADD_OR_REMOVE_ONE = Neighbouring()
+Neighbouring.REPLACE_ONE = Neighbouring(replaced=True)
+Neighbouring.ADD_OR_REMOVE_USER = Neighbouring("user")
 
 
 class Event:
@@ -25,6 +72,8 @@ class Event:
 
     Parameters of one name mean the same in every kind of event, unless it says otherwise:
 
+    - ``neighbouring``: for whom the guarantee is. Where it is a parameter, all others are stated for it: the noise of a
+      release for users is in units of the sensitivity to one user.
     - ``sampling_rate``: probability, in (0, 1], with which each record enters the batch, independently of all others.
     - ``noise_multiplier``: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
     - ``parts``: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
@@ -36,13 +85,14 @@ class Event:
 
     mechanism: ClassVar[str]
     """The name of this kind of event in the ledger."""
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
     sampling: ClassVar[str]
     """How the records of a release are chosen, in a few words."""
 
     def __post_init__(self) -> None:
         for name, value in self.parameters().items():
             _PARAMETERS[name].check(**{name: value})
+        if not isinstance(self.neighbouring, Neighbouring):
+            raise TypeError(f"expected neighbouring to be a Neighbouring, got neighbouring={self.neighbouring!r}")
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name; a release without parts has none of that name."""
@@ -53,13 +103,27 @@ class Event:
     round_length = 1
 
     @property
+    def neighbouring(self) -> Neighbouring:
+        """The neighbouring relation. All events of one run have the same."""
+        return Neighbouring.ADD_OR_REMOVE_ONE
+
+    @property
     def relation(self) -> str:
-        """The neighbouring relation in words. All events of one run have the same."""
-        return self.neighbouring.value
+        """The neighbouring relation in words."""
+        return str(self.neighbouring)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
-        return f"{type(self).__name__}({shown})"
+        shown = [f"{name}={value!r}" for name, value in self.parameters().items() if value != ""]
+        if isinstance(self, _StatedFor) and self.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE:
+            shown.append(f"neighbouring={self.neighbouring}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class _StatedFor(Event):
+    """An event whose parameters are stated for the neighbouring relation that it names."""
+
+    neighbouring: Neighbouring = Neighbouring.ADD_OR_REMOVE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 Events: TypeAlias = Mapping[Event, int]
@@ -95,7 +159,12 @@ def check_events(events: Events) -> None:
         relations.setdefault(event.relation, event)
     if len(relations) > 1:
         listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
-        raise ValueError(f"events of different neighbouring relations cannot be composed: {listed}")
+        raise ValueError(
+            f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
+            "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
+            "noisette ledger price --records-per-user K gives the cost for users of releases that are stated for "
+            "records"
+        )
 
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
@@ -103,12 +172,8 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gaussian(Event):
-    """One release: a sum over all records, plus Gaussian noise.
-
-    >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
-    Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
-    """
+class Gaussian(_StatedFor):
+    """One release: a sum over all records, plus Gaussian noise."""
 
     noise_multiplier: float
     parts: Parts = ()
@@ -120,11 +185,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PoissonGaussian(Event):
-    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set.
-
-    >>> PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
-    PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
-    """
+    """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set."""
 
     sampling_rate: float
     noise_multiplier: float
@@ -138,7 +199,7 @@ Sampled: TypeAlias = Gaussian | PoissonGaussian
 """A release over a Poisson batch; a release over all records is one of rate 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FixedSizeGaussian(Event):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
 
@@ -147,9 +208,6 @@ class FixedSizeGaussian(Event):
         size: records in the data set. It is public under this relation, which keeps the number of records.
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
             the sum by up to twice that norm, which accountants take into account. Above 0.
-
-    >>> FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=2.0).relation
-    'replace one record'
     """
 
     batch_size: int
@@ -157,7 +215,7 @@ class FixedSizeGaussian(Event):
     noise_multiplier: float
 
     mechanism: ClassVar[str] = "fixed-size Gaussian"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
     sampling: ClassVar[str] = "fixed size, without replacement"
 
     def __post_init__(self) -> None:
@@ -196,9 +254,6 @@ class TruncatedPoissonGaussian(Event):
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
         largest_batch: the most records of a batch, at least 1.
         most_records: the most records that the data set may have: public, and declared. At least 1.
-
-    >>> TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10_000)
-    TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10000)
     """
 
     sampling_rate: float
@@ -223,9 +278,6 @@ class BallsInBinsGaussian(Event):
         bins: the batches of one pass, at least 1.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
-
-    >>> BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
-    BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
     """
 
     bins: int
@@ -304,35 +356,20 @@ class BandedGaussian(Event):
         return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OfSeveral(Event):
     """The release of one event with the guarantee for several records at once: a group, or those of one user."""
 
     event: Sampled
     records: int
 
-    @property
-    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sampling of the event."""
-        return self.event.sampling
-
-    @property
-    def sampling_rate(self) -> float:
-        """The rate of records, or of users where users are sampled."""
-        return self.event.sampling_rate
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The noise in units of the sensitivity to one record."""
-        return self.event.noise_multiplier
-
-    @property
-    def parts(self) -> Parts:
-        """The parts of the release."""
-        return self.event.parts
+    sampling = property(lambda self: self.event.sampling)  # pyright: ignore[reportAssignmentType]
+    sampling_rate = property(lambda self: self.event.sampling_rate)  # of users, where these are sampled
+    noise_multiplier = property(lambda self: self.event.noise_multiplier)
+    parts = property(lambda self: self.event.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GroupPrivacy(OfSeveral):
     """Another event, with the guarantee for a whole group of records that is added or removed at once.
 
@@ -345,15 +382,14 @@ class GroupPrivacy(OfSeveral):
     """
 
     mechanism: ClassVar[str] = "seen by a group"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_GROUP
 
     @property
-    def relation(self) -> str:
-        """The neighbouring relation with the size of the group."""
-        return f"add or remove a group of {self.records} records"
+    def neighbouring(self) -> Neighbouring:
+        """That of the event, for the whole group."""
+        return self.event.neighbouring.for_several(self.records)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class UserLevel(OfSeveral):
     """Another event, with the guarantee for all records of one user, whatever their number.
 
@@ -363,28 +399,23 @@ class UserLevel(OfSeveral):
     Args:
         event: a release over all records or over a Poisson batch.
         records: the most records of one user that enter a batch, each independently of the others. At least 1.
-
-    >>> UserLevel(PoissonGaussian(0.01, 4.0), records=3).relation
-    'add or remove all records of one user'
     """
 
+    neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
+
     mechanism: ClassVar[str] = "seen by a user"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_USER
 
 
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
 """The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laplace(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class Laplace(_StatedFor):
     """One release with Laplace noise.
 
     Args:
         noise_multiplier: scale of the noise in units of the L1 sensitivity: 1 / epsilon of the release. Above 0.
-
-    >>> Laplace(noise_multiplier=2.0)
-    Laplace(noise_multiplier=2.0)
     """
 
     noise_multiplier: float
@@ -393,17 +424,14 @@ class Laplace(Event):
     sampling: ClassVar[str] = "none (every record)"
 
 
-@dataclass(frozen=True, slots=True)
-class DiscreteGaussian(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class DiscreteGaussian(_StatedFor):
     """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
 
     Args:
         noise_multiplier: the parameter sigma of the distribution, close to its standard deviation. Above 0.
 
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
-
-    >>> DiscreteGaussian(noise_multiplier=5.0)
-    DiscreteGaussian(noise_multiplier=5.0)
     """
 
     noise_multiplier: float
@@ -412,19 +440,15 @@ class DiscreteGaussian(Event):
     sampling: ClassVar[str] = "none (every record)"
 
 
-@dataclass(frozen=True, slots=True)
-class ZcdpAmount(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class ZcdpAmount(_StatedFor):
     """A cost that another tool states as zero-concentrated differential privacy.
 
     Args:
         rho: the cost, above 0.
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
-    or removing one record.
-
-    >>> ZcdpAmount(rho=0.1, tool="table of counts")
-    ZcdpAmount(rho=0.1, tool='table of counts')
+    Guarantee: that of the tool; nothing checks the amount.
     """
 
     rho: float
@@ -434,8 +458,8 @@ class ZcdpAmount(Event):
     sampling: ClassVar[str] = "not known"
 
 
-@dataclass(frozen=True, slots=True)
-class DpAmount(Event):
+@dataclass(frozen=True, slots=True, repr=False)
+class DpAmount(_StatedFor):
     """A cost that another tool states as epsilon with delta.
 
     Args:
@@ -443,11 +467,7 @@ class DpAmount(Event):
         delta: the probability with which the bound on epsilon may fail, in [0, 1).
         tool: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Guarantee: nothing checks the amount; the ledger's guarantee holds if the statement of that tool does, for adding
-    or removing one record.
-
-    >>> DpAmount(epsilon=0.5, delta=1e-9, tool="synthetic table")
-    DpAmount(epsilon=0.5, delta=1e-09, tool='synthetic table')
+    Guarantee: that of the tool; nothing checks the amount.
     """
 
     epsilon: float
@@ -458,7 +478,7 @@ class DpAmount(Event):
     sampling: ClassVar[str] = "not known"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepeatAndSelect(Event):
     """A search: the same run repeated a random number of times, of which only the best result is released.
 
@@ -485,8 +505,14 @@ class RepeatAndSelect(Event):
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
+        check_events(dict(self.run))
         if self.mean < 1:
             raise ValueError(f"expected mean >= 1, got mean={self.mean}")
+
+    @property
+    def neighbouring(self) -> Neighbouring:
+        """That of the runs."""
+        return self.run[0][0].neighbouring
 
 
 Supported: TypeAlias = (
@@ -505,6 +531,9 @@ Supported: TypeAlias = (
     | DpAmount
 )
 """The events that accountants compose. Rounds of banded steps become Poisson batches before."""
+
+
+MOST_AMOUNT = 1e9  # an epsilon or a rho beyond this counts as infinite
 
 _EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_args(Supported), BandedGaussian)}
 
@@ -532,8 +561,8 @@ def event_of(facts: Mapping[str, Any]) -> Event:
     """
     if (mechanism := facts["mechanism"]) not in _EVENTS:
         raise ValueError(f"no event has the mechanism {mechanism!r}")
-    kind, facts = _EVENTS[mechanism], {"parts": {}, **facts}
-    return kind(**{field.name: _PARAMETERS[field.name].from_plain(facts[field.name]) for field in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
+    kind, facts = _EVENTS[mechanism], {"parts": {}, "neighbouring": str(Neighbouring.ADD_OR_REMOVE_ONE), **facts}
+    return kind(**{each.name: _PARAMETERS[each.name].from_plain(facts[each.name]) for each in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
 
 
 def _same(value: Any) -> Any:
@@ -582,20 +611,16 @@ def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
 _PARAMETERS = {
     "sampling_rate": _Parameter(probability, float),
     "noise_multiplier": _Parameter(positive, float),
-    "batch_size": _Parameter(count),
-    "size": _Parameter(count),
-    "largest_batch": _Parameter(count),
-    "most_records": _Parameter(count),
-    "bins": _Parameter(count),
-    "bands": _Parameter(count),
-    "records": _Parameter(count),
-    "mean": _Parameter(positive, float),
-    "rho": _Parameter(positive, float),
+    **dict.fromkeys(
+        ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)
+    ),
+    **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),
     "tool": _Parameter(_any_text),
     # An infinite shape is not a JSON number, so it is written as a string, which float() reads.
     "shape": _Parameter(_shape_of_runs, lambda shape: str(float(shape)), float),
+    "neighbouring": _Parameter(_any_text, str, Neighbouring.of),
     "parts": _Parameter(_parts_add_up, dict, lambda parts: tuple(dict(parts).items())),
     "event": _Parameter(_sampled, facts_of, event_of),
     "run": _Parameter(

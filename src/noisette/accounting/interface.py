@@ -15,11 +15,9 @@ from noisette.accounting.events import (
     DpAmount,
     Event,
     Events,
-    FixedSizeGaussian,
     ReplacedPoissonGaussian,
     Sampled,
     Supported,
-    TruncatedPoissonGaussian,
     check_events,
     in_whole_rounds,
 )
@@ -74,9 +72,12 @@ def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
     return orders
 
 
-def resolved_noise(
-    event: Sampled | FixedSizeGaussian | ReplacedPoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian,
-) -> float:
+class _WithNoise(Protocol):
+    @property
+    def noise_multiplier(self) -> float: ...
+
+
+def resolved_noise(event: _WithNoise) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
 from noisette.accounting.events import Declaration, Event, StepRelease, check_events, in_whole_rounds
+from noisette.accounting.ledger_file import LEDGER_FILE as LEDGER_FILE
 from noisette.accounting.ledger_file import (
     End,
     Entry,
@@ -44,9 +45,6 @@ def as_html(name: str, facts: Mapping[str, object]) -> str:
     """
     rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
     return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
-
-
-LEDGER_FILE = "ledger.jsonl"  # in a run folder
 
 
 class Tally(NamedTuple):
@@ -130,10 +128,8 @@ class Ledger:
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
     unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
-    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data.
-
-    Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
-    its own steps.
+    holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data. Several runs may
+    share a ledger, also in threads of one process: a run gives back only its own steps.
 
     A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
     checkpoints do, and check it with :meth:`holds`.
@@ -149,8 +145,8 @@ class Ledger:
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
             of a device, a pipe or a socket; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere. Methods that write also raise it where the ledger was
-            closed or is read-only, or another process has written to the file.
+        PrivacyError: the file is open for writing elsewhere, or cannot be locked. Methods that write also raise it
+            where the ledger was closed or is read-only, or another process has written to the file.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -210,29 +206,19 @@ class Ledger:
         damage = ValueError(f"{path} cannot be read")
         for content in contents(path):
             try:
-                return cls._read(content, path)
+                first = next(sealed_entries(content, path), None)
+                ledger = cls(dataset=first[0].dataset) if first else cls()
+                ledger.path = path
+                ledger._replay(content, path)
             except ValueError as error:
                 damage = error
+            else:
+                return ledger
         raise damage
 
     @classmethod
-    def _read(cls, content: bytes, path: Path) -> Self:
-        first = next(sealed_entries(content, path), None)
-        ledger = cls(dataset=first[0].dataset) if first else cls()
-        ledger.path = path
-        ledger._replay(content, path)
-        return ledger
-
-    @classmethod
     def mirror(cls, dataset: str, totals: str) -> Self:
-        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes the file.
-
-        >>> from noisette.accounting import Gaussian
-        >>> ledger = Ledger(dataset="digits")
-        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
-        >>> Ledger.mirror(ledger.dataset, ledger.totals).events
-        {Gaussian(noise_multiplier=7.0): 1}
-        """
+        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes."""
         ledger = cls(dataset=dataset)
         ledger._replay(totals.encode(), Path("the ledger of another process"))
         return ledger
@@ -320,7 +306,15 @@ class Ledger:
             self._spend(Kind.RESERVE, event, steps, run)
             self._unused[run][event] += steps
 
-    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None, declaration: str = "") -> None:
+    def charge(
+        self,
+        event: Event,
+        times: int = 1,
+        *,
+        run: RecordedRun | None = None,
+        declaration: str = "",
+        other_neighbours: bool = False,
+    ) -> None:
         """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
 
         Args:
@@ -329,16 +323,12 @@ class Ledger:
             run: whose release it is; one of its own unless given.
             declaration: a name which all releases share that were fixed together before the first of them, as for
                 :func:`noisette.privatize`.
-
-        >>> from noisette.accounting import Gaussian
-        >>> ledger = Ledger()
-        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
-        >>> ledger.events
-        {Gaussian(noise_multiplier=7.0): 1}
+            other_neighbours: record it also where the ledger holds releases for another neighbouring relation, of
+                which no accountant composes both.
         """
         count(times=times)
         with self._lock:
-            self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration))
+            self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration), other_neighbours)
 
     def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
         """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
@@ -407,9 +397,17 @@ class Ledger:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
-    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
+    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun, other_neighbours: bool = False) -> None:
         if run.series(event) not in self._tallies:
-            check_events({**self.events, event: steps})  # events of different relations cannot be composed
+            check_events({event: steps})
+            relations = dict.fromkeys(each.relation for each in self.events)
+            if relations and event.relation not in relations and not other_neighbours:
+                raise ValueError(
+                    f"{event!r} has a guarantee to {event.relation}, and the ledger holds releases to "
+                    f"{' and to '.join(relations)}: they do not compose. State it for the same, as with "
+                    "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
+                    "recorded as it is with other_neighbours=True (--per record)"
+                )
         if steps % event.round_length:
             check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
@@ -460,11 +458,7 @@ _LEDGERS: WeakSet[Ledger] = WeakSet()
 
 
 class Exchange(Protocol):
-    """What the processes of a run tell each other about its ledger.
-
-    ``unanimous`` raises on all of them what one of them raises, ``of_all`` gives the numbers of all, and ``from_first``
-    what the function returns on the first.
-    """
+    """What the processes of a run tell each other about its ledger: errors, numbers, what the first computes."""
 
     @property
     def rank(self) -> int: ...

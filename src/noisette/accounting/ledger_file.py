@@ -24,6 +24,7 @@ from noisette.accounting import atomic_files
 from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
 from noisette.errors import PrivacyError, count
 
+VERSION = 2  # of the lines; a later one has facts of which this version of noisette knows nothing
 _LONGEST_LINE = 4096  # bytes; a line has some 500
 _ATTEMPTS, _READ_ATTEMPTS = 10, 20
 _PAUSE = 0.01  # seconds between two attempts to lock a file that is read, or to read one that is written
@@ -64,6 +65,10 @@ class Series(NamedTuple):
     declaration: str = ""
 
 
+_NO_ENTRY = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)  # where a line holds none
+_NAMED = ("version", "run_id", "dimensions", "planned", "declaration")  # in a line, where they are known
+
+
 @dataclass(frozen=True)
 class Entry:
     """The content of one line. Its random mark distinguishes two ledgers with otherwise equal lines."""
@@ -73,22 +78,17 @@ class Entry:
     series: Series
     steps: int
     mark: str = field(default="", compare=False)  # drawn when the line is written
+    version: int | None = field(default=VERSION, compare=False)  # None in lines from before there were versions
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
-        series = self.series
-        named = {
-            "run_id": series.run,
-            "dimensions": series.dimensions,
-            "planned": series.planned,
-            "declaration": series.declaration,
-        }
+        named = dict(zip(_NAMED, (self.version, *self.series[1:]), strict=True))
         facts = {
             "sequence": after.lines,
             "kind": self.kind.value,
             "dataset": self.dataset,
             "steps": self.steps,
-            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines name no run
+            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines lack some
             **facts_of(self.series.event),
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
@@ -100,23 +100,17 @@ class Entry:
 
     @classmethod
     def parse(cls, line: bytes) -> Entry:
-        """The entry in a line.
-
-        Raises:
-            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds none.
-        """
+        """The entry in a line, or one of ``_NO_ENTRY``."""
         facts = json.loads(line)
+        version = dict(facts).get("version")
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1), planned=facts.get("planned", 1))
-        series = Series(
-            event_of(facts),
-            str(facts.get("run_id", "")),
-            facts.get("dimensions"),
-            facts.get("planned"),
-            str(facts.get("declaration", "")),
-        )
+        _, run, dimensions, planned, declaration = map(facts.get, _NAMED)
+        series = Series(event_of(facts), str(run or ""), dimensions, planned, str(declaration or ""))
+        if version not in (None, VERSION):
+            raise ValueError(f"the line has the version {version!r}")
         if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
             check_whole_rounds(series.event, facts["steps"])
-        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
+        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]), version)
 
 
 def check_whole_rounds(event: Event, steps: int) -> None:
@@ -133,20 +127,14 @@ def check_whole_rounds(event: Event, steps: int) -> None:
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
-    """Each entry of a ledger's content, with the end of the ledger after it.
-
-    Raises:
-        ValueError: a line is not as it was written; the message names the first such line, and the path.
-    """
+    """Each entry of a ledger's content, with the end after it; a ``ValueError`` names the first line that is none."""
     end, written = End(), _written(content, path)
     while end.size < len(written):
-        if found := _entry_after(end, written):
-            yield found
-            end = found[1]
-        elif _entry_after(end, written + b"\n") or _is_beginning(end, written):
-            raise _cut_off(end, path, "this last line was cut off, as by a crash")
-        else:
-            raise _altered(end, path)
+        found = _entry_after(end, written)
+        if found is None:
+            raise _problem(end, written, path)
+        yield found
+        end = found[1]
     if zeros := len(content) - len(written):
         raise _cut_off(end, path, f"the file ends in {zeros:,} zero bytes, as after a power failure")
 
@@ -154,15 +142,11 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
 def repaired(content: bytes, path: Path) -> bytes:
     """The content without a last line that was cut off; a last line that lacks only its newline gets it.
 
-    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its new
-    bytes.
+    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its bytes.
 
     Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
     so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
-    off stay counted.
-
-    Raises:
-        ValueError: a line is damaged in any other way.
+    off stay counted. Other damage is a ``ValueError``.
     """
     written = _written(content, path)
     whole = written[: written.rfind(b"\n") + 1]
@@ -173,7 +157,7 @@ def repaired(content: bytes, path: Path) -> bytes:
         return written + b"\n"
     if whole == written or _is_beginning(end, written):
         return whole
-    raise _altered(end, path)
+    raise _problem(end, written, path)
 
 
 def _written(content: bytes, path: Path) -> bytes:
@@ -193,7 +177,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
     line = content[end.size : content.find(b"\n", end.size) + 1]
     try:
         entry = Entry.parse(line)
-    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
+    except _NO_ENTRY:
         return None
     written, next_end = entry.line(end)
     return (entry, next_end) if written == line else None
@@ -215,6 +199,30 @@ def _is_beginning(end: End, content: bytes) -> bool:
     return False
 
 
+def _problem(end: End, content: bytes, path: Path) -> ValueError:
+    """What is wrong with the line after this end, with the way out."""
+    if _entry_after(end, content + b"\n") or _is_beginning(end, content):
+        return _cut_off(end, path, "this last line was cut off, as by a crash")
+    if _is_of_a_newer_version(end, content):
+        return ValueError(
+            f"{path}, line {end.lines + 1}: this line was written by a newer version of noisette. Update noisette to "
+            "read this ledger"
+        )
+    if b'"digest": "' not in content:
+        return ValueError(f"{path} is not a ledger; give the folder of a run, or the {LEDGER_FILE} in it")
+    return _altered(end, path)
+
+
+def _is_of_a_newer_version(end: End, content: bytes) -> bool:
+    """Whether the line after this end is sealed by its digest and has a version above that of this code."""
+    line = content[end.size : content.find(b"\n", end.size) + 1]
+    sealed, _, rest = line.rpartition(b', "digest": "')
+    if rest != hashlib.sha256(sealed + b"}").hexdigest().encode() + b'"}\n':
+        return False
+    version = json.loads(sealed + b"}").get("version")
+    return isinstance(version, int) and version > VERSION
+
+
 def _cut_off(end: End, path: Path, fact: str) -> ValueError:
     return ValueError(
         f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
@@ -229,20 +237,15 @@ def _altered(end: End, path: Path) -> ValueError:
     )
 
 
+LEDGER_FILE = "ledger.jsonl"  # in a run folder
 STALE = "shows a file that was replaced by a newer one, as where a single file is mounted; mount its folder instead"
 
 
 class LedgerFile:
-    """A file open for appending and locked against every other writer until it is closed or its process ends.
+    """A file open for appending and locked (by ``flock``) against other writers until it is closed or its process ends.
 
-    It is created with mode 0600 where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
-    Links in the path are followed once, so that later every name of the file shows the same content: ``path`` is that
-    of the file itself.
-
-    Raises:
-        ValueError: the path is that of a device, a pipe or a socket.
-        PrivacyError: another process, or another object of this process, has the file open.
-        OSError: the file cannot be opened or locked.
+    It is created with mode 0600 where it does not exist. Links in the path are followed once, so that later every name
+    of the file shows the same content: ``path`` is that of the file itself. Errors are those of :class:`Ledger`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -255,10 +258,7 @@ class LedgerFile:
             raise PrivacyError(f"{self.path} is replaced whenever it is opened; end the process that does so")
 
     def _open(self) -> bool:
-        """Open and lock what the path names, and return whether the path still names it then.
-
-        If not, a writer has replaced it by a shorter file meanwhile. A link in the place of the file is not followed.
-        """
+        """Whether what the path names was opened and locked; if not, a writer has replaced it meanwhile."""
         check_is_file(self.path)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         self._watch_folder()
@@ -270,14 +270,18 @@ class LedgerFile:
             if os.fstat(self._descriptor).st_nlink == 0:
                 raise PrivacyError(f"{self.path} {STALE}")
             atomic_files.clear(self.path)
-        except BlockingIOError:
-            self.close()
-            raise PrivacyError(
-                f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run has "
-                "ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
-            ) from None
         except BaseException as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                raise PrivacyError(
+                    f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run "
+                    "has ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
+                ) from None
+            if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise PrivacyError(
+                    f"{self.path} is on a file system that locks no files ({error.strerror}), so another run could "
+                    "write to the ledger unseen: put it on a local disk"
+                ) from None
             if isinstance(error, OSError):
                 error.filename = str(self.path)
             raise
@@ -290,7 +294,7 @@ class LedgerFile:
     def _watch_folder(self) -> None:
         """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
         self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
-        weakref.finalize(self, os.close, self._folder)
+        self._close_folder = weakref.finalize(self, os.close, self._folder)
 
     def content(self) -> bytes:
         """The whole content of the file."""
@@ -301,10 +305,7 @@ class LedgerFile:
     def append(self, line: bytes, *, size: int, durable: bool) -> None:
         """Append a line to a file of this size, completely or not at all.
 
-        Raises:
-            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: the line cannot be written. After a failed sync the file is closed, since it is unknown what
-                reached the disk.
+        After a failed sync the file is closed, since it is unknown what reached the disk.
         """
         self._check_ours(size)
         try:
@@ -325,15 +326,12 @@ class LedgerFile:
         self._sync(new=False)
 
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
-        """Replace all bytes after ``start`` in a file of this size by these lines, durably.
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably, if possible.
 
         Returns:
-            Whether that was done. The file stays as it was where the disk has no room, where it was moved, and where it
-            has a second name (a hard link), which would keep the old content.
-
-        Raises:
-            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: it is unknown which of the two files a crash would leave; the file is closed.
+            Whether that was done: not where the disk has no room, where the file was moved, and where it has a second
+            name (a hard link), which would keep the old content. The file is closed where it is unknown which of the
+            two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -374,6 +372,7 @@ class LedgerFile:
     def close(self) -> None:
         """Unlock and close the file. Later writes are refused."""
         self._finalizer()
+        self._close_folder()
 
     def _check_ours(self, size: int) -> None:
         if not self._finalizer.alive:
@@ -440,20 +439,16 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
     import fcntl
 
     if os.getpid() == owner:  # forked processes share the lock, which ends with its owner
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def contents(path: Path) -> Iterator[bytes]:
     """What a file holds, read again for as long as a process writes to it; the first that is a ledger is the right one.
 
-    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that could
-    not be written and was taken back. So the next ones hold whole lines only. Where nobody writes there is one more,
-    which no writer can have disturbed.
-
-    Raises:
-        ValueError: the path is that of a device or a socket, or of a file that was replaced by a newer one.
-        OSError: the file cannot be read.
+    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
+    taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
     check_is_file(path, readable=lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
     with path.open("rb") as file:
@@ -543,10 +538,7 @@ class Tail:
 def repair(path: Path | str) -> bool:
     """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
 
-    Zero bytes that a power failure left at the end are dropped with it.
-
-    Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
-    the disk completely never happened.
+    Guarantee: the privacy cost does not decrease, see :func:`repaired`.
 
     Raises:
         FileNotFoundError: there is no such file.

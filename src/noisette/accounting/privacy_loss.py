@@ -11,6 +11,7 @@ import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import (
+    MOST_AMOUNT,
     BallsInBinsGaussian,
     DiscreteGaussian,
     DpAmount,
@@ -445,7 +446,8 @@ def amount_directions(epsilon: float, delta: float) -> Directions:
     """
     likely = 1 / (1 + math.exp(-epsilon))
     masses = np.array([(1 - delta) * likely, (1 - delta) * math.exp(-epsilon) * likely]) * (1 + 8 * ROUNDING)
-    either = LossDistribution(np.array([epsilon, -epsilon]), masses[: 2 if masses[1] > 0 else 1], delta)
+    kept = masses > 0
+    either = LossDistribution(np.array([epsilon, -epsilon])[kept], masses[kept], delta)
     return Directions(either, either)
 
 
@@ -545,6 +547,10 @@ def directions_of(event: Event | TruncatedCase, tail: float) -> Directions:
         UnsupportedEventError: the event is of a kind that this package does not define.
     """
     match event:
+        case Laplace() | DiscreteGaussian() if resolved_noise(event) == 0:
+            return Directions(_NEVER_KEPT, _NEVER_KEPT)
+        case DpAmount() if event.epsilon >= MOST_AMOUNT:
+            return Directions(_NEVER_KEPT, _NEVER_KEPT)
         case PoissonGaussian():
             return _sampled(event, tail)
         case GroupPrivacy() | UserLevel():

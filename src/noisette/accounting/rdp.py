@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisette.accounting.events import (
+    MOST_AMOUNT,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -166,15 +167,18 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
         case TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
         case ZcdpAmount():
-            return event.rho * np.array(orders)
+            return (event.rho if event.rho < MOST_AMOUNT else math.inf) * np.array(orders)
         case DiscreteGaussian():  # Canonne, Kamath and Steinke 2020, Theorem 4
-            return np.array(orders) / (2 * event.noise_multiplier**2)
+            noise = resolved_noise(event)
+            return np.array(orders) / (2 * noise**2) if noise else np.full(len(orders), math.inf)
+        case Laplace() | FixedSizeGaussian() if resolved_noise(event) == 0:
+            return np.full(len(orders), math.inf)
         case Laplace():
             return _laplace_divergences(event, orders)
+        case DpAmount() if event.delta == 0 and event.epsilon >= MOST_AMOUNT:
+            return np.full(len(orders), math.inf)
         case DpAmount() if event.delta == 0:
             return _amount_divergences(event, orders)
-        case FixedSizeGaussian() if resolved_noise(event) == 0:
-            return np.full(len(orders), math.inf)
         case _:
             return _library_divergences(event, orders)
 
@@ -210,7 +214,8 @@ def _laplace_divergences(event: Laplace, orders: tuple[float, ...]) -> np.ndarra
 def _amount_divergences(event: DpAmount, orders: tuple[float, ...]) -> np.ndarray:
     """Those of randomised response, the worst mechanism of its epsilon."""
     a = np.array(orders)
-    log_likely, log_unlikely = -math.log1p(math.exp(-event.epsilon)), -math.log1p(math.exp(event.epsilon))
+    log_likely = -math.log1p(math.exp(-event.epsilon))
+    log_unlikely = log_likely - event.epsilon
     return np.logaddexp(log_likely + (a - 1) * event.epsilon, log_unlikely - (a - 1) * event.epsilon) / (a - 1)
 
 

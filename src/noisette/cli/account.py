@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from decimal import ROUND_CEILING, Context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +17,14 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
+    Accountant,
     BandedGaussian,
     Event,
-    Events,
     FixedSizeGaussian,
     GroupPrivacy,
+    Neighbouring,
     PldAccountant,
     PoissonGaussian,
-    PrivacyCurve,
     RepeatAndSelect,
     TradeOff,
     UserLevel,
@@ -46,7 +46,7 @@ _VISIBLE = 1e-9  # of the last value of a line: a smaller delta would only lengt
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """A run with its epsilon and delta, which of its parameters was asked for, and its budget, if it has one."""
+    """A run with its epsilon and delta, and which of its parameters was asked for."""
 
     event: Event
     steps: int
@@ -54,7 +54,6 @@ class PrivacyCost:
     epsilon: float
     delta: float
     found: str
-    budget: float | None = None
 
     @classmethod
     def of(cls, event: Event, steps: int, accountant: str, epsilon: float | None, delta: float | None) -> PrivacyCost:
@@ -65,10 +64,8 @@ class PrivacyCost:
         assert epsilon is not None
         return cls(event, steps, accountant, epsilon, curve.delta(epsilon=epsilon), found="delta")
 
-    def show(self, *, as_json: bool, plot: Path | None, command: str) -> None:
-        """Write the plot, if one is wanted, and print the result."""
-        if plot is not None:
-            self._draw(plot, command)
+    def show(self, *, as_json: bool) -> None:
+        """Print the result."""
         if as_json:
             typer.echo(json.dumps(self._facts()))
             return
@@ -96,43 +93,41 @@ class PrivacyCost:
 
     def _rows(self) -> list[tuple[str, str]]:
         """Name and value of every parameter, the one that was asked for first."""
+        given = self._parameters
         rows = {
             "epsilon": _shown(self.epsilon, self.accountant),
             "delta": _shown(self.delta, self.accountant),
-            "noise_multiplier": rounded_up(self._parameters["noise_multiplier"]),
+            "noise_multiplier": rounded_up(given["noise_multiplier"]),
             "steps": f"{self.steps:,}",
         }
-        for name, value in self._parameters.items():
-            rows.setdefault(name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
+        rows = {**{name: f"{n:,}" if isinstance(n, int) else f"{n:.6g}" for name, n in given.items()}, **rows}
         if self.found == "sampling_rate":
-            rows["sampling_rate"] = rounded_down(self._parameters["sampling_rate"])
+            rows["sampling_rate"] = rounded_down(given["sampling_rate"])
         if isinstance(self.event, FixedSizeGaussian):
             rows["noise_multiplier"] += " × clipping norm"
         if isinstance(self.event, BandedGaussian):
             rows["bands"] += ": a round that was begun counts as a whole"
-        rows["sampling"] = self.event.sampling
-        rows["neighbouring"] = self.event.relation
+        rows |= {"sampling": self.event.sampling, "neighbouring": self.event.relation}
         rows["accountant"] = f"{self.accountant} ({ACCOUNTANTS[self.accountant].description})"
-        order = [self.found, *(name for name in rows if name != self.found)]
-        return [(name.replace("_", " "), rows[name]) for name in order]
+        first = dict.fromkeys([self.found, "epsilon", "delta", "noise_multiplier", "steps", *rows])
+        return [(name.replace("_", " "), rows[name]) for name in first]
 
-    def _draw(self, path: Path, command: str) -> None:
+    def draw(self, path: Path) -> None:
+        """Write a figure of epsilon over the steps and of what an attack can reach, or a page with tables too."""
         from noisette.training.report.figures import write_plot
 
-        name, value = self._rows()[0]
-        sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
         cost = f"ε = {_shown(self.epsilon, self.accountant)} at δ = {_shown(self.delta, self.accountant)}"
-        title = f"{sought}{cost} after {self.steps:,} steps"
         accountant = ACCOUNTANTS[self.accountant]
         lead = f"By the accountant {self.accountant} ({accountant.description}); {self.event.relation}."
-        panels, tables = [self.curve()], [("The run", (), self._rows()), self.by_accountant()]
+        panels, tables = [self._curve()], [("The run", (), self._rows()), self.by_accountant()]
         if accountant.upper_bound:
             from noisette.training.report.page import attack_panels, attack_rows
 
             attack = TradeOff(accountant.compose({self.event: self.steps}))
             panels += attack_panels(attack)
             tables.insert(1, (f"What any attack reaches at most ({self.event.relation})", (), attack_rows(attack)))
-        write_plot(path, command=command, title=title, lead=lead, panels=panels, tables=tables)
+        title = f"{cost} after {self.steps:,} steps"
+        write_plot(path, command="account", title=title, lead=lead, panels=panels, tables=tables)
 
     def by_accountant(self) -> Cells:
         """The table of this run's cost by every accountant."""
@@ -147,11 +142,13 @@ class PrivacyCost:
         return {name: cost if isinstance(cost, float) else None for name, cost in self._costs(self.steps).items()}
 
     def _costs(self, steps: int) -> dict[str, float | UnsupportedEventError]:
-        if self.found == "delta":
-            return costs({self.event: steps}, lambda curve: curve.delta(epsilon=self.epsilon))
-        return costs({self.event: steps}, lambda curve: curve.epsilon(delta=self.delta))
+        def cost(accountant: Accountant) -> float:
+            curve = accountant.compose({self.event: steps})
+            return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
 
-    def curve(self) -> Panel:
+        return answers(cost, ACCOUNTANTS.values())
+
+    def _curve(self) -> Panel:
         """Epsilon after part of the steps, or delta if that was asked for; this accountant's line is emphasised."""
         from noisette.training.report.figures import BLUE, INK, Line, Panel
 
@@ -159,31 +156,30 @@ class PrivacyCost:
         after = [self._costs(steps) for steps in checkpoints]
         lines = []
         for name, whole in after[-1].items():
-            if not isinstance(whole, float):
-                continue
-            parts = [cost[name] for cost in after]
-            values = [part if isinstance(part, float) and part > _VISIBLE * whole else 0.0 for part in parts]
-            colour, strength = (BLUE, 1.0) if name == self.accountant else (INK, 0.4)
-            dashes = "-" if ACCOUNTANTS[name].upper_bound else ":"
-            lines.append(Line(f"{name} {_shown(whole, name)}", checkpoints, values, colour, strength, dashes))
+            if isinstance(whole, float):
+                parts = [cost[name] for cost in after]
+                values = [part if isinstance(part, float) and part > _VISIBLE * whole else 0.0 for part in parts]
+                colour, strength = (BLUE, 1.0) if name == self.accountant else (INK, 0.4)
+                dashes = "-" if ACCOUNTANTS[name].upper_bound else ":"
+                lines.append(Line(f"{name} {_shown(whole, name)}", checkpoints, values, colour, strength, dashes))
         fixed = f"ε = {self.epsilon:g}" if self.found == "delta" else f"δ = {self.delta:g}"
-        return Panel(f"{self._letter} at {fixed}, by accountant", "steps", self._letter, lines, self.budget)
+        return Panel(f"{self._letter} at {fixed}, by accountant", "steps", self._letter, lines)
 
     @property
     def _letter(self) -> str:
         return "δ" if self.found == "delta" else "ε"
 
 
-def costs(
-    events: Events, ask: Callable[[PrivacyCurve], float], names: Iterable[str] = ACCOUNTANTS
+def answers(
+    ask: Callable[[Accountant], float], accountants: Iterable[Accountant]
 ) -> dict[str, float | UnsupportedEventError]:
-    """The answer of each accountant to a question about these events, or its error where it does not support them."""
+    """The answer of each accountant by its name, or its error where it does not support the events."""
     found: dict[str, float | UnsupportedEventError] = {}
-    for name in names:
+    for accountant in accountants:
         try:
-            found[name] = ask(ACCOUNTANTS[name].compose(events))
+            found[accountant.name] = ask(accountant)
         except UnsupportedEventError as error:
-            found[name] = error
+            found[accountant.name] = error
     return found
 
 
@@ -212,7 +208,8 @@ def rounded_up(value: float, digits: int = 5) -> str:
     >>> rounded_up(0.94692), rounded_up(1e-5), rounded_up(2.000001)
     ('0.94692', '1e-05', '2.0001')
     """
-    return _rounded(value, digits, ROUND_CEILING)
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
 
 
 def rounded_down(value: float) -> str:
@@ -221,11 +218,7 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(0.010518999)
     '0.010518'
     """
-    return _rounded(value, 5, ROUND_FLOOR)
-
-
-def _rounded(value: float, digits: int, direction: str) -> str:
-    return f"{float(Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))):.{digits}g}"
+    return rounded_up(-value).removeprefix("-")
 
 
 # The parameters of events in words, rounded in the direction of a larger privacy cost.
@@ -262,7 +255,10 @@ def in_words(event: Event) -> str:
             given = event.parameters()
             words = [text.format(form(given[name])) for name, (text, form) in _WORDS.items() if name in given]
             named = given.get("tool") or ", ".join(name for name, _ in given.get("parts", ()))
-            return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
+            usual = event.neighbouring == Neighbouring.ADD_OR_REMOVE_ONE
+            return ", ".join([event.mechanism, *words, *([] if usual else [event.relation])]) + (
+                f" ({named})" if named else ""
+            )
 
 
 @plain_errors()
@@ -317,8 +313,7 @@ def account(
         partial(checks.exactly_one, steps=steps, epochs=epochs),
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
         partial(check_ranges, **rates, **numbers),
-        partial(_check_batches, batch_size, expected_batch_size, size),
-        partial(_check_kind, batch_size, group_size, bands),
+        partial(_check_batches, batch_size, expected_batch_size, size, group_size, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size, batch_size=batch_size),
         partial(options.check_plot, plot),
     )
@@ -331,21 +326,22 @@ def account(
         event = BandedGaussian(rate, noise_multiplier, bands)
     elif group_size > 1:
         event = GroupPrivacy(PoissonGaussian(rate, noise_multiplier), group_size)
-    PrivacyCost.of(event, steps, accountant, epsilon, delta).show(as_json=as_json, plot=plot, command="account")
+    cost = PrivacyCost.of(event, steps, accountant, epsilon, delta)
+    if plot is not None:
+        cost.draw(plot)
+    cost.show(as_json=as_json)
 
 
-def _check_batches(batch_size: int | None, expected_batch_size: float | None, size: int | None) -> None:
+def _check_batches(
+    batch_size: int | None, expected_batch_size: float | None, size: int | None, group_size: int, bands: int | None
+) -> None:
     batch = expected_batch_size if batch_size is None else batch_size
-    if batch is None:
-        if size is not None:
-            raise ValueError("size needs batch_size or expected_batch_size")
-    elif size is None:
+    if batch is None and size is not None:
+        raise ValueError("size needs batch_size or expected_batch_size")
+    if batch is not None and size is None:
         raise ValueError("batch_size and expected_batch_size need size, the number of records in the data set")
-    elif batch > size:
+    if batch is not None and size is not None and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
-
-
-def _check_kind(batch_size: int | None, group_size: int, bands: int | None) -> None:
     if bands is not None and (batch_size is not None or group_size > 1):
         raise ValueError("bands are for Poisson batches of records; leave batch_size and group_size out, or bands")
     if batch_size is not None and group_size > 1:
@@ -358,11 +354,10 @@ def calibrate(
     epsilon: Annotated[float | None, options.EPSILON] = None,
     delta: Annotated[float | None, options.DELTA] = None,
     sampling_rate: options.SamplingRate = None,
-    noise_multiplier: Annotated[float | None, options.NOISE_MULTIPLIER] = None,
+    noise_multiplier: Annotated[float | None, options.NOISE] = None,
     steps: Annotated[int | None, options.STEPS] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
-    plot: options.PlotFile = None,
 ) -> None:
     """Solve for the missing parameter: give four of epsilon, delta, sampling rate, noise multiplier and steps.
 
@@ -382,9 +377,27 @@ def calibrate(
         partial(check_ranges, **given),
         partial(_check_keeps_budgets, accountant),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
-        partial(options.check_plot, plot),
     )
-    _solve(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")
+    run: dict[str, Any] = dict(given)
+    missing = next(name for name, value in given.items() if value is None)
+    if missing in _SOLVERS:
+        del run[missing]
+        run[missing] = _SOLVERS[missing](**run, accountant=ACCOUNTANTS[accountant])
+    if run["steps"] == 0:
+        raise ValueError(
+            f"by the {accountant} accountant one step costs more than epsilon={epsilon} at delta={delta}; give more "
+            "noise, a smaller sampling rate or a larger budget"
+        )
+    event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
+    cost = PrivacyCost.of(event, run["steps"], accountant, epsilon, delta)
+    (replace(cost, found=missing) if missing in _SOLVERS else cost).show(as_json=as_json)
+
+
+_SOLVERS: dict[str, Callable[..., float]] = {
+    "noise_multiplier": noise_multiplier_for,
+    "steps": steps_for,
+    "sampling_rate": sampling_rate_for,
+}
 
 
 def _check_one_missing(given: Mapping[str, float | None]) -> None:
@@ -401,27 +414,3 @@ def _check_keeps_budgets(accountant: str) -> None:
             f"{accountant} is no upper bound: its result keeps no budget; choose another accountant, or compute its "
             "epsilon with noisette account"
         )
-
-
-_SOLVERS: dict[str, Callable[..., float]] = {
-    "noise_multiplier": noise_multiplier_for,
-    "steps": steps_for,
-    "sampling_rate": sampling_rate_for,
-}
-
-
-def _solve(given: Mapping[str, float | None], accountant: str) -> PrivacyCost:
-    """The run with its missing parameter, and its privacy cost: never above the budget."""
-    run: dict[str, Any] = dict(given)
-    missing = next(name for name, value in given.items() if value is None)
-    if missing in _SOLVERS:
-        known = {name: value for name, value in given.items() if name != missing}
-        run[missing] = _SOLVERS[missing](**known, accountant=ACCOUNTANTS[accountant])
-    if run["steps"] == 0:
-        raise ValueError(
-            f"by the {accountant} accountant one step costs more than epsilon={run['epsilon']} at delta="
-            f"{run['delta']}; give more noise, a smaller sampling rate or a larger budget"
-        )
-    event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
-    cost = PrivacyCost.of(event, run["steps"], accountant, run["epsilon"], run["delta"])
-    return cost if missing in ("epsilon", "delta") else replace(cost, found=missing, budget=run["epsilon"])

@@ -62,11 +62,13 @@ def doctor(
     elif input_shape is not None:
         shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
+    made = made_by(target, shape, classes)  # before torch is imported, which takes seconds
+
     import torch
 
     from noisette.run.explain import explain
 
-    found = target_of(target, made_by(target, shape, classes), shape, examples)
+    found = target_of(target, made, shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             explanation = explain(found.model, found.loss, *found.batch)

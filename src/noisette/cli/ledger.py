@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +16,25 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import DiscreteGaussian, DpAmount, Events, Gaussian, GroupPrivacy, Laplace, Ledger, ZcdpAmount
+from noisette.accounting import (
+    Accountant,
+    DiscreteGaussian,
+    DpAmount,
+    Event,
+    Gaussian,
+    Laplace,
+    Ledger,
+    Neighbouring,
+    ZcdpAmount,
+)
 from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import Event, check_events, facts_of
+from noisette.accounting.events import facts_of
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
+from noisette.accounting.several import check_one_relation, curve_for
 from noisette.cli import options
-from noisette.cli.account import accountant_facts, costs, in_words, json_number, rounded_up
+from noisette.cli.account import accountant_facts, answers, in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
 
@@ -63,6 +75,19 @@ def _stated(metavar: str | None, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
 
 
+def _neighbouring(text: str) -> Neighbouring:
+    """The relation that ``--per`` names."""
+    number, _, unit = text.rpartition("-")
+    match unit, number:
+        case (("record" | "user"), ""):
+            return Neighbouring(unit)
+        case "record", "replaced":
+            return Neighbouring.REPLACE_ONE
+        case (("records" | "users"), number) if number.isdecimal() and int(number) > 1:
+            return Neighbouring(unit.removesuffix("s"), int(number))
+    raise typer.BadParameter(f"{text!r} is not one of record, user, replaced-record, 3-records, 3-users.")
+
+
 @ledger.command()
 @plain_errors()
 def charge(
@@ -91,6 +116,16 @@ def charge(
         _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record."),
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
+    per: Annotated[
+        Neighbouring | None,
+        typer.Option(
+            parser=_neighbouring,
+            metavar="UNIT",
+            help="For whom the amount or the noise is stated: record, user (all records of one person), "
+            "replaced-record, or a group such as 3-records.",
+            show_default="record",
+        ),
+    ] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
     times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
     dataset: Annotated[
@@ -115,20 +150,22 @@ def charge(
         partial(checks.count, times=times),
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
-    event = next(_RELEASES[name](value, delta, tool) for name, value in given.items() if value is not None)
+    neighbouring = per or Neighbouring.ADD_OR_REMOVE_ONE
+    event: Event
+    if zcdp is not None:
+        event = ZcdpAmount(zcdp, tool, neighbouring=neighbouring)
+    elif epsilon is not None:
+        event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
+    else:
+        kind, noise = next((kind, given[name]) for name, kind in _NOISE.items() if given[name] is not None)
+        event = kind(noise, neighbouring=neighbouring)
     path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
-        ledger.charge(event, times)
+        ledger.charge(event, times, other_neighbours=per is not None)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
 
 
-_RELEASES: dict[str, Callable[[float, float, str], Event]] = {
-    "zcdp": lambda rho, _, tool: ZcdpAmount(rho, tool),
-    "epsilon": lambda epsilon, delta, tool: DpAmount(epsilon, delta, tool),
-    "laplace": lambda noise, *_: Laplace(noise),
-    "discrete_gaussian": lambda noise, *_: DiscreteGaussian(noise),
-    "gaussian": lambda noise, *_: Gaussian(noise),
-}
+_NOISE = {"laplace": Laplace, "discrete_gaussian": DiscreteGaussian, "gaussian": Gaussian}
 
 
 def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
@@ -162,12 +199,13 @@ Place = Annotated[
         show_default=False,
     ),
 ]
-GroupSize = Annotated[
-    int,
-    typer.Option(
-        max=100_000, help="Records that are added or removed together, such as all records of one person: at least 1."
-    ),
-]
+
+
+def _read(place: Path) -> tuple[Path, Ledger]:
+    path = ledger_at(place)
+    if not path.exists():
+        raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
+    return path, Ledger.read(path)
 
 
 @ledger.command()
@@ -177,8 +215,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
 
     Example: noisette ledger show run
     """
-    path = ledger_at(place)
-    read = Ledger.read(path)
+    path, read = _read(place)
     relations = sorted({event.relation for event in read.events})
     if as_json:
         mechanisms = [facts_of(event) | tally._asdict() | {"paid": tally.paid} for event, tally in read.tallies.items()]
@@ -216,9 +253,22 @@ def _print(table: Table, below: Sequence[tuple[str, str]]) -> None:
 def price(
     place: Place,
     *,
-    delta: Annotated[float, options.DELTA],
+    delta: Annotated[
+        float | None,
+        options.option("FLOAT", "Probability with which the bound on epsilon may fail.", "that of the run"),
+    ] = None,
     accountant: options.OneOrAllAccountants = None,
-    group_size: GroupSize = 1,
+    group_size: Annotated[
+        int, typer.Option(max=100_000, help="Records, or users, that are added or removed together: at least 1.")
+    ] = 1,
+    records_per_user: Annotated[
+        int | None,
+        typer.Option(
+            max=100_000,
+            help="The most records of one user in the data set: the cost is for users, also of releases that are "
+            "stated for records.",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
@@ -226,28 +276,38 @@ def price(
     Each accountant tells the cost as if all had been declared together. Of several declarations an odometer tells what
     holds whatever was chosen after looking at earlier results.
 
-    Example: noisette ledger price run --delta 1e-5
+    Example: noisette ledger price run
     """
-    checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
-    path = ledger_at(place)
-    read = Ledger.read(path)
-    events: Events = read.events
-    declarations = len(read.declarations)
-    if group_size > 1:
-        events = {GroupPrivacy(event, group_size): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
-    check_events(events)
-    left = delta - NOISE_TAIL
-    found = costs(
-        events,
-        lambda curve: curve.epsilon(delta=left) if left > 0 else math.inf,
-        [accountant] if accountant else ACCOUNTANTS,
+    checks.all_of(
+        lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: checks.count(group_size=group_size),
+        lambda: records_per_user is None or checks.count(records_per_user=records_per_user),
+        lambda: _check_one_way(group_size, records_per_user),
     )
+    path, read = _read(place)
+    delta = _delta_of_run(path) if delta is None else delta
+    events, left = read.events, delta - NOISE_TAIL
+    declarations = len(read.declarations)
+    if records_per_user is None:
+        check_one_relation(events)
+        first = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
+        neighbouring = first.for_several(group_size)
+    else:
+        neighbouring = Neighbouring.ADD_OR_REMOVE_USER
+
+    def epsilon_by(accountant: Accountant) -> float:
+        curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
+        return curve.epsilon(delta=left) if left > 0 else math.inf
+
+    found = answers(epsilon_by, [ACCOUNTANTS[name] for name in ([accountant] if accountant else ACCOUNTANTS)])
     epsilons = {name: cost for name, cost in found.items() if isinstance(cost, float)}
     refusals = {name: str(cost) for name, cost in found.items() if not isinstance(cost, float)}
     if not epsilons:
-        raise UnsupportedEventError("\n".join(refusals.values()))
-    adaptive = _whatever_was_chosen(events, left) if declarations > 1 else None
-    relation = "; ".join({event.relation for event in events}) or "no releases"
+        raise UnsupportedEventError("\n".join(dict.fromkeys(refusals.values())))
+    adaptive = answers(epsilon_by, [RenyiOdometer()])[RenyiOdometer.name] if declarations > 1 else None
+    relation = str(neighbouring) if events else "no releases"
+    if records_per_user is not None:
+        relation += f" who has {records_per_user:,} or fewer"
     if as_json:
         facts = {
             "delta": delta,
@@ -258,33 +318,41 @@ def price(
             "prices": [accountant_facts(name, epsilon) for name, epsilon in epsilons.items()],
             "no_price": refusals,
             "declarations": declarations,
-            "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
+            "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive and str(adaptive),
         }
         typer.echo(json.dumps(facts))
         return
     table = Table("accountant", "epsilon", "", box=None, pad_edge=False, header_style="bold")
     for name, epsilon in epsilons.items():
         table.add_row(name, rounded_up(epsilon), ACCOUNTANTS[name].description)
-    together: list[tuple[str, str]] = []
+    below = [("delta", f"{delta:g}")]
     if adaptive is not None:
         shown = rounded_up(adaptive) if isinstance(adaptive, float) else "not supported"
         table.add_row(RenyiOdometer.name, shown, RenyiOdometer.description)
-        together = [
-            ("declarations", f"{declarations}; the accountants take them as declared together: see the odometer")
-        ]
+        taken = f"{declarations}; the accountants take them as declared together: see the odometer"
+        below.append(("declarations", taken))
     for name in refusals:  # the reason is printed where one accountant is chosen
         table.add_row(name, "not supported", ACCOUNTANTS[name].description)
-    tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
-    below = [("delta", f"{delta:g}"), *([("", tail)] if left <= 0 else [])]
-    _print(table, [*below, *together, ("neighbouring", relation), ("data set", read.dataset)])
+    if left <= 0:
+        tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
+        below.append(("", tail))
+    elif math.inf in epsilons.values():
+        below.append(("", "inf: there is no guarantee at this delta, because noise is too small or amounts too large"))
+    _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
 
 
-def _whatever_was_chosen(events: Events, delta: float) -> float | str:
-    """Epsilon where each declaration may have been chosen by the results before it, or why it is not known."""
-    try:
-        return RenyiOdometer().compose(events).epsilon(delta=delta) if delta > 0 else math.inf
-    except UnsupportedEventError as error:
-        return str(error)
+def _check_one_way(group_size: int, records_per_user: int | None) -> None:
+    if group_size > 1 and records_per_user is not None:
+        raise ValueError("give group_size or records_per_user, not both")
+
+
+def _delta_of_run(ledger: Path) -> float:
+    """The delta that the run of this ledger was declared with."""
+    for name in ("run.json", "checkpoint/settings.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            facts = json.loads((ledger.parent / name).read_bytes())
+            return float(facts.get("recipe", facts)["privacy"]["delta"])
+    raise ValueError(f"no run beside {ledger} says at which delta: give --delta, such as --delta 1e-5")
 
 
 @ledger.command()

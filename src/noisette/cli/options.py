@@ -1,4 +1,4 @@
-"""Errors of a command: bad input gives one plain message and exit code 2, without a traceback."""
+"""What commands share: options and how they are read, and errors as one plain message without a traceback."""
 
 from __future__ import annotations
 
@@ -85,14 +85,19 @@ def whole_numbers(option: str, given: str, example: str, *, most: float = math.i
     return tuple(int(part) for part in parts)
 
 
-def numbers(option: str, given: str, example: str, *, count: int) -> tuple[float, ...]:
-    """So many finite numbers in a text, separated by commas; other texts are a ``ValueError``."""
+def numbers(
+    option: str, given: str, example: str, *, count: int | None = None, above: float = -math.inf
+) -> tuple[float, ...]:
+    """So many numbers in a text, or any, separated by commas, within (above, inf); others are a ``ValueError``."""
     try:
         found = tuple(float(part) for part in given.split(","))
     except ValueError:
         found = ()
-    if len(found) != count or not all(map(math.isfinite, found)):
-        raise ValueError(f"expected --{option} as {count} numbers, such as {example}, got {given!r}")
+    if len(found) != (count or max(1, len(found))) or not all(above < number < math.inf for number in found):
+        wanted = (
+            ("" if count is None else f"{count} ") + "numbers" + ("" if above == -math.inf else f" above {above:g}")
+        )
+        raise ValueError(f"expected --{option} as {wanted}, such as {example}, got {given!r}")
     return found
 
 
@@ -142,9 +147,6 @@ OneOrAllAccountants = Annotated[
 SamplingRate = Annotated[
     float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
 ]
-NOISE_MULTIPLIER = typer.Option(
-    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0."
-)
 NOISE = typer.Option(
     "--noise-multiplier",
     "--noise",

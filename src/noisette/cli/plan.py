@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,9 +31,10 @@ from noisette.cli.account import PrivacyCost, accountant_facts, json_number, rou
 from noisette.cli.options import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
-    from noisette.training.report.figures import Cells, Line
+    from noisette.training.report.figures import Cells
 
 _rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
+_positive = partial(options.numbers, example="1,2.5,10", above=0)
 
 
 @plain_errors()
@@ -52,11 +52,7 @@ def plan(
     noise: Annotated[
         str, options.option("F,F,..", "Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
-    like: Annotated[
-        Path | None, options.option("RUN", "A finished run of the model on this machine: for the time of training.")
-    ] = None,
     as_json: options.AsJson = False,
-    plot: options.PlotFile = None,
 ) -> None:
     """Recommend a batch size, epochs and noise for a budget, beside the noise and signal of all others.
 
@@ -71,20 +67,17 @@ def plan(
         partial(check_ranges, size=size, epsilon=epsilon, delta=delta),
         partial(_check_delta, delta, size),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
-        partial(_numbers, "epochs", epochs),
-        partial(_numbers, "noise", noise),
-        partial(options.check_plot, plot),
+        partial(_positive, "epochs", epochs),
+        partial(_positive, "noise", noise),
     )
     sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
-    options.at_most(options.MOST_STEPS, steps=max(_numbers("epochs", epochs)) * size / sizes[0])
-    seconds = None if like is None else _seconds_per_example(like)
+    passes, noises = (sorted(set(_positive(name, given))) for name, given in (("epochs", epochs), ("noise", noise)))
+    options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
     try:
-        found = _compute(size, epsilon, delta, sizes, _numbers("epochs", epochs), _numbers("noise", noise), seconds)
+        found = _compute(size, epsilon, delta, sizes, passes, noises)
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if plot is not None:
-        found.draw(plot)
     if as_json:
         typer.echo(json.dumps(found.facts()))
     else:
@@ -106,30 +99,6 @@ def _check_delta(delta: float, size: int) -> None:
         )
 
 
-def _numbers(option: str, given: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in given.split(",")]
-    except ValueError:
-        numbers = [math.nan]
-    if not all(0 < number < math.inf for number in numbers):
-        raise ValueError(f"expected --{option} as numbers above 0, such as 1,2.5,10, got {given!r}")
-    return sorted(set(numbers))
-
-
-def _seconds_per_example(run: Path) -> float:
-    """The time that a finished run took for one example of a batch, from its ``run.json``."""
-    path = run / "run.json"
-    try:
-        facts = json.loads(path.read_bytes())
-        seconds = facts["seconds_per_step"] / facts["recipe"]["training"]["batch_size"]
-        checks.positive(seconds_per_example=seconds)
-    except FileNotFoundError:
-        raise ValueError(f"{run} holds no run.json; give --like the folder of a finished run") from None
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise ValueError(f"{path} states no time of a step; give --like the folder of a finished run") from None
-    return seconds
-
-
 @dataclass(frozen=True)
 class _Found:
     """Settings that keep the budget, settings with every noise, and one setting with its cost by every accountant."""
@@ -140,20 +109,11 @@ class _Found:
     affordable: Sequence[Setting]
     by_noise: Sequence[Setting]
     chosen: Setting
-    seconds_per_example: float | None
 
     @property
     def _cost(self) -> PrivacyCost:
         event = PoissonGaussian(self.chosen.sampling_rate, self.chosen.noise_multiplier)
-        steps, epsilon = self.chosen.steps, self.chosen.epsilon
-        return PrivacyCost(event, steps, PldAccountant.name, epsilon, self.delta, "epsilon", budget=self.epsilon)
-
-    @property
-    def _seconds(self) -> float | None:
-        """The time of the recommended setting on this machine, if a run told its speed."""
-        if self.seconds_per_example is None:
-            return None
-        return self.chosen.steps * self.chosen.batch_size * self.seconds_per_example
+        return PrivacyCost(event, self.chosen.steps, PldAccountant.name, self.chosen.epsilon, self.delta, "epsilon")
 
     def facts(self) -> dict[str, Any]:
         """All results, for JSON."""
@@ -168,7 +128,6 @@ class _Found:
             "within_budget": [asdict(setting) | {"signal": setting.signal} for setting in self.affordable],
             "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.by_noise],
             "chosen": asdict(self.chosen),
-            "chosen_seconds": self._seconds,
             "by_accountant": [accountant_facts(name, value) for name, value in cost.values().items()],
         }
 
@@ -184,25 +143,6 @@ class _Found:
             console.print(table)
             console.print()
 
-    def draw(self, path: Path) -> None:
-        """Write the figure, or the page with figure and tables."""
-        from noisette.training.report.figures import Panel, write_plot
-
-        least_noise, by_noise, by_accountant = self._tables()[2:]
-        title = f"Noise for ε = {self.epsilon:g} with {self.size:,} records"
-        lead = (
-            f"Poisson batches; {self._cost.event.relation}; δ = {self.delta:g}. Computed by the accountant "
-            f"{PldAccountant.name}, and by the others for {by_accountant[0].split(': ')[1]}."
-        )
-        epsilons = _lines(self.by_noise, lambda setting: (setting.noise_multiplier, setting.epsilon))
-        noises = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
-        panels = [
-            Panel(by_noise[0], "noise multiplier", "ε", epsilons, self.epsilon),
-            Panel(least_noise[0], "epochs", "noise multiplier", noises),
-            self._cost.curve(),
-        ]
-        write_plot(path, command="plan", title=title, lead=lead, panels=panels, tables=self._tables())
-
     def _tables(self) -> list[Cells]:
         chosen, rows = self.chosen, _by_batch(self.affordable)
         most = max(setting.signal for setting in self.affordable)
@@ -213,7 +153,7 @@ class _Found:
             ("epochs", f"{chosen.epochs:g}"),
             ("steps", f"{chosen.steps:,}"),
             ("noise multiplier", noise),
-            ("time", self._time()),
+            ("time", f"that of {chosen.epochs * self.size:.3g} gradients"),
             ("why", f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more"),
             ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
         ]
@@ -240,14 +180,6 @@ class _Found:
             (f"ε by every accountant: {setting}", headings, by_accountant),
         ]
 
-    def _time(self) -> str:
-        if self._seconds is None:
-            gradients = self.chosen.epochs * self.size
-            return f"that of {gradients:.3g} gradients; --like RUN tells how long, at the speed of a finished run"
-        from noisette.training.report.facts import duration
-
-        return f"about {duration(self._seconds)}, at the speed of the run given by --like"
-
 
 def _compute(
     size: int,
@@ -256,7 +188,6 @@ def _compute(
     batch_sizes: Sequence[int],
     epochs: Sequence[float],
     noise_multipliers: Sequence[float],
-    seconds_per_example: float | None,
 ) -> _Found:
     """Compute all settings, with a progress bar on standard error."""
     bar = partial(track, console=Console(stderr=True), transient=True)
@@ -267,21 +198,9 @@ def _compute(
         size=size, delta=delta, batch_sizes=batch_sizes, epochs=chosen.epochs, noise_multipliers=noise_multipliers
     )
     by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
-    return _Found(size, epsilon, delta, affordable, by_noise, chosen, seconds_per_example)
+    return _Found(size, epsilon, delta, affordable, by_noise, chosen)
 
 
 def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
     """The settings in rows, one for each batch size."""
     return [list(row) for _, row in groupby(settings, key=lambda setting: setting.batch_size)]
-
-
-def _lines(settings: Sequence[Setting], point: Callable[[Setting], tuple[float, float]]) -> list[Line]:
-    """A line for each batch size; larger sizes have a stronger colour."""
-    from noisette.training.report.figures import Line
-
-    rows = _by_batch(settings)
-    lines = []
-    for k, row in enumerate(rows, 1):
-        x, y = zip(*map(point, row), strict=True)
-        lines.append(Line(f"batch {row[0].batch_size:,}", x, y, strength=0.3 + 0.7 * k / len(rows)))
-    return lines

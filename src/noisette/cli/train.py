@@ -181,6 +181,7 @@ def train(
     if resume:
         if others := [option for option in asked if option not in ("--resume", "--json")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
+        RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
         report(lambda: _go_on(resume), as_json)
         return
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}

@@ -368,7 +368,7 @@ def _of_privacy(outcome: Outcome | Outcome[PlainRun], run: PrivateRun) -> dict[s
     library = f"dp-accounting {version('dp-accounting')}"  # which computes Rényi divergences
     return {
         "epsilon": outcome.epsilon,
-        "neighbouring": run.event.neighbouring.value,
+        "neighbouring": run.event.relation,
         "accountant_version": library if accountant == RdpAccountant.name else f"noisette {noisette.__version__}",
         "event": event_facts(run.event),
         "released": tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),

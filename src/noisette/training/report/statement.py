@@ -295,27 +295,29 @@ def _privacy(facts: Facts) -> Iterator[Stated]:
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
+        before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
         yield Stated(
-            paragraph="Correlation: the noise named above is multiplied by the inverse of a matrix C with "
-            f"{event.bands:,} diagonals whose columns have norm 1 at most, so that the noise of a step partly takes "
-            f"back that of the {event.bands - 1:,} steps before. All steps together release as much as C times the "
-            "sums with the noise named above, and what a record adds to that is orthogonal for any two of its steps. "
-            "The noise of earlier steps is kept in memory, and was never written down; a resumed run starts with "
-            "independent noise."
+            paragraph=f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named "
+            f"above times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most. "
+            "So all steps together release as much as C times the sums, with the noise named above; what a record adds "
+            "to that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory "
+            "alone. A resumed run starts with independent noise."
         )
 
 
 def _batches(facts: Facts) -> str:
     """How the batch of a step is drawn."""
     event = event_of(facts.event)
-    enters = f"enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
+    each = f"Each record enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
     match event:
         case UserLevel(records=1):
-            return f"Each user {enters}, with one record."
+            return each.replace("record", "user", 1) + ", with one record."
+        case UserLevel():
+            return f"{each}. Epsilon counts that up to {event.records:,} records of one user may enter it."
         case TruncatedPoissonGaussian():
             return (
-                f"Each record {enters}. A batch of more than {event.largest_batch:,} records is replaced by as many of "
-                f"them, drawn by the secret key; the data set has at most {event.most_records:,} records."
+                f"{each}. A batch of more than {event.largest_batch:,} records is replaced by as many of them, drawn "
+                f"by the secret key. The data set is declared to have at most {event.most_records:,} records."
             )
         case BallsInBinsGaussian():
             return (
@@ -323,16 +325,16 @@ def _batches(facts: Facts) -> str:
                 "independently. Epsilon counts each pass that was begun as a whole one, and a resumed run begins a new "
                 "pass."
             )
-        case BandedGaussian():
+        case BandedGaussian() if event.bands > 1:
             return (
                 f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key. The steps take the "
-                f"groups in turn; each record of a step's group enters its batch independently, with probability "
+                "groups in turn. Each record of a step's group enters its batch independently with probability "
                 f"{event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive "
-                f"batches. Epsilon counts each round of {event.bands:,} steps that was begun as a whole one. A resumed "
+                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one. A resumed "
                 "run draws new groups and begins a new round."
             )
         case _:
-            return f"Each record {enters}."
+            return f"{each}."
 
 
 def _by_clipping(facts: Facts) -> Iterator[Stated]:
@@ -443,11 +445,11 @@ def _training(facts: Facts) -> Iterator[Stated]:
     )
     resumed = in_search = ""
     if facts.resumed:
-        times = "once" if facts.resumed == 1 else f"{facts.resumed} times"
+        times = "once, with" if facts.resumed == 1 else f"{facts.resumed} times, each time with"
+        lost = "1 step was" if facts.steps_lost == 1 else f"{facts.steps_lost:,} steps were"
         resumed = (
-            f" The run was continued in another process {times}, each time with a new secret key; {facts.steps_lost} "
-            "steps were lost when a process ended early. Epsilon covers them, whether or not they were carried out, "
-            "and they had no part in the saved weights."
+            f" The run was continued in another process {times} a new secret key. {lost} lost when a process ended "
+            "early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."
         )
     if facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
@@ -492,9 +494,9 @@ def _search(search: SearchFacts) -> Iterator[Stated]:
             f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
             "records, which were not trained on; the noise has the standard deviation "
             f"{percent(search.score_deviation)}",
-            f"{chosen}the number of its right answers on records that were held out with probability "
-            f"{search.held_out:g} and not trained on, each answer from 0 to 1, with Gaussian noise, over a public "
-            "number. Its release is part of each run in the ledger, and these records have the same guarantee as the "
+            f"{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were held "
+            f"out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. "
+            "The ledger holds the score as a part of each run, and these records have the same guarantee as the "
             "others.",
         )
     yield Stated("to release all", f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}")
@@ -508,10 +510,10 @@ def _guarantee(facts: Facts) -> Iterator[str]:
     epsilon, delta, unit = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit
     whom = "one record, which is one entry of the training set"
     if unit == "user":
+        used = "one is" if data.records_per_user == 1 else f"{data.records_per_user} are"
         whom = (
-            "one user, with all its records of the training set, whatever their number. The column "
-            f"{data.users!r} names the user of each record, and of each at most {data.records_per_user} are used, "
-            "drawn by the secret key"
+            f"one user, with all records of the training set that have the same value in the column {data.users!r}, "
+            f"whatever their number. Of each user's records at most {used} used, drawn by the secret key"
         )
     yield (
         f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
@@ -523,22 +525,24 @@ def _guarantee(facts: Facts) -> Iterator[str]:
         f"the {unit} is at most e^{epsilon} times its probability without the {unit}, plus {delta}; the same holds "
         "with the two exchanged."
     )
+    seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
+    others = "the records of all other users" if unit == "user" else "all other records"
     yield (
-        "The guarantee holds against an attacker who sees every step and knows or has forged all other records. It "
-        "does not depend on publishing the last weights only."
+        f"The guarantee holds against an attacker who sees {seen} and knows or has forged {others}. It does not depend "
+        "on publishing the last weights only."
     )
     yield CONTRACT
     if data.holdout is not None:
         yield (
             f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
             "drawn by a secret key that is independent of what records say and was forgotten when the run ended. What "
-            "was held out was not trained on. The guarantee above is for the training; the figures on the records held "
+            "was held out was not trained on. The guarantee above is for the training. The figures on the records held "
             "out are exact and have none: they may reveal the number of these records, and something about each of "
             "them. If they must not, publish the weights without report.html and run.json."
         )
     if facts.search is not None:
         yield (
-            "Search: this run is the best of a search, and epsilon is the price of the whole search. The other runs "
+            "Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs "
             "were discarded: their weights, settings and scores left no file. The number of runs is "
             f"{facts.search.runs}. It was drawn from a key that was never written down. The guarantee does not hold "
             "against somebody who learns how long the search took, or saw it at work: that tells about the number of "
@@ -558,20 +562,21 @@ def _cost(facts: Facts) -> Iterator[str]:
     data = facts.recipe.data
     yield (
         f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
-        "rounded upwards. Epsilon is the larger of the values for adding and for removing a record."
+        f"rounded upwards. Epsilon is the larger of the values for adding and for removing a {facts.unit}."
     )
     if facts.declarations > 1 and facts.search is None:
         yield (
-            f"The ledger holds {facts.declarations} declarations, each of which may have been chosen by the results of "
-            "those before it. So epsilon is not that of this accountant, which would need all of them to be fixed "
-            "before the first release, but that of a Rényi odometer, or the budget, if that is less and a Rényi filter "
-            "at orders that depend on the budget alone has kept it."
+            f"The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been chosen "
+            "by the results of those before it. The accountant would need all of them to be fixed before the first "
+            "release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, "
+            "where that is less and a Rényi filter has kept it."
         )
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
+    size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
     yield (
-        f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the sampling "
-        "rate and the number of steps follow. Nothing that is published was computed from the actual number of "
-        f"records{actual}."
+        f"Size of the training set: {size}, a declared and public constant from which the sampling rate and the number "
+        "of steps follow. Nothing that is published was computed from the actual number of "
+        f"{'users' if data.public_users else 'records'}{actual}."
     )
     if data.holdout is not None:
         yield "Test figures are exact: they are of the records held out, and have no guarantee."
@@ -595,13 +600,12 @@ def _randomness(facts: Facts) -> Iterator[str]:
 
 
 def _not_covered(facts: Facts) -> Iterator[str]:
-    yield (
-        "Other runs on the same records, and choosing the best of several. Their privacy costs add up. This statement "
-        "is about one run."
-        if facts.search is None
-        else "Other runs and searches on the same records, and choosing among them. Their privacy costs add up."
-    )
-    yield "People with several records: the guarantee is per record, not per person."
+    more = "Other runs" if facts.search is None else "Other runs and searches"
+    yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
+    if facts.unit == "user":
+        yield "People who are several users: the guarantee is per value of the column that names the user."
+    else:
+        yield "People with several records: the guarantee is per record, not per person."
     yield (
         "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
         "hyper-parameters tuned on them."
