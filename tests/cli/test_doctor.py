@@ -149,7 +149,9 @@ def test_a_branch_on_values_is_named_with_its_line_and_cure(doctor) -> None:
     assert "if x.sum() > 0:  # the branch" in shown.output
     assert "patients.py:" in shown.output
     assert "torch.where" in shown.output
-    assert "Accepted: its loss is computed one example at a time." in shown.output
+    assert "Examples that disagree are computed apart: " in shown.output
+    assert "Accepted: its loss vectorises, for examples that agree." in shown.output
+    assert {row[0] for row in rows(shown)[1:5]} == {"high.weight", "high.bias", "low.weight", "low.bias"}
 
 
 def test_parameters_that_no_loss_reaches_are_named(doctor) -> None:

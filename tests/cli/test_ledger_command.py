@@ -291,7 +291,7 @@ def test_a_finished_run_goes_before_one_that_was_cut_off_and_both_are_named(fold
     result = run("show", folder / "run", "--json")
     assert json.loads(result.stdout)["mechanisms"][0]["charged"] == 1
     assert f"The ledger is {folder}/run/ledger.jsonl" in result.stderr
-    assert f"{place} is a run that was cut off before its first checkpoint" in result.stderr
+    assert f"{place} was cut off before its first checkpoint" in result.stderr
 
 
 def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):

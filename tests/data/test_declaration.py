@@ -17,7 +17,7 @@ def test_all_contradictions_at_once() -> None:
         Declaration(classes=("a", "a"), size=0, label="y", users="y", decimal=";", text="y")
     message = str(caught.value)
     assert "5 problems" in message
-    for word in ("classes", "size", "users 'y' is no label", "decimal", "'y' is the text"):
+    for word in ("classes", "size", "'y' cannot be both", "decimal", "'y' is the text"):
         assert word in message
 
 

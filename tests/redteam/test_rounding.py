@@ -60,7 +60,7 @@ def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
         ("pairs that cancel", 4096, ENGINES[0], torch.float16),
         ("pairs that cancel", 4096, ENGINES[1], torch.float32),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if value in ENGINES else str(value),
 )
 def test_one_example_moves_a_large_sum_within_the_allowance(
     order: str, b: int, engine: Any, dtype: torch.dtype

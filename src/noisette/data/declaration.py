@@ -137,7 +137,7 @@ class Declaration:
             codecs.lookup(self.encoding)
         except LookupError:
             problems.append(f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}')
-        problem = f"the column of users {self.users!r} is no label"
+        problem = f"the column of users is no input and no label, so {self.users!r} cannot be both"
         refuse_if(self.users is not None and self.users == self.label, problem)
         problem = "classes are for labels and target is for a number; declare one of them"
         refuse_if(self.target is not None and self.classes is not None, problem)

@@ -23,7 +23,7 @@ from noisette.clipping.engines import BookKeeping, OneByOneWarning
 from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
-from noisette.core.loss import Loss, Microbatch
+from noisette.core.loss import ExamplesDisagreeError, Loss, Microbatch
 from noisette.core.trace import own_copies
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
@@ -78,7 +78,8 @@ class Explanation:
 
     refused: tuple[str, ...]  # each with its remedy; nothing else is filled in where there are any
     one_by_one: str = ""  # why each example needs a call of its own, and the cure; empty for a loss that vectorises
-    line: str = ""  # of the code that cannot be vectorised
+    apart: str = ""  # why some of these examples are computed apart from others, and the cure
+    line: str = ""  # of the code that cannot be vectorised, or in which examples disagree
     uses: tuple[UseLine, ...] = ()  # where the loss vectorises
     unreached: tuple[str, ...] = ()  # parameters that the loss depends on for no example; noise is added to them
     remarks: tuple[str, ...] = ()  # of modules, from their attribute ``remark``
@@ -98,8 +99,11 @@ class Explanation:
         told += self.remarks
         if self.one_by_one:
             told.append(f"One example at a time: {self.one_by_one}" + (f"\n  {self.line}" if self.line else ""))
+        if self.apart:
+            told.append(f"Examples that disagree are computed apart: {self.apart}\n  {self.line}")
         told += [str(self.cost)] if self.cost is not None else []
         how = "its loss is computed one example at a time" if self.one_by_one else "its loss vectorises"
+        how += ", for examples that agree" if self.apart else ""
         return "\n\n".join([*told, f"Accepted: {how}."])
 
 
@@ -177,12 +181,13 @@ def explain(
             return Explanation((str(refusal),))
         finally:
             bound.close()
-        uses, problem, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "")
+        uses, problem, apart, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "", "")
         plain = _plain_steps(module, loss, microbatch)
-        unreached = _unreached(module, loss, microbatch, every=bool(problem))
+        unreached = _unreached(module, loss, microbatch, every=bool(problem or apart))
     return Explanation(
         refused=(),
         one_by_one=f"{problem} {_CURE}" if problem else "",
+        apart=f"{apart} {_CURE}" if apart else "",
         line=line,
         uses=uses,
         unreached=unreached,
@@ -200,20 +205,30 @@ def sum_of_outputs(model: nn.Module, *args: Any, **keywords: Any) -> Tensor:
 
 def _seen_vectorised(
     model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
-) -> tuple[tuple[UseLine, ...], str, str]:
-    """The uses of parameters in one microbatch; or why each example needs a call of its own, and the line of that."""
+) -> tuple[tuple[UseLine, ...], str, str, str]:
+    """The uses of parameters in one microbatch; why each example needs a call of its own, why some do, and the line."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
     handled = sys.exception()  # by the caller; Python makes it the context of what is raised here
+    apart = line = ""
+
+    def watched(model: nn.Module, *args: Any) -> Tensor:
+        nonlocal apart, line
+        try:
+            return loss(model, *args)
+        except ExamplesDisagreeError as error:
+            apart, line = str(error), _line_of(error, handled)
+            raise
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", OneByOneWarning)
         try:
-            clip.accumulate(loss, *batch.args, public=public)
+            clip.accumulate(watched, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return (), str(warning), _line_of(warning, handled)
+            return (), str(warning), "", _line_of(warning, handled)
         finally:
             clip.close()
-    return engine.uses, "", ""
+    return tuple(dict.fromkeys(engine.uses)), "", apart, line
 
 
 _OWN = Path(noisette.__file__).parent
@@ -234,7 +249,7 @@ class _Watching(BookKeeping):
     uses: tuple[UseLine, ...] = ()
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        self.uses = tuple(_use_lines(forward.recording, parameters))
+        self.uses += tuple(_use_lines(forward.recording, parameters))  # of examples that disagree in a branch, too
         return super().clipped_sum(forward, parameters, clipping)
 
 
