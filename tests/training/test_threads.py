@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from noisette.training import threads
-from noisette.training.threads import choose_threads, quickest
+from noisette.training import loop
+from noisette.training.loop import choose_threads, quickest
 
 
 @pytest.mark.parametrize(("few", "many", "chosen"), [(0.1, 0.05, 8), (0.1, 0.095, 1), (0.1, 0.2, 1), (0.01, 40.0, 1)])
@@ -20,9 +20,9 @@ def test_all_threads_only_where_they_are_clearly_quicker(few: float, many: float
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in threads._SET_BY:
+    for name in loop._SET_BY:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "_AT_IMPORT", 2)
+    monkeypatch.setattr(loop, "_AT_IMPORT", 2)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: py
         measured.append(number)
         return 0.01 if number == wanted else 0.1
 
-    monkeypatch.setattr(threads, "_timed", pretended)
+    monkeypatch.setattr(loop, "_timed", pretended)
     MODEL.train()
     before = {name: value.clone() for name, value in MODEL.state_dict().items()}
     drawn = torch.get_rng_state()
@@ -62,9 +62,9 @@ def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: py
 
 @pytest.mark.usefixtures("two_threads")
 def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "quickest", lambda everything, seconds: pytest.fail("was measured"))
+    monkeypatch.setattr(loop, "quickest", lambda everything, seconds: pytest.fail("was measured"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(MODEL, loss, X, Y, 64) == 2
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(threads, "_AT_IMPORT", 4)  # torch.set_num_threads(2) was called since
+    monkeypatch.setattr(loop, "_AT_IMPORT", 4)  # torch.set_num_threads(2) was called since
     assert choose_threads(MODEL, loss, X, Y, 64) == 2

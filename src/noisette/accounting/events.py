@@ -240,7 +240,7 @@ class ReplacedPoissonGaussian(Event):
     noise_multiplier: float
 
     mechanism: ClassVar[str] = "Poisson Gaussian, replaced record"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
     sampling: ClassVar[str] = "Poisson"
 
 

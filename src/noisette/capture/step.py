@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 from noisette.capture.captured import Captured, CaptureWarning, Schedule, python_values, wait_for
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
 from noisette.core.loss import Loss, Microbatch, OutsideTensors
-from noisette.core.state import version_of
+from noisette.core.state import versions_of
 from noisette.core.trees import children, leaves
 
 # The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,
@@ -89,9 +89,9 @@ class CapturedSteps:
             if found is not None:
                 kind.captured.add_time(rows, time.perf_counter() - start, by)
                 return found
-        start, versions = time.perf_counter(), _versions(microbatch.tensors)
+        start, versions = time.perf_counter(), versions_of(microbatch.tensors)
         found = function.eager()
-        kind.writes |= versions != _versions(microbatch.tensors)
+        kind.writes |= versions != versions_of(microbatch.tensors)
         wait_for(microbatch.tensors[0].device)  # its time decides whether a graph is worth while
         kind.captured.add_time(rows, time.perf_counter() - start, None)
         return found
@@ -102,7 +102,7 @@ class CapturedSteps:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
         tensors, b = function.microbatch.tensors, function.microbatch.count
         rows = padded(tensors, size, copy=kind.writes)
-        versions, device = _versions(rows), rows[0].device
+        versions, device = versions_of(rows), rows[0].device
         self._outside.begin(function.public)
         for tensor in kind.outside.get(size, ()):
             self._outside.check(tensor)
@@ -114,7 +114,7 @@ class CapturedSteps:
             kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
-        for tensor, row, before, after in zip(tensors, rows, versions, _versions(rows), strict=True):
+        for tensor, row, before, after in zip(tensors, rows, versions, versions_of(rows), strict=True):
             if before != after and row is not tensor:
                 tensor.detach().copy_(row[:b])
         *sums, norms, _ = outputs
@@ -219,10 +219,6 @@ def padded(tensors: Sequence[Tensor], size: int, *, copy: bool = False) -> list[
 def is_real(count: int, size: int, device: torch.device) -> Tensor:
     """Which of the rows are not repeated ones, (size,)."""
     return torch.arange(size, device=device) < count
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return list(map(version_of, tensors))
 
 
 def _structure(value: object) -> Hashable:

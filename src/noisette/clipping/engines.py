@@ -32,6 +32,7 @@ from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in
 from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
 from noisette.core.loss import (
     DRAWN,
+    DRAWS,
     QUESTIONS,
     CallAgainError,
     Draws,
@@ -121,13 +122,17 @@ class _OneExample(TorchFunctionMode):
         is_of_example = False
         if func in QUESTIONS:
             self._draws.check(args[0])
-        place = self._draws.place(func, kwargs)
+        place = self._draws.place(kwargs) if func in DRAWS else None
         for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
-        output = self._draws.shared(func, args, kwargs) if self._draws.is_shared(place) else func(*args, **kwargs)
+        output = (
+            self._draws.shared(func, args, kwargs)
+            if place is not None and self._draws.is_shared(place)
+            else func(*args, **kwargs)
+        )
         if place is not None or self._draws.any:
             self._draws.follow(func, place, args, kwargs, outputs_of(output), _is_of_example_or_drawn)
         if is_of_example:

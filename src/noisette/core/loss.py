@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from noisette.core.state import version_of
+from noisette.core.state import version_of, versions_of
 from noisette.core.trees import leaves, map_leaves, tensors
 from noisette.errors import PrivacyError
 
@@ -129,7 +129,7 @@ class Microbatch:
 
     def versions(self) -> list[int]:
         """The numbers of writes into the tensors."""
-        return list(map(version_of, self.tensors))
+        return versions_of(self.tensors)
 
     def check_unwritten(self, versions: Sequence[int]) -> None:
         """Check, before a loss is called once more, that its first call has left the arguments as they were.
@@ -499,7 +499,7 @@ IN_PLACE_DRAWS = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
     *(Tensor.log_normal_, Tensor.geometric_),
 }
-_DRAWS = IN_PLACE_DRAWS | {
+DRAWS = IN_PLACE_DRAWS | {
     *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
     *(torch.bernoulli, Tensor.bernoulli, torch.multinomial, Tensor.multinomial),
 }
@@ -528,9 +528,9 @@ class Draws:
         self._shared |= places
         self.count, self.any = 0, False
 
-    def place(self, func: Any, keywords: Mapping[str, Any]) -> Place | None:
-        """Where code draws, by torch's global generators; ``None`` for an operation that does not."""
-        if func not in _DRAWS or keywords.get("generator") is not None:
+    def place(self, keywords: Mapping[str, Any]) -> Place | None:
+        """Where code calls one of :data:`DRAWS`; ``None`` with a generator of its own."""
+        if keywords.get("generator") is not None:
             return None
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "noisette.")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
 
@@ -65,6 +65,11 @@ class ModelBuffers:
 def version_of(tensor: Tensor) -> int:
     """The number of writes; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """The numbers of writes into each of the tensors."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 @runtime_checkable

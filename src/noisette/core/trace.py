@@ -46,6 +46,7 @@ from noisette.core.forms import (
 )
 from noisette.core.loss import (
     CALLS_FUNCTIONS,
+    DRAWS,
     IN_PLACE_DRAWS,
     QUESTIONS,
     CallAgainError,
@@ -290,8 +291,8 @@ class Recorder(TorchFunctionMode):
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
         args, kwargs = self._as_written(args, kwargs)
-        place = self._draws.place(func, kwargs)
-        output = self._inside(func, args, kwargs, self._draws.is_shared(place))
+        place = self._draws.place(kwargs) if func in DRAWS else None
+        output = self._inside(func, args, kwargs, place is not None and self._draws.is_shared(place))
         found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
         for tensor in found:
             setattr(tensor, CALL, self._call)

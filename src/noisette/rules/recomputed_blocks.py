@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from noisette.core import loss as internals
 from noisette.core.backward import ForwardPass
 from noisette.core.forms import Use
-from noisette.core.state import version_of
+from noisette.core.state import versions_of
 from noisette.core.trace import Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
@@ -207,7 +207,7 @@ class _Call:
         return uses
 
     def _versions_now(self) -> list[int]:
-        return list(map(version_of, self._given))
+        return versions_of(self._given)
 
 
 def _refuse(nothing: None) -> Tensor:

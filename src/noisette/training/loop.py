@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
+import torch
+from torch import Tensor, nn
+
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.data import DataSet
+from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
@@ -27,12 +33,16 @@ from noisette.training.optimizers import learning_rate
 from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
-from noisette.training.threads import choose_threads
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _POINTS = 20
 # Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
 _FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
+_SET_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_AT_IMPORT = torch.get_num_threads()
+_ROUNDS = 5
+_SHORT = 0.04  # seconds of a step that is long enough to be measured
+_GAIN = 0.9  # all threads are taken where their time is at most this share of one thread's
 
 
 def start_run(
@@ -341,3 +351,52 @@ class _Training(Generic[Run]):
         if setup.whitening is not None:
             extras["whitening"] = setup.whitening.state_dict()
         outcome.run.save(self.checkpoint, extras)
+
+
+def choose_threads(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, examples: int
+) -> int:
+    """Let torch compute with one thread or with all, and return the number.
+
+    Threads of a small operation wait for each other longer than they work, and far longer where other programs use the
+    cores as well. ``loss`` gives one value for each example.
+
+    Steps of at most so many examples, all zeros, are measured: no record plays a part. Nothing changes where the user
+    has set a number, or where the model is on a GPU; weights, buffers and modes stay as they are.
+    """
+    everything = torch.get_num_threads()
+    chosen_before = everything != _AT_IMPORT or any(os.environ.get(name) for name in _SET_BY)
+    if everything == 1 or chosen_before or inputs.device.type != "cpu":
+        return everything
+    weights = [p for p in model.parameters() if p.requires_grad]
+
+    def seconds(threads: int, count: int) -> float:
+        x, y = inputs.new_zeros((count, *inputs.shape[1:])), targets.new_zeros((count, *targets.shape[1:]))
+        return _timed(threads, lambda: torch.autograd.grad(loss(model(x), y).sum(), weights, allow_unused=True))
+
+    with torch.random.fork_rng(devices=[]), in_evaluation(model), torch.enable_grad():
+        count = 1
+        seconds(1, count)  # the first step makes the plans of the operations
+        while count < examples and seconds(1, count) < _SHORT:
+            count = min(2 * count, examples)
+        chosen = quickest(everything, lambda threads: seconds(threads, count))
+    torch.set_num_threads(chosen)
+    return chosen
+
+
+def quickest(everything: int, seconds: Callable[[int], float]) -> int:
+    """All threads if their shortest step is clearly shorter than that of one, else one.
+
+    >>> quickest(8, {1: 0.1, 8: 0.05}.__getitem__), quickest(8, {1: 0.1, 8: 0.095}.__getitem__)
+    (8, 1)
+    """
+    alone = min(seconds(1) for _ in range(_ROUNDS))
+    seconds(everything)  # the first step with all threads starts them
+    return everything if any(seconds(everything) <= _GAIN * alone for _ in range(_ROUNDS)) else 1
+
+
+def _timed(threads: int, step: Callable[[], object]) -> float:
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start

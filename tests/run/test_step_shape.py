@@ -1,0 +1,21 @@
+"""A step is short enough to be read: few frames deep, in few files, with few moves and calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import step_shape
+from step_shape import StepShape
+
+LIMIT = StepShape(deepest_chain=15, files_entered=15, moves=152, calls=508)
+
+
+def test_a_step_of_an_mlp_is_short() -> None:
+    # In a process of its own, because a run that another test left open has hooks on every optimizer.
+    done = subprocess.run([sys.executable, step_shape.__file__], capture_output=True, text=True, check=True)
+    shape: StepShape = eval(done.stdout, {"StepShape": StepShape})
+    assert shape.deepest_chain <= LIMIT.deepest_chain
+    assert shape.files_entered <= LIMIT.files_entered
+    assert shape.moves <= LIMIT.moves
+    assert shape.calls <= LIMIT.calls

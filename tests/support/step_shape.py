@@ -1,0 +1,113 @@
+"""How one step of a private run moves through the files of noisette: ``python tests/support/step_shape.py``.
+
+One step is the whole round of a private training loop: the batch of 128 examples is drawn, ``run.accumulate`` and
+``optimizer.step`` follow, with the default engine, without capture, and with a ledger in memory. The model has two
+linear layers with biases. Two steps before it are not counted.
+
+Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
+``dataclass`` makes, do not. A frame of noisette is one of such a function, of a comprehension, or of a generator, which
+is called anew for each value that it yields.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import noisette
+
+SOURCE = str(Path(noisette.__file__).parent)
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Four figures of what was called.
+
+    Args:
+        deepest_chain: the largest number of noisette frames on the stack at once; frames of others between them are
+            not counted.
+        files_entered: the number of distinct noisette files in which a frame was called.
+        moves: how often execution passes from one noisette file to another, by a call or by a return.
+        calls: the number of noisette frames.
+    """
+
+    deepest_chain: int
+    files_entered: int
+    moves: int
+    calls: int
+
+
+def shape_of(action: Callable[[], object]) -> StepShape:
+    """Carry out an action and count the calls of noisette's functions on the way."""
+    stack: list[str] = []
+    files: set[str] = set()
+    deepest = moves = calls = 0
+    latest = ""  # the noisette file in which execution was last
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal deepest, moves, calls, latest
+        file = frame.f_code.co_filename
+        if not file.startswith(SOURCE):
+            return
+        if event == "call":
+            stack.append(file)
+            calls += 1
+            files.add(file)
+            deepest = max(deepest, len(stack))
+        elif event == "return":
+            stack.pop()
+        if event in ("call", "return") and stack:
+            moves += latest not in ("", stack[-1])
+            latest = stack[-1]
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    assert not stack, "a function of noisette was called and did not return"
+    return StepShape(deepest, len(files), moves, calls)
+
+
+def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def mlp_step() -> StepShape:
+    """The shape of the third step of a run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = noisette.privatize(
+        noisette.PerExampleClip(model, 1.0, capture="eager"),
+        optimizer,
+        (torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))),
+        sampling_rate=1.0,
+        expected_batch_size=BATCH,
+        steps=3,
+        noise_multiplier=1.0,
+        accountant=noisette.RdpAccountant(),
+    )
+    batches = run.batches()
+
+    def step() -> None:
+        for x, y in next(batches).microbatches(BATCH):
+            run.accumulate(_loss, x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return [shape_of(step) for _ in range(3)][-1]
+
+
+if __name__ == "__main__":
+    print(mlp_step())
