@@ -46,18 +46,25 @@ Loss = pld.PrivacyLossDistribution
 def lines_of(path: str) -> list[dict]:
     """Return the lines of a ledger after checking its chain of digests."""
     lines, head = [], ""
-    with open(path, encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
+    try:
+        with open(path, encoding="utf-8") as file:
+            texts = file.readlines()
+    except (OSError, UnicodeError) as error:
+        sys.exit(f"{path} cannot be read: {error}")
+    for number, text in enumerate(texts, start=1):
+        try:
             line = json.loads(text)
             digest = line.pop("digest")
-            if (line["previous"], line["sequence"]) != (head, number - 1):
-                sys.exit(f"line {number} does not follow from the line before it")
-            if hashlib.sha256(json.dumps(line).encode()).hexdigest() != digest or not text.endswith("\n"):
-                sys.exit(f"line {number} was altered")
-            if line["steps"] < 0:
-                sys.exit(f"line {number} has fewer than no steps")
-            lines.append(line)
-            head = digest
+        except (ValueError, AttributeError, KeyError):
+            sys.exit(f"{path} is no ledger of noisette: line {number} is not one of its lines")
+        if (line["previous"], line["sequence"]) != (head, number - 1):
+            sys.exit(f"line {number} does not follow from the line before it")
+        if hashlib.sha256(json.dumps(line).encode()).hexdigest() != digest or not text.endswith("\n"):
+            sys.exit(f"line {number} was altered")
+        if line["steps"] < 0:
+            sys.exit(f"line {number} has fewer than no steps")
+        lines.append(line)
+        head = digest
     return lines
 
 
@@ -95,6 +102,8 @@ def odometer(releases: list[tuple[dict, int]], delta: float) -> float | None:
                 event = noise
             case "Poisson Gaussian":
                 event = dp_event.PoissonSampledDpEvent(facts["sampling_rate"], noise)
+            case "balls-in-bins Gaussian":  # a pass is at most a release over all records
+                event, times = noise, -(-times // facts["bins"])
             case "declared zCDP":
                 event = dp_event.ZCDpEvent(facts["rho"])
             case "repeated runs":

@@ -24,6 +24,7 @@ IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
 NETWORKS = {
     "linear": ((113,), 10, 113 * 10 + 10),
     "mlp": ((113,), 10, 113 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10),
+    "table": ((113,), 10, 113 * 64 + 64 + 64 * 10 + 10),
     "cnn": (IMAGE, 10, 26_010),
     "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
     "scattering-cnn": (IMAGE, 10, 81 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 512 * 32 + 32 + 32 * 10 + 10),
@@ -77,7 +78,7 @@ def test_fixed_features_have_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "there are linear, mlp, cnn, scattering, scattering-cnn, patches, multi-scale-patches, "),
+        ("resnet", "there are linear, mlp, table, cnn, scattering, scattering-cnn, patches, multi-scale-patches, "),
         ("missing_package:net", "missing_package"),
         ("own:absent", "absent"),
         ("own:takes_one", "called with"),

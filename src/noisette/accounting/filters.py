@@ -44,7 +44,7 @@ from functools import cached_property
 
 import numpy as np
 
-from noisette.accounting.events import BallsInBinsGaussian, Declaration, DpAmount, Event, Events
+from noisette.accounting.events import Declaration, DpAmount, Event, Events
 from noisette.accounting.interface import Accountant, composed_events
 from noisette.accounting.rdp import RdpAccountant, RdpCurve, conversion
 from noisette.errors import UnsupportedEventError, open_fraction, positive
@@ -61,15 +61,11 @@ def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
         UnsupportedEventError: an event has none.
     """
     for event in composed_events(events):
-        if isinstance(event, BallsInBinsGaussian) or (isinstance(event, DpAmount) and event.delta > 0):
+        if isinstance(event, DpAmount) and event.delta > 0:
             raise UnsupportedEventError(
                 f"{event!r} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
                 "of earlier ones. Declare everything together before the first release, with one name as declaration=, "
-                + (
-                    "or charge its epsilon alone and take its delta off that of the budget"
-                    if isinstance(event, DpAmount)
-                    else "or give each run a ledger of its own and add up their epsilons and deltas"
-                )
+                "or charge its epsilon alone and take its delta off that of the budget"
             )
     return RdpAccountant(orders=orders).compose(events).divergences
 

@@ -120,7 +120,7 @@ def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
     if isinstance(event, Sampled):
         way_out = "use the pld, the rdp or the moments accountant"
-    elif isinstance(event, BallsInBinsGaussian | DpAmount | ReplacedPoissonGaussian):
+    elif isinstance(event, DpAmount | ReplacedPoissonGaussian):
         way_out = "use the pld accountant"
     elif isinstance(event, Supported):
         way_out = "use the pld or the rdp accountant"

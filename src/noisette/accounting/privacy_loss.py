@@ -512,8 +512,9 @@ def _full(event: TruncatedPoissonGaussian, others: int) -> float:
 def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
     """The numbers of records at which one case ends and the next one begins, from 0 to the declared number.
 
+    >>> from noisette.accounting import TruncatedPoissonGaussian
     >>> ends_of_cases(TruncatedPoissonGaussian(0.5, 1.0, largest_batch=3, most_records=5))
-    [0, 5]
+    [0, 3, 4, 5]
     """
     ends = [0]
     for often in OFTEN_FULL:

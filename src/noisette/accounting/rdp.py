@@ -15,6 +15,7 @@ import numpy as np
 
 from noisette.accounting.events import (
     MOST_AMOUNT,
+    BallsInBinsGaussian,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -114,7 +115,8 @@ class RdpCurve:
 class RdpAccountant:
     """Adds up Rényi divergences: quick, supports most events, somewhat looser than :class:`PldAccountant`.
 
-    Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs.
+    Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs. A pass
+    of balls in bins counts as one release over all records, which is more than it costs.
 
     Args:
         improved: convert divergences to epsilon and delta by the improved rule; the classic rule of older papers gives
@@ -166,6 +168,9 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return _sampled_divergences(event.event, event.records, np.array(orders))
         case TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
+        case BallsInBinsGaussian():  # at most those of one release over all records, whatever the bin: a mixture of them
+            noise = resolved_noise(event)
+            return np.array(orders) / (2 * noise**2) if noise else np.full(len(orders), math.inf)
         case ZcdpAmount():
             return (event.rho if event.rho < MOST_AMOUNT else math.inf) * np.array(orders)
         case DiscreteGaussian():  # Canonne, Kamath and Steinke 2020, Theorem 4

@@ -143,8 +143,12 @@ def _losses(event: Event, times: int, removed: bool) -> _Cells | _Passes | None:
         case FixedSizeGaussian():  # where all other records are the one that replaces it
             pair = _mixture(event.batch_size / event.size, 1, 2 / event.noise_multiplier)
         case TruncatedPoissonGaussian():  # a record of a full batch displaces another
-            full = float(np.sum(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)))
-            grows, exchanges = (_mixture(event.sampling_rate, 1, k / event.noise_multiplier) for k in (1, 2))
+            drawn = np.arange(event.largest_batch, event.most_records + 1)  # others, of which so many are kept
+            often = binom.pmf(drawn, event.most_records, event.sampling_rate)
+            full, kept = float(often.sum()), float(often @ (event.largest_batch / (drawn + 1)))
+            rate_if_full = event.sampling_rate * kept / full if full else 0.0
+            grows = _mixture(event.sampling_rate, 1, 1 / event.noise_multiplier)
+            exchanges = _mixture(rate_if_full, 1, 2 / event.noise_multiplier)
             pair = np.concatenate([(1 - full) * grows, full * exchanges], axis=1)
         case _:
             return None
