@@ -237,5 +237,5 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(models, "build", build)
     shown = train()
     assert shown.exit_code == 130
-    assert "Nothing was spent" in shown.output
+    assert "This command has spent nothing" in shown.output
     assert tree(tmp_path) == set()

@@ -245,7 +245,7 @@ def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(signal.SIGTERM))
     shown = train(*OPTIONS)
     assert shown.exit_code == 143
-    assert "Nothing was spent" in shown.output
+    assert "This command has spent nothing" in shown.output
     assert tree(tmp_path) == set()
 
 

@@ -111,7 +111,7 @@ def test_a_whole_training_and_its_price() -> None:
     )
     assert len(loader) == 10
     steps = 0
-    for _ in range(4):  # one more than was paid for
+    for _ in range(3):
         for x, y in loader:
             wrapped.zero_grad()
             output = wrapped(x)
@@ -189,6 +189,8 @@ def test_after_the_last_step_the_model_is_itself() -> None:
         optimizer.zero_grad()
     F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    with pytest.warns(UserWarning, match="all steps of the run were taken"):
+        assert list(loader) == []
 
 
 def test_masks_are_secret() -> None:

@@ -168,7 +168,7 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return _sampled_divergences(event.event, event.records, np.array(orders))
         case TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
-        case BallsInBinsGaussian():  # at most those of one release over all records, whatever the bin: a mixture of them
+        case BallsInBinsGaussian():  # a mixture of releases over all records, one a bin, costs no more than one
             noise = resolved_noise(event)
             return np.array(orders) / (2 * noise**2) if noise else np.full(len(orders), math.inf)
         case ZcdpAmount():

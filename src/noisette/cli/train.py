@@ -247,7 +247,7 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
     try:
         done = work()
     except (KeyboardInterrupt, SystemExit) as stop:
-        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
+        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["This command has spent nothing."])]), err=True)
         raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     if done is None:
         return

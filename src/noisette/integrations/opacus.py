@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -243,9 +244,12 @@ class PoissonLoader:
 
     def with_sizes(self) -> Iterator[tuple[Any, int]]:
         """Each batch and how many records it has."""
-        for _ in range(self._steps):
+        for k in range(self._steps):
             batch = next(self._batches, None)
             if batch is None:
+                if k == 0:
+                    said = "all steps of the run were taken, so no batch is left: declare as many epochs as are trained"
+                    warnings.warn(said, stacklevel=3)
                 return
             self._boundary.begin_batch(len(batch.indices))
             if not len(batch.indices):  # the release is noise alone, and is made all the same
