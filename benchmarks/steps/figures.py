@@ -23,6 +23,7 @@ _HUES = (
     "#a3704c",
     "#7c7f86",
     "#3f9c9c",
+    "#5b4b8a",
 )  # readable on light and on dark backgrounds
 _OFFSETS = {"o": -0.21, "x": -0.05, "s": 0.11, "^": 0.27}  # of marks from the middle of their row
 _AXIS_LABELS = {"batch": "examples in a batch", "image": "image width in pixels", "model": ""}

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from noisette.accounting import (
     BallsInBinsGaussian,
     BandedGaussian,
+    DpAmount,
     FixedSizeGaussian,
     Gaussian,
     GroupPrivacy,
@@ -342,7 +343,7 @@ def test_price_of_one_declaration_is_one_number(tmp_path):
 
 def test_several_declarations_without_divergences_have_no_odometer(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(BallsInBinsGaussian(10, 4.0), 10)
+        ledger.charge(DpAmount(0.1, 1e-9, tool="a survey"))
         ledger.charge(FIRST)
     assert "Declare everything together" in facts("price", tmp_path, "--delta", "1e-5")["whatever_was_chosen"]
     shown = " ".join(run("price", tmp_path, "--delta", "1e-5").stdout.split())
