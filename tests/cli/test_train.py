@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -239,3 +240,10 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch
     assert shown.exit_code == 130
     assert "This command has spent nothing" in shown.output
     assert tree(tmp_path) == set()
+
+
+def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:
+    before = os.umask(0)
+    os.umask(before)
+    assert (short_run[0] / "report.html").stat().st_mode & 0o777 == 0o666 & ~before
+    assert (short_run[0] / "ledger.jsonl").stat().st_mode & 0o777 == 0o600

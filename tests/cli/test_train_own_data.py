@@ -364,3 +364,17 @@ def test_schema_keeps_what_is_there() -> None:
     Path("schema.toml").write_text("mine")
     assert "schema.toml exists" in run("schema", "--names", "a,label").output
     assert Path("schema.toml").read_text() == "mine"
+
+
+def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path) -> None:
+    Path("test.csv").write_bytes(people.read_bytes())
+    assert run("schema", people, *SCHEMA[:-1], "id,hours").exit_code == 0
+    shown = run("train", "--data", people, "--columns", "schema.toml", "--test", "test.csv", *QUICK, "--out", "runs/a")
+    assert shown.exit_code == 0, shown.output
+    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
+    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
+        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
+        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
+    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
+    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
+    assert "public test examples" in Path("runs/a/report.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -346,3 +347,15 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run["recipe"]["projection"]["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
     assert 1.9 < run["epsilon"] <= 2
     assert run["test_accuracy"] > 0.15  # chance is 0.1, and the noise large
+
+
+def test_what_lies_about_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        put_off(5, monkeypatch)
+    finally:
+        os.umask(before)
+    saved = tmp_path / "run.unfinished-1" / "checkpoint"
+    assert saved.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o600}
+    assert "seconds" not in (saved / "settings.json").read_text()

@@ -210,3 +210,30 @@ def test_sums_popped_without_a_release_do_not_repeat_the_last_count() -> None:
     clip.pop_sums()
     clip.after_step()
     assert rule.max_grad_norm == released
+
+
+@pytest.mark.parametrize(("start", "quantile"), [(0.01, 0.3), (30.0, 0.7)])
+def test_bound_follows_the_quantile(start: float, quantile: float) -> None:
+    torch.manual_seed(3)
+    x = torch.zeros(2000, 3)
+    x[:, 0] = torch.rand(2000) * 4  # a norm is below c with probability c / 4
+    model, rule = Line(), AdaptiveClip(start, target_quantile=quantile)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    path = []
+    with privatize(
+        PerExampleClip(model, clipping=rule),
+        optimizer,
+        x,
+        sampling_rate=0.1,
+        expected_batch_size=200,
+        steps=160,
+        noise_multiplier=1.0,
+    ) as run:
+        for batch in run.batches():
+            for piece in batch.microbatches(500):
+                run.accumulate(lambda model, x: model(x), piece)
+            optimizer.step()
+            path.append(rule.max_grad_norm)
+    settled = path[-40:]
+    assert abs(sum(settled) / len(settled) / (4 * quantile) - 1) < 0.12
+    assert path[0] == pytest.approx(start, rel=0.2)

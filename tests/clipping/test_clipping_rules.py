@@ -212,3 +212,19 @@ def test_factor_cannot_reach_into_the_norms() -> None:
     clip.accumulate(cross_entropy, x, y)
     assert not any(g.any() for g in clip.pop_sums()[0].grads)
     clip.close()
+
+
+@every_engine
+@pytest.mark.parametrize(("rule", "groups", "factor"), RULES.values(), ids=RULES)
+def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engine) -> None:
+    model, (x, y) = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
+    x[2, 0] = float("inf")
+    kept = [0, 1, 3, 4]
+    found = []
+    for batch in ((x, y), (x[kept], y[kept])):
+        clip = PerExampleClip(model, clipping=rule, engine=engine)
+        clip.accumulate(cross_entropy, *batch)
+        found.append(torch.cat([g.flatten() for s in clip.pop_sums() for g in s.grads]))
+        clip.close()
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
+    assert found[1].any()

@@ -127,3 +127,18 @@ def test_further_bits_of_a_gap_are_its_own() -> None:
         word = int(mpmath.floor(mpmath.mpf(2) ** 64 * (1 - mpmath.mpf(rate)) ** 3))
     _, source = drawn([2**63, word, 2**62, word], rate, 100_000)
     assert source.asked == [("1", 1), ("1", 3)]
+
+
+@pytest.mark.parametrize("rate", [1e-9])
+def test_sizes_and_places_at_small_rates(rate: float) -> None:
+    size, key = round(3 / rate), SecretKey()
+    batches = [records_at_gaps(size, rate, key, purpose="sampling", step=step) for step in range(3000)]
+    found = np.bincount([len(batch) for batch in batches], minlength=10)[:10]
+    expected = stats.poisson.pmf(np.arange(10), 3) * 3000
+    assert stats.chisquare(found, expected, sum_check=False).pvalue > 1e-7
+    places = np.concatenate(batches) / size
+    assert stats.kstest(places, "uniform").pvalue > 1e-7
+    # The first record of a batch, given that there is one; -expm1 of multiples of log1p keeps all digits.
+    first = np.array([batch[0] + 1 for batch in batches if len(batch)])
+    beyond = np.log1p(-rate)
+    assert stats.kstest(np.expm1(first * beyond) / np.expm1(size * beyond), "uniform").pvalue > 1e-7

@@ -57,6 +57,19 @@ class Reversal(Function):
         return -ctx.scale * dy, None
 
 
+class Doublings(Function):
+    """Applies itself in its forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: int) -> Tensor:
+        ctx.times = times
+        return 2 * (Doublings.apply(x, times - 1) if times > 1 else x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dy * 2**ctx.times, None
+
+
 class Pair(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
@@ -127,6 +140,7 @@ FORMS: dict[str, Form] = {
     "sparse product": sparse_product,
     "gradient of an activation kept": lambda m, x: (h := m.f(x), h.retain_grad(), h * h)[2],
     "channels last": lambda m, x: m.f(x).view(1, 4, 1, 1).contiguous(memory_format=torch.channels_last),
+    "old style, within itself": lambda m, x: Doublings.apply(m.f(x), 3),
     "old function": lambda m, x: m.f(Reversal.apply(m.f(x), 0.3)),
     "old function of two": lambda m, x: sum(Pair.apply(m.f(x), m.f(-x))) + sum(Pair.apply(x, m.f(x))),
     "function without a rule": lambda m, x: WithoutRule.apply(m.f(x)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import random
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -169,3 +170,18 @@ def test_exhausted_counter_is_refused() -> None:
     for start, count in ((last - 8, 9), (last - 1, 2), (last, 1)):
         with pytest.raises(RuntimeError, match="exhausted"):
             words(key, count, start=start)
+
+
+def test_global_seeds_do_not_reach_it() -> None:
+    def seeded() -> np.ndarray:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        return words(SecretKey())
+
+    assert not np.intersect1d(seeded(), seeded()).size
+    state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    words(SecretKey(SECRET))
+    assert torch.equal(torch.get_rng_state(), state[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], state[1])
+    assert random.getstate() == state[2]

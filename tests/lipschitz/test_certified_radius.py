@@ -277,3 +277,18 @@ def test_no_attack_within_the_radius_changes_the_class(make: Callable[[], nn.Seq
     assert accuracies == sorted(accuracies, reverse=True)
     assert accuracies[0] == (classes == targets).double().mean()
     assert accuracies[-1] == 0
+
+
+def test_a_layer_used_twice_divides_radii_twice() -> None:
+    twice = nn.Sigmoid()
+    first, second = double([2.0, -1.0])[0].sigmoid().sigmoid()
+    radius = certify(nn.Sequential(twice, twice, same(2)), double([2.0, -1.0]))
+    torch.testing.assert_close(radius, ((first - second) * 16 / math.sqrt(2)).unsqueeze(0), **EXACT)
+
+
+def test_radii_include_fixed_features_with_a_lipschitz_constant() -> None:
+    features = nn.Sequential(Standardise(0.1307, 0.3081), DctCut(6), nn.Flatten())
+    head = nn.Sequential(lip.SphereInput(1.0), lip.SpectralLinear(36, 10))
+    images = torch.rand(5, 1, 8, 8)
+    behind = certify(head, features(images))
+    torch.testing.assert_close(certify(nn.Sequential(features, head), images), behind * 0.3081, rtol=1e-6, atol=0)

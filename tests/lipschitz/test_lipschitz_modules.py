@@ -258,3 +258,21 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
 def test_what_does_not_fit_is_refused(make, problem) -> None:
     with pytest.raises(ValueError, match=problem):
         make()
+
+
+def test_a_residual_sum_doubles_the_gradient_and_a_mean_does_not() -> None:
+    branch = lip.SpectralLinear(4, 4)
+    assert lip.LipschitzResidual(branch, a=1.0, c=1.0).bound_backward(ONE, 3.0)[0] == pytest.approx(6.0)
+    g, sensitivities = lip.LipschitzResidual(branch).bound_backward(ONE, 3.0)
+    assert g == pytest.approx(3.0)
+    assert sensitivities[branch.weight] == pytest.approx(1.5)
+    assert lip.LipschitzResidual(branch).bound_forward(ONE).norm == pytest.approx(1.0)
+    assert lip.LipschitzResidual(branch, a=-1.0, c=2.0).bound_forward(ONE).norm == pytest.approx(3.0)
+
+
+def test_the_concatenation_of_two_branches_has_the_constant_sqrt_2() -> None:
+    joined = lip.LipschitzConcat([lip.Abs(), lip.SpectralLinear(4, 3)])
+    assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
+    g, sensitivities = joined.bound_backward(ONE, 3.0)
+    assert g == pytest.approx(3 * math.sqrt(2), rel=1e-5)
+    assert list(sensitivities.values()) == pytest.approx([3.0])

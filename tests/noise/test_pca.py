@@ -273,3 +273,12 @@ def test_page_is_run() -> None:
     assert names["projected"].shape[1] == 20
     assert sorted(type(event).__name__ for event in names["ledger"].events) == ["Gaussian", "PoissonGaussian"]
     assert 0 < names["epsilon"] < 4
+
+
+def test_a_fit_that_fails_after_its_release_keeps_its_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    monkeypatch.setattr(pca.linalg, "eigh", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        PrivatePCA(2, noise_multiplier=4.0, ledger=ledger).fit(many_rows())
+    ledger.release()
+    assert ledger.events == {Gaussian(4.0, COST): 1}

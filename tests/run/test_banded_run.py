@@ -235,3 +235,26 @@ def test_two_runs_share_a_budget() -> None:
     assert ledger.events == {STEP: 16}
     assert costs[0] == pytest.approx(PldAccountant().compose({STEP: 8}).epsilon(delta=1e-3), rel=1e-3)
     assert costs[1] == pytest.approx(RenyiOdometer().compose({STEP: 16}).epsilon(delta=1e-3), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ends", "saved_every"), [((5, 1, 9, 30), 8), pytest.param((1, 1, 1, 1, 1, 1), 1, marks=pytest.mark.slow)], ids=str
+)
+def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp_path: Path) -> None:
+    """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
+    declared = {"steps": 101, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
+    rounds, event = 0, None
+    for number, end in enumerate((*ends, 10**6)):
+        run = start(tmp_path, **declared) if number == 0 else resume(tmp_path)
+        run.save(tmp_path)
+        taken = 0
+        while taken < end and run.steps_left:
+            taken += len(take_steps(run, min(saved_every, end - taken)))
+            run.save(tmp_path)
+        rounds, event = rounds + -(-taken // BANDS), run.event
+        run.end()
+        run.ledger.close()
+    paid = Ledger.read(tmp_path / "ledger.jsonl").events
+    assert event is not None
+    assert rounds * BANDS <= paid[event] <= 104
+    assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0

@@ -88,3 +88,64 @@ def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pyte
     assert len(calls) > 9
     assert not found[3].capture_problems
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+class Halved(nn.Module):
+    """Another function in evaluation mode, as dropout is, without random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2 if self.training else x
+
+
+class Scaled(nn.Sequential):
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+CHANGES = ["a closure", "an attribute", "the mode of a part", "a frozen part", "a learning rate"]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_in_a_run_is_followed_from_its_step_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Released gradients of each step, captured and eager: the change is made where no call is compared."""
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
+    gradients: dict[str, list[Tensor]] = {}
+    for capture in ("eager", "graph"):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+        inputs, targets = torch.randn(40, 6, generator=generator), torch.randint(0, 4, (40,), generator=generator)
+        model = Scaled(nn.Linear(6, 8), Halved(), nn.Tanh(), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 12, 0.5)
+        clip = PerExampleClip(model, 1e3, capture=capture)  # pyright: ignore[reportArgumentType]
+        weight = 1.0
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            rate = optimizer.param_groups[0]["lr"] if what == "a learning rate" else 1.0  # noqa: B023
+            rate *= scheduler.get_last_lr()[0] if what == "a scheduler" else 1.0  # noqa: B023
+            return weight * rate * cross_entropy(model, x, y)  # noqa: B023
+
+        found = gradients[capture] = []
+        with noisette.privatize(
+            clip, optimizer, (inputs, targets), sampling_rate=1.0, expected_batch_size=40, steps=18,
+            noise_multiplier=1e-6,
+        ) as run:  # fmt: skip
+            for step, batch in enumerate(run.batches()):
+                if step == 12:
+                    weight = 0.3 if what == "a closure" else 1.0
+                    model.scale = 0.3 if what == "an attribute" else 1.0
+                    model[1].train(what != "the mode of a part")
+                    model[0].requires_grad_(what != "a frozen part")
+                for x, y in batch.microbatches(40):
+                    run.accumulate(loss, x, y)
+                optimizer.step()
+                trained = [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
+                found.append(torch.cat(trained))
+                optimizer.zero_grad()
+                scheduler.step()
+    assert clip.captured_operations > 0
+    assert not clip.capture_problems
+    for step, (one, other) in enumerate(zip(*gradients.values(), strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=f"step {step}")

@@ -167,3 +167,24 @@ def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path)
     reseal(tmp_path, content="[" * 100_000)
     with pytest.raises(ValueError, match="lacks a part"):
         checkpoint_file.read(tmp_path)
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        checkpoint_file.write(tmp_path, CONTENT)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def fail(*_: object, metadata: object) -> None:
+        raise SafetensorError("no space left")
+
+    monkeypatch.setattr(checkpoint_file, "save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        checkpoint_file.write(tmp_path, CONTENT)
+    assert list(tmp_path.iterdir()) == []

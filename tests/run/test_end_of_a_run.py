@@ -86,3 +86,13 @@ def test_a_run_that_was_interrupted_within_a_batch_is_closed_without_its_handle(
     second = start(model, optimizer, ledger=lost.ledger)
     take(second)
     assert lost.ledger.events == {second.event: 3}
+
+
+def test_a_run_that_is_collected_leaves_the_optimizer_plain() -> None:
+    model, optimizer = parts()
+    run = start(model, optimizer)
+    batch = take(run, 1)
+    del run
+    gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert batch.bounded, "a batch that is kept keeps no run alive"

@@ -426,3 +426,13 @@ def test_a_tensor_that_the_loss_has_kept_is_explained_where_it_is_read() -> None
     with pytest.raises(RuntimeError) as raised:
         train()
     assert "keeps nothing between its calls" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "call", [lambda o: o.step(lambda: 0.0), lambda o: o.step(closure=lambda: 0.0)], ids=["position", "name"]
+)
+def test_closure(call: Callable[[torch.optim.Optimizer], object]) -> None:
+    with start(Small()) as run:
+        first_batch(run)
+        with pytest.raises(PrivacyError, match="without a closure"):
+            call(run.optimizer)

@@ -261,3 +261,34 @@ def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stop
     assert run.epsilon(delta=DELTA) < BUDGET / 1.5
     with pytest.raises(ValueError, match=r"a declaration of 4 × .* choose a larger epsilon than 3"):
         begin(ledger)
+
+
+@pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
+def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        runs = [begin_for(ledger, BUDGET), begin_for(ledger, BUDGET)]
+        for number, run in enumerate(runs):
+            going = steps_of(run)
+            if is_taken(going):
+                run.save(tmp_path / str(number))
+                is_taken(going)
+            run.end()
+        again = []
+        for number, run in enumerate(runs):
+            if (tmp_path / str(number) / "checkpoint.safetensors").exists():
+                again.append(go_on(tmp_path / str(number), ledger))
+                assert again[-1].terms == run.terms
+                assert (again[-1].steps_taken, again[-1].steps_lost) == (1, 1)
+        assert again
+        take_turns(again, tuple(which % len(again) for which in order), ledger)
+        for run in again:
+            run.close()
+        assert price(ledger) <= BUDGET * (1 + 1e-9)
+
+
+def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
+    ledger = Ledger()
+    first = take_all(begin(ledger, epsilon=BUDGET / 2))
+    with pytest.raises(PrivacyError, match="beyond the budget of 3"):
+        begin(ledger, noise_multiplier=noise_beside(first, ACCOUNTANT))

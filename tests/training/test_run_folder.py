@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import full_disk
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint as checkpoint_file
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
@@ -284,3 +285,28 @@ def test_a_run_of_an_earlier_version_is_refused_with_the_way_out(tmp_path: Path)
     (tmp_path / "run.unfinished-1" / "checkpoint" / "checkpoint.json").write_text("{}")
     with pytest.raises(ValueError, match=r"earlier version of noisette.*finish it with the version that began it"):
         RunFolder.unfinished(tmp_path / "run.unfinished-1")
+
+
+def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None:
+    test_a_run_appears_whole_and_under_its_name(tmp_path)
+    out = tmp_path / "runs" / "first"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with full_disk(after=5000), pytest.raises(OSError) as failure, RunFolder(out) as folder:
+        spend_and_complete(folder, FILES | {"model.safetensors": bytes(10_000)})
+    assert failure.value.errno == errno.EFBIG
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert names(out.parent / "first.unfinished-1") == ["ledger.jsonl"]
+
+
+def test_a_failure_of_what_was_picked_up_changes_nothing(tmp_path: Path) -> None:
+    cut_short(tmp_path)
+    before = names(tmp_path)
+
+    def work() -> None:
+        with RunFolder.unfinished(tmp_path / "run"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as failure:
+        work()
+    assert names(tmp_path) == before
+    assert "--resume" in failure.value.__notes__[1]

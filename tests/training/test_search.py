@@ -13,7 +13,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from torch import nn
 
-from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.data import DataSet, Split
 from noisette.errors import PrivacyError
@@ -272,3 +272,24 @@ def test_public_examples_that_are_records_are_refused_before_anything_is_charged
 
 def normed(shape, classes):
     return nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
+
+
+def test_nothing_is_found_where_no_run_is_drawn_or_all_fail(monkeypatch, held_out_search):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 0)
+    assert held_out_search.run(Ledger(), nothing_shown) is None
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 2)
+
+    def fails(*args, **kwargs):
+        raise RuntimeError("record 7 is odd")
+
+    monkeypatch.setattr(search_module, "train", fails)
+    assert held_out_search.run(Ledger(), nothing_shown) is None
+
+
+def test_the_event_is_one_that_a_ledger_can_hold(tmp_path, held_out_search, monkeypatch):
+    monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        held_out_search.run(ledger, nothing_shown)
+    (event,) = Ledger.read(tmp_path / "ledger.jsonl").events
+    assert isinstance(event, RepeatAndSelect)
+    assert event == held_out_search.event

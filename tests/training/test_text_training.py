@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from cut_runs import cut_short, pass_by
@@ -163,3 +164,11 @@ def test_new_texts_are_numbered_as_those_trained_on(articles: Path, monkeypatch:
     refused = command("predict", out, rows, "--text", "article")
     assert refused.exit_code == 2
     assert "the run had 6 of GloVe's words with vectors of 4 numbers" in refused.output
+
+
+def test_no_vector_is_trained_and_no_text_reaches_one_without_its_number() -> None:
+    outcome = run(RECIPE, texts())
+    assert outcome.parameters == 2 * (5 * 6 + 1)
+    assert isinstance(outcome.model, models.FixedFeatures)
+    assert isinstance(outcome.model.features, nn.Embedding)
+    assert not outcome.model.features.weight.requires_grad
