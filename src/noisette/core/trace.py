@@ -132,12 +132,14 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
     """An autograd function with a rule for ``vmap``: its own code, for one example."""
     if function.generate_vmap_rule or function.vmap is not Function.vmap:
         return function
-    noted: list[Any] = []  # the context of the call in progress, where the forward pass gets one
+    noted: list[Any] = []  # the context of a forward pass, which torch gives to setup_context alone, called next
 
     def forward(*args: Any) -> Any:
-        noted[:] = [FunctionCtx()]
-        noted[0].needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
-        return function.forward(noted[0], *args)
+        ctx: Any = FunctionCtx()
+        ctx.needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
+        output = function.forward(ctx, *args)
+        noted.append(ctx)  # only now: the forward pass may apply the function again
+        return output
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         of_forward = vars(noted.pop())
