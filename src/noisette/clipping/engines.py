@@ -128,11 +128,7 @@ class _OneExample(TorchFunctionMode):
                 if call is not self._call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
-        output = (
-            self._draws.shared(func, args, kwargs)
-            if place is not None and self._draws.is_shared(place)
-            else func(*args, **kwargs)
-        )
+        output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
         if place is not None or self._draws.any:
             self._draws.follow(func, place, args, kwargs, outputs_of(output), _is_of_example_or_drawn)
         if is_of_example:

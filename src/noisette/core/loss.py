@@ -519,13 +519,13 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._shared: frozenset[Place] = frozenset()
+        self.places: frozenset[Place] = frozenset()  # whose draws are shared
         self.count = 0  # so many were shared so far
         self.any = False  # some number was drawn
 
     def share(self, places: Set[Place]) -> None:
         """The loss begins anew, and shares what is drawn at these places."""
-        self._shared |= places
+        self.places |= places
         self.count, self.any = 0, False
 
     def place(self, keywords: Mapping[str, Any]) -> Place | None:
@@ -536,9 +536,6 @@ class Draws:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "noisette.")):
             frame = frame.f_back
         return frame.f_code, frame.f_lasti
-
-    def is_shared(self, place: Place | None) -> bool:
-        return place in self._shared
 
     def shared(self, func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """What is drawn for all records of the batch."""
@@ -574,7 +571,7 @@ class Draws:
         Raises:
             CallAgainError: it follows from random numbers alone, which are to be shared.
         """
-        if (places := getattr(tensor, DRAWN, None)) and not places <= self._shared:
+        if (places := getattr(tensor, DRAWN, None)) and not places <= self.places:
             raise CallAgainError(shared=places)
 
 

@@ -294,7 +294,7 @@ class Recorder(TorchFunctionMode):
             return self._run(func, args, kwargs)
         args, kwargs = self._as_written(args, kwargs)
         place = self._draws.place(kwargs) if func in DRAWS else None
-        output = self._inside(func, args, kwargs, place is not None and self._draws.is_shared(place))
+        output = self._inside(func, args, kwargs, place in self._draws.places)
         found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
         for tensor in found:
             setattr(tensor, CALL, self._call)
