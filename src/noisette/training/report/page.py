@@ -154,7 +154,7 @@ def _loading(facts: Facts) -> str:
         given += f', public=Path("{Path(recipe.public.data or "").name}")'
     use = "model = saved.model  # takes inputs as they were trained on\n"
     if facts.features or recipe.data.columns or recipe.data.text:
-        use = 'names, values = saved.predict(saved.read(Path("rows.csv")))  # prepares rows as those were\n'
+        use = 'names, values = saved.predict(saved.read(Path("rows.csv")))\n'
     elif len(facts.input_shape) == 3 and recipe.data.name not in names() and not Path(recipe.data.name).suffix:
         use = 'files, inputs = saved.read_images(Path("images"))\nnames, values = saved.predict(inputs)\n'
     return (
