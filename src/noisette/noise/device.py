@@ -35,14 +35,13 @@ from noisette.core.noise import (
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The standard deviation
-    is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile are separate arguments,
-    because a compiler needs a second pass to put two results into one tensor.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The two halves of each
+    tile are separate arguments, because a compiler needs a second pass to put two results into one tensor.
 
     Args:
         radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
         angles: shape (tiles, PAIRS), 32 bits each.
-        std: a number in double precision.
+        std: a number in double precision, as a tensor, so that nothing is compiled anew when it changes.
         cosines, sines: get the noise R cos(a) and R sin(a), shape (tiles, PAIRS).
 
     Returns:
@@ -165,9 +164,8 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
 class CompiledNoise:
     """A source of noise for a run.
 
-    For sums in single precision on a GPU it gives the kernel, where Triton is installed. For sums on a processor it
-    gives the compiled pass, as soon as that is worth it, if it gives what the plain one gives: an error in compiled
-    code would leave sums without noise.
+    For sums in single precision on a GPU it gives the kernel, where Triton is installed; for sums on a processor the
+    compiled pass, once that is worth it, if it gives what the plain one gives: an error would leave sums without noise.
     """
 
     def __init__(self, compiler: Compiler | None, still_to_come: Callable[[], float]) -> None:

@@ -24,9 +24,6 @@ class Alone:
 
     Such processes are separate runs: on the same records each needs a ledger of its own data, or one after another the
     same one, and their costs add up.
-
-    >>> Alone().share(np.arange(3))
-    array([0, 1, 2])
     """
 
     rank = 0
@@ -78,7 +75,6 @@ class Alone:
 
 
 AnyRanks: TypeAlias = Alone | Ranks
-"""The processes of a run."""
 
 
 def ranks_of(given: AnyRanks | None) -> AnyRanks:

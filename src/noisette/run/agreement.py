@@ -10,7 +10,7 @@ import hmac
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,22 +42,17 @@ _AT_ONCE = 2**24  # elements
 
 
 def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Check that what is declared now is what the run of a checkpoint began with.
-
-    A name that only one of the two knows is not compared; ``None`` stands for what was not declared.
+    """Check that what is declared now is what the run of a checkpoint began with, as far as both name it.
 
     Raises:
         ValueError: they differ; every difference is listed.
-
-    >>> check_declared_again({"epsilon": 3.0, "delta": 1e-5}, {"epsilon": 1, "delta": 1e-5})
-    Traceback (most recent call last):
-    ValueError: the run of the checkpoint was declared otherwise, and goes on as it was declared:
-      epsilon: 3.0 in the checkpoint, 1 now
-    Declare the same again, or begin another run, without the checkpoint but with the same ledger for the same records
     """
-    said: dict[object, str] = {None: "not declared"}
+
+    def said(value: object) -> object:
+        return "not declared" if value is None else value
+
     differences = [
-        f"{name}: {said.get(value, value)} in the checkpoint, {said.get(now[name], now[name])} now"
+        f"{name}: {said(value)} in the checkpoint, {said(now[name])} now"
         for name, value in before.items()
         if name in now and now[name] != value
     ]
@@ -73,11 +68,12 @@ def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]
 # Model, optimizer and bound
 
 
-def facts_of(bound: GradientBound, optimizer: Optimizer) -> dict[str, object]:
+def facts_of(bound: GradientBound, optimizer: Optimizer, records: int) -> dict[str, object]:
     """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
     clipping = bound.clipping if isinstance(bound, PerExampleClip) else None
     groups = [] if clipping is None else clipping.groups(list(bound.parameters))
     return {
+        "number of records": records,
         "version of noisette": __version__,
         "version of torch": torch.__version__,
         "optimizer": [
@@ -126,8 +122,6 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
     Raises:
         PrivacyError: a record could be in the parts of two ranks, or in none.
     """
-    if ranks.size == 1:
-        return
     own = range(0) if records.own is None else records.own
     spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
     if any(span["own"] for span in spans):
@@ -138,9 +132,9 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
                 "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
                 "of=...) with the place of its first record, without overlaps or gaps"
             )
-    told = ranks.from_first("the records", lambda: Fingerprint.of(dataset, users).facts())
+    told = ranks.from_first("the records", lambda: asdict(Fingerprint.of(dataset, users)))
     with ranks.unanimous("the records"):
-        if not Fingerprint.told(told).fits(dataset, users):
+        if not Fingerprint(**told).fits(dataset, users):
             raise PrivacyError(
                 f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
                 "give each rank the same data set. Where each rank holds a part of the records, give it "
@@ -157,49 +151,36 @@ class Fingerprint:
     different values each time, as with random augmentation, only the length.
 
     Source: HMAC-SHA256, RFC 2104.
-
-    >>> first = Fingerprint.of(np.arange(3))
-    >>> first.fits(np.arange(3)), first.fits(np.arange(4))
-    (True, False)
     """
 
-    key: bytes = field(repr=False)
-    digest: bytes = field(repr=False)
+    key: str = field(repr=False)  # in hexadecimal digits, as the digest
+    digest: str = field(repr=False)
 
     @classmethod
     def of(cls, dataset: Any, users: np.ndarray | None = None) -> Self:
         """The fingerprint of a data set, and of its users if they are given, under a fresh key."""
         key = os.urandom(_KEY_BYTES)
-        return cls(key, _digest_with_users(key, dataset, users))
+        return cls(key.hex(), _digest_with_users(key, dataset, users).hex())
 
     def fits(self, dataset: Any, users: np.ndarray | None = None) -> bool:
         """Whether the fingerprint of this data set, and of its users if they are given, is the same."""
-        return hmac.compare_digest(self.digest, _digest_with_users(self.key, dataset, users))
+        return hmac.compare_digest(self.digest, _digest_with_users(bytes.fromhex(self.key), dataset, users).hex())
 
     def write(self, folder: Path) -> None:
         """Write it to a folder, readable by its owner only."""
-        atomic_files.write(folder / _FILE, json.dumps(self.facts()).encode() + b"\n", mode=0o600)
+        atomic_files.write(folder / _FILE, json.dumps(asdict(self)).encode() + b"\n", mode=0o600)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The fingerprint in a folder; a ValueError if it was truncated or altered."""
         path = folder / _FILE
         try:
-            found = cls.told(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError):
-            found = None
-        if found is None or len(found.key) != _KEY_BYTES:
-            raise ValueError(f"{path} was cut or altered; restore it from a copy")
+            found = cls(**json.loads(path.read_bytes()))
+            if len(bytes.fromhex(found.key)) != _KEY_BYTES:
+                raise ValueError("another key")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
         return found
-
-    def facts(self) -> dict[str, str]:
-        """The fingerprint as plain values; the key is for trusted processes alone."""
-        return {"key": self.key.hex(), "digest": self.digest.hex()}
-
-    @classmethod
-    def told(cls, facts: Mapping[str, str]) -> Self:
-        """The fingerprint with these :meth:`facts`."""
-        return cls(bytes.fromhex(facts["key"]), bytes.fromhex(facts["digest"]))
 
     @staticmethod
     def remove(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -132,50 +131,13 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights, buffers and the optimizer's state, as :meth:`SavedRun.check_fits` compares them.
-
-    Sharded tensors are put together, for which all ranks call this.
-    """
+    """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
         "weights": {name: whole(value) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
         "groups": names_of_groups(model, optimizer),
         "state": tree_map(whole, optimizer.state_dict()),
     }
-
-
-def _check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    weights, own = state["weights"], _weights(model)
-    problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
-    for name, value in own.items():
-        if name not in weights:
-            problems.append(f"{name}: in the model, but not in the checkpoint")
-        elif (was := _form(weights[name])) != _form(value):
-            problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
-    if state["optimizer"] != type(optimizer).__name__:
-        problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
-    elif state["groups"] != names_of_groups(model, optimizer):
-        problems.append("the optimizer held other parameters, or in another order")
-    if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
-
-
-def _restore_state(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Restore what :func:`capture_state` took; what has the shape of a sharded tensor is sharded like it."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def sharded(p: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: part_of(value, p) if isinstance(value, Tensor) and value.shape == p.shape else value
-            for name, value in values.items()
-        }
-
-    of_optimizer, weights = state["state"], state["weights"]
-    by_number = {k: sharded(parameters[int(k)], values) for k, values in of_optimizer["state"].items()}
-    optimizer.load_state_dict({**of_optimizer, "state": by_number})
-    own = model.state_dict()
-    model.load_state_dict({name: part_of(weights[canonical_name(model, name)], like) for name, like in own.items()})
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:
@@ -210,27 +172,6 @@ class SavedRun:
     learned: Mapping[str, Any]  # of ``capture_state``
     extras: Mapping[str, Any]  # the caller's own values
 
-    @classmethod
-    def of(
-        cls,
-        bound: GradientBound,
-        terms: RunParameters,
-        steps_taken: int,
-        ledger: Ledger,
-        *,
-        beside: Path,
-        learned: Mapping[str, Any],
-        extras: Mapping[str, Any],
-    ) -> Self:
-        """What a checkpoint in the folder ``beside`` says of a run whose ledger is a file, and is synchronised here."""
-        assert ledger.path is not None, "in memory"
-        ledger.shorten()
-        head = ledger.head
-        atomic_files.sync(ledger.path)  # the line that the checkpoint names must be on disk first
-        place = os.path.relpath(ledger.path, beside.resolve())
-        trained, learnt = list(bound.parameters), bound.state()
-        return cls(terms, steps_taken, place, ledger.dataset, head, trained, learnt, learned, extras)
-
     def facts(self) -> dict[str, Any]:
         """The same as plain values."""
         return {known.name: getattr(self, known.name) for known in fields(self)} | {"terms": self.terms.facts()}
@@ -261,14 +202,28 @@ class SavedRun:
 
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Check that bound, model and optimizer are like those of the run; a ValueError lists up to five problems."""
-        _check_fits(self.learned, bound.model, optimizer)
+        state, own = self.learned, _weights(bound.model)
+        weights = state["weights"]
+        problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
+        for name, value in own.items():
+            if name not in weights:
+                problems.append(f"{name}: in the model, but not in the checkpoint")
+            elif (was := _form(weights[name])) != _form(value):
+                problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
+        if state["optimizer"] != type(optimizer).__name__:
+            problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
+        elif state["groups"] != names_of_groups(bound.model, optimizer):
+            problems.append("the optimizer held other parameters, or in another order")
+        if problems:
+            more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+            raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
         if self.trained != list(bound.parameters):
             raise ValueError("the checkpoint is of a run that trained other parameters; freeze the same ones")
         if self.terms.event.parts != parts_of(bound.pop_sums()) or self.bound.keys() != bound.state().keys():
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Restore the state of bound, model and optimizer.
+        """Restore the state of bound, model and optimizer; what has the shape of a sharded tensor is sharded like it.
 
         Raises:
             ValueError: they are not like those of the run, or the saved bound is outside its domain; they are left as
@@ -276,7 +231,23 @@ class SavedRun:
         """
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first, because only it can still refuse its values
-        _restore_state(self.learned, bound.model, optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_optimizer, weights = self.learned["state"], self.learned["weights"]
+        by_number = {
+            k: {
+                name: part_of(value, parameters[k])
+                if isinstance(value, Tensor) and value.shape == parameters[k].shape
+                else value
+                for name, value in values.items()
+            }
+            for k, values in of_optimizer["state"].items()
+        }
+        optimizer.load_state_dict({**of_optimizer, "state": by_number})
+        model = bound.model
+        of_model = {
+            name: part_of(weights[canonical_name(model, name)], like) for name, like in model.state_dict().items()
+        }
+        model.load_state_dict(of_model)
 
     def open_ledger(self, path: Path) -> Ledger:
         """The ledger of the run at this path, open for writing; with the errors of :class:`Ledger`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from noisette.accounting import Accountant, Ledger, PldAccountant
+from noisette.accounting import Accountant, Ledger, PldAccountant, atomic_files
 from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
@@ -36,10 +37,7 @@ if TYPE_CHECKING:
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
-    """One line for each module that is known to mix examples: its name, its class, and what to do instead.
-
-    A module may state it in an attribute ``mixes_examples``.
-    """
+    """For each module that mixes examples, also by its attribute ``mixes_examples``: name, class, and a remedy."""
     named = [(name or "the model itself", module, _mixing(module)) for name, module in model.named_modules()]
     return [f"{name}  {type(module).__name__} {problem}" for name, module, problem in named if problem]
 
@@ -59,20 +57,16 @@ def _mixing(module: nn.Module) -> str:
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
-    """No module of the model normalises over the batch.
-
-    Raises:
-        PrivacyError: listing every module that does.
-    """
+    """Check that no module of the model normalises over the batch; a PrivacyError lists every one that does."""
     if problems := batch_mixing_modules(model):
         raise PrivacyError(f"modules of the model mix examples ({len(problems)} in all):\n  " + "\n  ".join(problems))
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that the optimizer can be used in a private run with this bound, and has its parameters.
+    """Check that the optimizer needs no closure, calls hooks, and has the parameters of the bound.
 
     Raises:
-        PrivacyError: it needs a closure or calls no hooks; or the parameters differ, which are listed.
+        PrivacyError: it does not; parameters that differ are listed.
     """
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
@@ -142,8 +136,6 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
     """
     hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
     found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
-    if not found:
-        return None
 
     def let_go() -> None:
         for _, each in found:
@@ -162,7 +154,7 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
             before.restore()
         return let_go
 
-    return hold
+    return hold if found else None
 
 
 def _source_of(schedule: Schedule | None, devices: set[torch.device], still_to_come: Callable[[], float]) -> Source:
@@ -176,14 +168,16 @@ def _source_of(schedule: Schedule | None, devices: set[torch.device], still_to_c
 
 def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: AnyRanks, together: bool) -> NoisySums:
     """How sums are added up and noised: by banded noise where it is declared, over ranks where there are several."""
-    if not isinstance(event, BandedGaussian) and not together:
+    bands = event.bands if isinstance(event, BandedGaussian) else 1
+    if bands == 1 and not together:
         return OwnNoise(noise)
-    from noisette.noise.banded import BandedNoise, correlation_of, deviations_of
     from noisette.ranks.joint_sums import JointSums
 
-    correlation = correlation_of(event, steps)
-    if correlation == (1.0,):
-        return JointSums(noise, ranks) if together else OwnNoise(noise)
+    if bands == 1:
+        return JointSums(noise, ranks)
+    from noisette.noise.banded import BandedNoise, banded_coefficients, deviations_of
+
+    correlation = banded_coefficients(bands, max(1, steps))
     return JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
 
 
@@ -291,10 +285,9 @@ class PrivateRun(DpSgd):
     def on_ranks(
         cls, make: Callable[..., Self], ranks: AnyRanks, *, own_ledger: Ledger | None, own_ranks: bool
     ) -> Self:
-        """The run on all of its ranks, with one key, or on none.
+        """The run that ``make`` gives, from key and ranks, on all of its ranks with one key, or on none.
 
-        ``make`` gives the run of this rank, from key and ranks. ``own_ledger`` is closed with the run, and so are the
-        ranks if they are its own.
+        ``own_ledger`` is closed with the run, and so are the ranks if they are its own.
         """
         key = ranks.key()
         run = None
@@ -304,8 +297,8 @@ class PrivateRun(DpSgd):
             if ranks.size > 1:
                 from noisette.run.agreement import check_same_records, facts_of
 
-                facts = {"number of records": run._records.size}
-                ranks.check_equal("the start of the run", lambda: facts | facts_of(run.bound, run.optimizer))
+                size = run._records.size
+                ranks.check_equal("the start of the run", lambda: facts_of(run.bound, run.optimizer, size))
                 check_same_records(run._dataset, run._records, run._user_numbers, ranks)
                 run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
@@ -323,10 +316,8 @@ class PrivateRun(DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        With other declarations in the ledger it is that of an odometer, which holds however they were chosen by each
-        other's results, or the run's budget if that holds and is less.
-
-        Guarantee: an upper bound, up to 900.
+        Guarantee: an upper bound, up to 900; with other declarations in the ledger also where they were chosen by each
+        other's results.
         """
         return self._spending.epsilon(delta=delta)
 
@@ -342,8 +333,8 @@ class PrivateRun(DpSgd):
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
 
-        ``calls`` of the model have the same records as rows, and the gradients that arrived at their outputs, which are
-        multiplied with ``scale``. A PrivacyError if more rows came than examples of the microbatch are left.
+        ``calls`` of the model have the same records as rows; ``scale`` multiplies the gradients that arrived at their
+        outputs. A PrivacyError if more rows came than examples of the microbatch are left.
         """
         assert isinstance(self.bound, PerExampleClip)
         batch, count = self._batch, calls[0].count
@@ -361,17 +352,16 @@ class PrivateRun(DpSgd):
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
 
-        It holds the weights, the state of optimizer and bound, the run's parameters and the path of its ledger, no key
-        of noise or sampling, and nothing private but a keyed fingerprint of the data set, whose file is deleted when
-        the run is closed after its last step.
+        It holds weights, states, parameters of the run and the path of its ledger, no key, and nothing private but a
+        keyed fingerprint of the data set, whose file is deleted when the run is closed after its last step.
 
         Args:
             folder: created if it does not exist; its files are readable by their owner alone.
-            extras: the value of ``extras`` after :meth:`resume`; its current value unless given. Tensors, numbers,
-                text, and mappings and sequences of those, computed from released values only.
+            extras: what ``extras`` is after :meth:`resume`: tensors, numbers, text, and mappings and sequences of
+                those, computed from released values only.
 
         Raises:
-            ValueError: the ledger is in memory, so the privacy spent would be forgotten with the process.
+            ValueError: the ledger is in memory.
             TypeError: something in the model, the optimizer or ``extras`` cannot be saved.
             OSError: the files cannot be written; the older checkpoint stays.
         """
@@ -400,11 +390,23 @@ class PrivateRun(DpSgd):
         self._saved_in = folder
 
     def saved(self, beside: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> SavedRun:
-        """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file."""
+        """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file and is synchronised."""
         from noisette.run.checkpoint import SavedRun
 
-        return SavedRun.of(
-            self.bound, self.terms, self.steps_taken, self.ledger, beside=beside, learned=learned, extras=extras
+        assert self.ledger.path is not None, "in memory"
+        self.ledger.shorten()
+        head = self.ledger.head
+        atomic_files.sync(self.ledger.path)  # the line that the checkpoint names must be on disk first
+        return SavedRun(
+            terms=self.terms,
+            steps_taken=self.steps_taken,
+            ledger=os.path.relpath(self.ledger.path, beside.resolve()),
+            dataset=self.ledger.dataset,
+            head=head,
+            trained=list(self.bound.parameters),
+            bound=self.bound.state(),
+            learned=learned,
+            extras=extras,
         )
 
     @classmethod
@@ -424,14 +426,12 @@ class PrivateRun(DpSgd):
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
-        Steps in the ledger beyond the checkpoint are spent and lost, because the crashed process may have released
-        them. So a run never makes more steps than planned, however often it crashes.
+        Steps in the ledger beyond the checkpoint are lost, because the crashed process may have released them.
 
         Args:
             folder: where :meth:`save` wrote the checkpoint; all ranks read it, whose number may be another one.
             bound, optimizer: of a model like the saved one; they get the saved weights and state.
-            dataset, users: the same records, and the same ids. Batches are drawn as before; a pass over the data that
-                was under way is not continued, a new one begins.
+            dataset, users: the same records, and the same ids. A pass over the data that was under way begins anew.
             accountant, collate_fn, ranks: as for :func:`privatize`.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
             saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
@@ -445,7 +445,7 @@ class PrivateRun(DpSgd):
             PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
                 budget; and everything that :func:`privatize` refuses.
         """
-        from noisette.run.agreement import digests_of
+        from noisette.run.agreement import Fingerprint, digests_of
         from noisette.run.checkpoint import SavedRun
 
         folder = Path(folder)
@@ -484,7 +484,12 @@ class PrivateRun(DpSgd):
             undone.callback(run.end)
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
-                    run._check_data(folder)
+                    run._fingerprint = Fingerprint.read(folder)
+                    if not run._fingerprint.fits(run._dataset, run._user_numbers):
+                        raise ValueError(
+                            "the data set is not the one that the run began with; resume it with the same records of "
+                            "the same users"
+                        )
                     run.check_budget()
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
@@ -493,22 +498,11 @@ class PrivateRun(DpSgd):
         run._saved_in = folder
         return run
 
-    def _check_data(self, folder: Path) -> None:
-        """Check that the records are those that the run began with."""
-        from noisette.run.agreement import Fingerprint
-
-        self._fingerprint = Fingerprint.read(folder)
-        if not self._fingerprint.fits(self._dataset, self._user_numbers):
-            raise ValueError(
-                "the data set is not the one that the run began with; resume it with the same records of the same users"
-            )
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(
-            error
-        ):  # torch's word for such a tensor
+        # What torch says of a tensor of a vectorised call that has ended.
+        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(error):
             error.add_note(
                 "A tensor that the loss kept was read after the loss had returned: the loss of private records keeps "
                 "nothing between its calls. To log a loss, compute one of public records after optimizer.step()"

@@ -53,42 +53,38 @@ def privatize(
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
         dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
-            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. Frames of
-            pandas as well: alone as a dictionary of columns, in a tuple such as ``(frame, series)`` as a matrix. Arrays
-            in mapped files are read row by row. :class:`OwnRecords` where each of several processes holds others.
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. A frame of
+            pandas is a dictionary of columns, in a tuple such as ``(frame, series)`` a matrix. :class:`OwnRecords`
+            where each of several processes holds others.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         sampling_rate: probability in (0, 1] that a record is in a step's batch.
         steps: number of logical steps.
         public_size: declared number of records, to give ``sampling_rate`` as expected batch size over it.
         epochs: passes over the declared size, to give ``steps``.
-        epsilon: the privacy budget of this run together with everything in ``ledger``; the noise is calibrated to it.
-            Needs ``delta``.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity; calibrated to ``epsilon`` unless
-            given. With both, the steps must fit in the budget.
+        epsilon: the privacy budget of this run together with everything in ``ledger``, with ``delta``; the noise is
+            calibrated to it.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, instead of ``epsilon``. With
+            both, the steps must fit in the budget.
         delta: probability with which the bound on epsilon may fail; below one over the declared size.
         accountant: computes epsilon; ``PldAccountant()`` unless given.
-        ledger: records every release; in memory unless given. A path is opened for the run, and closed with it; of
-            several ranks rank 0 alone opens it, and the others keep a copy in memory.
+        ledger: records every release; in memory unless given. A path is opened for the run, and closed with it.
         allow_large_delta: accept a delta of one over the declared size or more.
-        sampling: how batches are drawn: ``Poisson()`` unless given, ``TruncatedPoisson(largest_batch)`` for batches of
-            at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
+        sampling: how batches are drawn: ``Poisson()``, ``TruncatedPoisson(largest_batch)``, ``BallsInBins()`` or
+            ``CyclicPoisson(bands)``.
         users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
             Records or users are sampled, whichever costs less at the same expected batch size.
         collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
-            given. It sees one record at a time, and what it returns is joined by rows: use :class:`PaddedBuckets` where
-            sequences differ in length.
+            given. It sees one record at a time, and what it returns is joined by rows.
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
-        declaration: a name that the run shares with other releases in the ledger, such as private principal components,
-            whose parameters were all fixed before the first of them, with nothing else released before the last. They
-            are composed by ``accountant``. With other runs and charges in the ledger, by whose results this one may
-            have been chosen, a Rényi filter keeps the budget, which needs more noise.
+        declaration: a name that the run shares with other releases in the ledger whose parameters were all fixed before
+            the first of them, with nothing else released before the last. They are composed by ``accountant``; beside
+            others, by whose results this run may have been chosen, a Rényi filter keeps the budget, with more noise.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
     one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says, and
-    however the runs and charges of the ledger were chosen by each other's results if the budget was fixed before,
-    provided that the key stays in the processes of the run, and that these and the network between them are one
-    trusted party.
+    however the runs and charges of the ledger were chosen by each other's results if the budget was fixed before. The
+    key stays in the processes of the run; these and the network between them are one trusted party.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
@@ -100,17 +96,17 @@ def privatize(
     """
     own_ranks, ranks = ranks is None, ranks_of(ranks)
     numbers: dict[str, Any] = {
-        "expected_batch_size": plain(expected_batch_size),
-        "sampling_rate": plain(sampling_rate),
-        "steps": plain(steps),
-        "public_size": plain(public_size),
-        "epochs": plain(epochs),
-        "epsilon": plain(epsilon),
-        "noise_multiplier": plain(noise_multiplier),
-        "delta": plain(delta),
+        "expected_batch_size": expected_batch_size,
+        "sampling_rate": sampling_rate,
+        "steps": steps,
+        "public_size": public_size,
+        "epochs": epochs,
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
     }
-    expected_batch_size, sampling_rate, steps, public_size, epochs = list(numbers.values())[:5]
-    epsilon, noise_multiplier, delta = list(numbers.values())[5:]
+    numbers = {name: plain(value) for name, value in numbers.items()}
+    expected_batch_size, sampling_rate, steps, public_size, epochs, epsilon, noise_multiplier, delta = numbers.values()
     with ExitStack() as undone:
         if own_ranks:
             undone.callback(ranks.close)
