@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import default_collate
 
-from noisette import PerExampleClip, privatize
 from noisette.run.collation import collated, joined
+from small_loop import start, take_steps
 
 ONE, OTHER = torch.ones(3), torch.zeros(3)
 
@@ -189,16 +189,8 @@ def loss(model: nn.Module, record: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def train(records: list[dict[str, Any]]) -> None:
     """One step with all records."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    clip = PerExampleClip(model, 1.0)
-    with privatize(
-        clip, optimizer, records, expected_batch_size=1, sampling_rate=1.0, steps=1, noise_multiplier=1.0
-    ) as run:
-        for batch in run.batches():
-            for microbatch in batch.microbatches(100):
-                run.accumulate(loss, microbatch)
-            optimizer.step()
+    with start(nn.Linear(4, 1), records, sampling_rate=1.0, steps=1) as run:
+        take_steps(run, loss, size=100)
 
 
 @pytest.mark.parametrize("first", [{"x": torch.ones(4)}, {"x": torch.ones(4, dtype=torch.float64), "weight": -1.0}])

@@ -7,21 +7,23 @@ while tracing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import noisette
-from noisette.core.noise import GaussianNoise, SecretKey
+from noisette.core.noise import GaussianNoise
 from noisette.errors import PrivacyError
 from noisette.run.per_example import PerExampleClip
+from small_loop import loss, start
 
 GENERATOR = torch.Generator().manual_seed(1)
 X, Y = torch.randn(200, 6, generator=GENERATOR), torch.randint(0, 3, (200,), generator=GENERATOR)
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it traces
+pytestmark = [
+    pytest.mark.usefixtures("known_key"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch itself, while it traces
+]
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -50,24 +52,11 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
+def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> noisette.PrivateRun:
+    return start(model, (X, Y), optimizer=optimizer, clip={"max_grad_norm": 1.0, "capture": "eager"}, steps=4)
 
 
-def start(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> noisette.PrivateRun:
-    return noisette.privatize(
-        noisette.PerExampleClip(model, 1.0, capture="eager"),
-        optimizer,
-        (X, Y),
-        sampling_rate=0.2,
-        expected_batch_size=40,
-        steps=steps,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
-
-
-def take_steps(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
+def gradients_of(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
     """Train, and return the gradients that each step has left."""
     gradients = []
     for batch in run.batches():
@@ -82,11 +71,6 @@ def take_steps(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Ten
 def compiled(step: Callable[[], object]) -> Callable[[], object]:
     torch._dynamo.reset()
     return torch.compile(step, backend="eager")
-
-
-@pytest.fixture(autouse=True)
-def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +99,10 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
         step: Callable[[], object] = compiled(optimizer.step) if is_compiled and "before" in when else optimizer.step
         if when == "called before privatize":
             step()  # without gradients, so that nothing moves
-        with start(model, optimizer) as run:
+        with begin(model, optimizer) as run:
             if is_compiled and "before" not in when:
                 step = compiled(optimizer.step)
-            gradients.append(take_steps(run, step))
+            gradients.append(gradients_of(run, step))
             assert len(ended) == 1 + 4, "the bound adapts before the first batch and once for each step"
         assert run.steps_taken == 4
         assert drawn == [0, 1, 2, 3]
@@ -133,9 +117,9 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
 def test_a_compiled_step_without_a_batch_is_refused() -> None:
     model = net()
     optimizer = sgd(model)
-    with start(model, optimizer) as run:
+    with begin(model, optimizer) as run:
         step = compiled(optimizer.step)
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             step()
-        take_steps(run, step)
+        gradients_of(run, step)
         step()  # the run has ended, and left the optimizer as it was

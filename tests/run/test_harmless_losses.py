@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
-import noisette
 from noisette import OneByOneWarning
+from small_loop import start
 
 C = 1.0
 X, Y = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -21,17 +21,14 @@ WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
 
 
 def released(
-    loss: Callable[..., Tensor], model: nn.Module, *data: Tensor, steps: int = 1, public: Sequence[Tensor] = ()
-) -> list[Tensor]:
-    declared: dict[str, Any] = {"expected_batch_size": 1, "sampling_rate": 1.0, "noise_multiplier": 1e-6}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with noisette.privatize(
-        noisette.PerExampleClip(model, max_grad_norm=C), optimizer, data, steps=steps, **declared
-    ) as run:
+    loss: Callable[..., Tensor], model: nn.Module, *data: Tensor, public: Sequence[Tensor] = ()
+) -> Sequence[Tensor]:
+    declared = {"expected_batch_size": 1, "sampling_rate": 1.0, "noise_multiplier": 1e-6, "steps": 1}
+    with start(model, data, clip={"max_grad_norm": C}, **declared) as run:
         for batch in run.batches():
             for part in batch.microbatches(4):
                 run.accumulate(loss, *part, public=public)
-            optimizer.step()
+            run.optimizer.step()
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 

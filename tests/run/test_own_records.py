@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import OwnRecords, PerExampleClip, PrivacyError, Users, privatize
+from noisette import OwnRecords, PrivacyError, Users
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of
 from noisette.run.sampling import UserRecords
+from small_loop import square, start, take_steps
 
 X = torch.arange(200.0).view(100, 2)
 PARTS = [(0, 37), (37, 37), (37, 90), (90, 100)]
@@ -23,11 +24,11 @@ def test_parts_make_the_whole_batch(rate: float) -> None:
     for step in range(30):
         whole = sampler.indices(step=step)
         loaded = []
-        for start, end in PARTS:
-            own = records_of(OwnRecords(X[start:end], first=start, of=100))
+        for first, end in PARTS:
+            own = records_of(OwnRecords(X[first:end], first=first, of=100))
             assert own.size == 100
             held = own.held(whole)
-            assert held.tolist() == [at - start for at in whole.tolist() if start <= at < end]
+            assert held.tolist() == [at - first for at in whole.tolist() if first <= at < end]
             loaded.append(own.gather(held))
         assert torch.equal(torch.cat(loaded), X[whole])
 
@@ -43,25 +44,11 @@ def test_parts_outside_are_refused(first: int, of: int) -> None:
 def test_a_run_trains_on_its_own_and_counts_none_of_it() -> None:
     """Two parts of other lengths have the same public numbers, and the batch is drawn from all records."""
     released = []
-    for start, end in ((0, 40), (40, 100)):
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with privatize(
-            PerExampleClip(model, max_grad_norm=1.0),
-            optimizer,
-            OwnRecords(X[start:end], first=start, of=100),
-            expected_batch_size=50,
-            sampling_rate=0.5,
-            steps=1,
-            noise_multiplier=1.0,
-            delta=1e-3,
-        ) as run:
+    for first, end in ((0, 40), (40, 100)):
+        own = OwnRecords(X[first:end], first=first, of=100)
+        with start(nn.Linear(2, 1), own, expected_batch_size=50, steps=1, delta=1e-3) as run:
             assert run._sampler.size == 100  # pyright: ignore[reportAttributeAccessIssue]
-            for batch in run.batches():
-                assert (batch.indices < end - start).all()
-                for x in batch.microbatches(8):
-                    run.accumulate(lambda m, x: m(x).sum(), x)
-                optimizer.step()
+            assert (take_steps(run, square)[0].indices < end - first).all()
         released.append((run.event, run.terms.expected_batch_size, run.steps, run.epsilon(delta=1e-3)))
     assert released[0] == released[1]
 
