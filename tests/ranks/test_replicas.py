@@ -22,16 +22,15 @@ def differences(course: Course, truth: Course) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("kind", "settings", "size"),
     [
-        ("plain", {}),
-        ("ddp", {}),
-        ("plain", {"adaptive": True}),
-        ("plain", {"rate": 0.02}),
-        ("plain", {"spoilt": True}),
-        ("plain", {"bands": 3}),
+        ("plain", {}, 2),
+        ("ddp", {}, 4),
+        ("plain", {"adaptive": True}, 2),
+        ("plain", {"rate": 0.02}, 4),
+        ("plain", {"spoilt": True}, 2),
+        ("plain", {"bands": 3}, 4),
     ],
     ids=str,
 )
@@ -48,8 +47,7 @@ def test_a_run_is_that_of_one_process(kind: str, settings: dict[str, object], si
         assert max(map(len, parts[1:])) - min(map(len, parts[1:])) <= 1
 
 
-@pytest.mark.parametrize("bands", [None, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dtype", "bands"), [(torch.float32, 3), (torch.float64, None)], ids=str)
 def test_the_noise_of_empty_batches_is_the_same_bit_for_bit(dtype: torch.dtype, bands: int | None) -> None:
     work = partial(take_steps, rate=1e-9, dtype=dtype, expected=10.0, bands=bands)
     truth = alone(work)
@@ -82,7 +80,7 @@ def test_each_rank_has_a_key_of_its_own_only_alone() -> None:
     assert again.value != first.value
 
 
-@pytest.mark.parametrize("rows", [0, 500, 5000])
+@pytest.mark.parametrize("rows", [500, 5000])
 def test_principal_components_are_those_of_one_process(rows: int) -> None:
     truth = alone(components, rows)
     assert [outcome.value for outcome in on_ranks(3, components, rows, known_key=True)] == [truth] * 3

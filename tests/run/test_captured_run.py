@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-import noisette
 from noisette import AdaptiveClip, PerExampleClip
 from noisette.capture.captured import Captured
-from noisette.core.noise import SecretKey
+from small_loop import loss, start
 
-SECRET = bytes(range(32))
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
+pytestmark = pytest.mark.usefixtures("known_key")
 
 
 class Noted:
@@ -30,7 +23,7 @@ class Noted:
         self.weight = 1.0
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return self.weight * cross_entropy(model, x, y)
+        return self.weight * loss(model, x, y)
 
 
 def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray], set[int], PerExampleClip]:
@@ -43,9 +36,8 @@ def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray
     bound = PerExampleClip(model, capture=capture, **(clip or {"max_grad_norm": 0.5}))
     noted = Noted()
     batches, sizes = [], set()
-    with noisette.privatize(
-        bound, optimizer, (inputs, targets), sampling_rate=0.1, expected_batch_size=40, steps=30, noise_multiplier=1.0,
-    ) as run:  # fmt: skip
+    declared = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 30}
+    with start(model, (inputs, targets), optimizer=optimizer, clip=bound, **declared) as run:
         for step, batch in enumerate(run.batches()):
             batches.append(batch.indices.copy())
             noted.weight = 1.0 if step < 20 else 0.5
@@ -62,8 +54,7 @@ def train(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarray
 
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
-def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
+def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
     found, expected = [train(how, 24, **{name: make(0.5) for name, make in clip.items()}) for how in ("graph", "eager")]
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
@@ -73,7 +64,6 @@ def test_a_captured_run_is_the_eager_run(clip: dict[str, Any], monkeypatch: pyte
 
 
 def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     expected = train("eager", "auto")
     whole, calls = Captured.__call__, []
 
@@ -108,9 +98,8 @@ CHANGES = ["a closure", "an attribute", "the mode of a part", "a frozen part", "
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_in_a_run_is_followed_from_its_step_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_in_a_run_is_followed_from_its_step_on(what: str) -> None:
     """Released gradients of each step, captured and eager: the change is made where no call is compared."""
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     gradients: dict[str, list[Tensor]] = {}
     for capture in ("eager", "graph"):
         torch.manual_seed(0)
@@ -122,16 +111,13 @@ def test_a_change_in_a_run_is_followed_from_its_step_on(what: str, monkeypatch: 
         clip = PerExampleClip(model, 1e3, capture=capture)  # pyright: ignore[reportArgumentType]
         weight = 1.0
 
-        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        def weighted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             rate = optimizer.param_groups[0]["lr"] if what == "a learning rate" else 1.0  # noqa: B023
-            rate *= scheduler.get_last_lr()[0] if what == "a scheduler" else 1.0  # noqa: B023
-            return weight * rate * cross_entropy(model, x, y)  # noqa: B023
+            return weight * rate * loss(model, x, y)  # noqa: B023
 
         found = gradients[capture] = []
-        with noisette.privatize(
-            clip, optimizer, (inputs, targets), sampling_rate=1.0, expected_batch_size=40, steps=18,
-            noise_multiplier=1e-6,
-        ) as run:  # fmt: skip
+        declared = {"sampling_rate": 1.0, "expected_batch_size": 40, "steps": 18, "noise_multiplier": 1e-6}
+        with start(model, (inputs, targets), optimizer=optimizer, clip=clip, **declared) as run:
             for step, batch in enumerate(run.batches()):
                 if step == 12:
                     weight = 0.3 if what == "a closure" else 1.0
@@ -139,7 +125,7 @@ def test_a_change_in_a_run_is_followed_from_its_step_on(what: str, monkeypatch: 
                     model[1].train(what != "the mode of a part")
                     model[0].requires_grad_(what != "a frozen part")
                 for x, y in batch.microbatches(40):
-                    run.accumulate(loss, x, y)
+                    run.accumulate(weighted, x, y)
                 optimizer.step()
                 trained = [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
                 found.append(torch.cat(trained))

@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 import noisette
 from noisette import PerExampleClip
 from noisette.run.per_example import _check_initialized as check_initialized
-from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run
+from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run, take_steps
 
 ENGINES = [
     noisette.engines.BookKeeping(),
@@ -25,18 +25,12 @@ ENGINES = [
 ]
 
 
-def plain_loop(model: nn.Module, optimizer: Optimizer) -> Tensor:
-    with small_run(model, optimizer) as run:
-        for batch in run.batches():
-            process(run, batch)
-            optimizer.step()
-            optimizer.zero_grad()
-    return flat(model)
-
-
-def reference() -> Tensor:
+def trained(dataset: Any = (X, Y)) -> Tensor:
+    """The weights after a plain loop."""
     model = small_model()
-    return plain_loop(model, SGD(model.parameters(), lr=0.3))
+    with small_run(model, SGD(model.parameters(), lr=0.3), dataset=dataset) as run:
+        take_steps(run)
+    return flat(model)
 
 
 BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
@@ -44,13 +38,8 @@ BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
     "gradients of zero by the model": lambda m, o: m.zero_grad(set_to_none=False),
     "clipped norm": lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
     "a backward that was cleared": lambda m, o: (loss(m, X, Y).backward(), o.zero_grad()),
-    "a call without gradients": lambda m, o: _without_gradients(m),
+    "a call without gradients": lambda m, o: torch.no_grad()(m)(X),
 }
-
-
-def _without_gradients(model: nn.Module) -> None:
-    with torch.no_grad():
-        model(X)
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
@@ -63,7 +52,7 @@ def test_what_precedes_a_step(before: Any) -> None:
             before(model, optimizer)
             optimizer.step()
             optimizer.zero_grad()
-    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(flat(model), trained(), rtol=1e-6, atol=1e-7)
 
 
 # Layers that freeze and thaw
@@ -134,11 +123,4 @@ def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.M
     ids=["TensorDataset", "Subset", "list of pairs", "arrays"],
 )
 def test_forms_of_one_data_set(dataset: Any) -> None:
-    model = small_model()
-    optimizer = SGD(model.parameters(), lr=0.3)
-    with small_run(model, optimizer, dataset=dataset) as run:
-        for batch in run.batches():
-            process(run, batch)
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(trained(dataset), trained(), rtol=1e-6, atol=1e-7)

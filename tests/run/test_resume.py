@@ -86,11 +86,11 @@ def crash(run: PrivateRun) -> None:
     run.end()
 
 
-def begun(folder: Path, parts: Pair | None = None, steps: int = 3, **changes: Any) -> None:
-    """A run that was saved after so many steps, and closed."""
+def begun(folder: Path, parts: Pair | None = None, **changes: Any) -> None:
+    """A run that was saved after three steps, and closed."""
     run = begin(folder, parts, **changes)
     with run.ledger, run:
-        take_steps(run, steps=steps)
+        take_steps(run, steps=3)
         run.save(folder / "saved")
 
 
@@ -166,10 +166,14 @@ def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path: Path) 
         take_steps(run, steps=3)
     with go_on(tmp_path) as run:
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (5, 3, 12)
-    with go_on(tmp_path) as run:  # another run from the same checkpoint: what both have spent adds up
+
+
+def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
+    begun(tmp_path, steps=20)
+    with go_on(tmp_path) as run:
         take_steps(run, steps=4)
     with go_on(tmp_path) as run:
-        assert (run.steps_taken, run.steps_lost, run.steps_left) == (5, 7, 8)
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 4, 13)
         take_steps(run)
     assert run.ledger.events == {run.event: 20}
 
