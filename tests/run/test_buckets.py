@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noisette import PaddedBuckets
 from noisette.core.batches import Batch
-from noisette.run.agreement import Fingerprint
+from noisette.run.checkpoint import Fingerprint
 from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from noisette.run.agreement import Fingerprint
+from noisette.run.checkpoint import Fingerprint
 
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 

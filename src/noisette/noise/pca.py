@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -99,12 +100,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
             PrivacyError: there are 2^31 rows or more.
         """
-        ranks = ranks_of(self.ranks)
-        try:
-            noised = self._released(X, ranks)
-        finally:
-            if self.ranks is None:
-                ranks.close()
+        with ExitStack() as owned:
+            noised = self._released(X, ranks_of(self.ranks, owned))
         self.eigenvalues_, self.components_ = _leading((noised + noised.T) / 2, self.n_components)
         return self
 

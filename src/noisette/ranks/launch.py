@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,8 +77,10 @@ class Alone:
 AnyRanks: TypeAlias = Alone | Ranks
 
 
-def ranks_of(given: AnyRanks | None) -> AnyRanks:
+def ranks_of(given: AnyRanks | None, owned: ExitStack | None = None) -> AnyRanks:
     """The ranks that were given, or all processes of the default group, or this process alone.
+
+    Those that were not given are closed with what is ``owned``.
 
     Raises:
         PrivacyError: several processes were started together, and nothing says how they belong together.
@@ -86,7 +88,10 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
     if given is not None:
         return given
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
+        ranks = Ranks()
+        if owned is not None:
+            owned.callback(ranks.close)
+        return ranks
     if were_started_together():
         raise PrivacyError(
             "several processes were started together, and each would spend the privacy budget of a run of its own: "

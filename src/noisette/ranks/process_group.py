@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from noisette import errors as checks
@@ -87,41 +86,32 @@ _LONGEST = 1e8  # seconds; three years
 
 
 class Ranks:
-    """The processes of one run: each takes its part of every batch, and all release the same noised sum.
+    """All processes as those of one run: each takes its part of every batch, and all release the same noised sum.
 
     Args:
-        data: the mesh or process group whose processes divide each batch among them; the default group unless given.
-            So far it must hold every process of the default group.
         timeout: seconds that one rank waits for the others at most, before it raises.
 
     Guarantee: the secret key of rank 0 reaches the other ranks over the process group and is written nowhere. The ranks
     and the network between them are one trusted party: sums before noise travel over it.
 
     Raises:
-        PrivacyError: there is no process group, or ``data`` leaves some of its processes out.
+        PrivacyError: there is no process group.
         ValueError: ``timeout`` is not a number above zero.
     """
 
-    def __init__(self, data: Any = None, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, *, timeout: float = TIMEOUT) -> None:
         checks.positive(timeout=timeout)
         if not (dist.is_available() and dist.is_initialized()):
             raise PrivacyError(
                 "the ranks of a run need a process group: start the script with torchrun, and call "
                 "torch.distributed.init_process_group() first"
             )
-        members = _members(data)
-        if len(members) != dist.get_world_size():
-            raise PrivacyError(
-                f"{len(members)} of {dist.get_world_size()} processes divide the batches among them; what the others "
-                "would compute has no guarantee. Give Ranks a mesh or group of all of them"
-            )
         wait = timedelta(seconds=min(timeout, _LONGEST))
-        self.size = len(members)
-        self.rank = members.index(dist.get_rank())
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._timeout = timeout
         self._is_broken = False
-        self._control: Any = self._opened(members, "gloo", wait)  # on the processor, so that no GPU waits
-        self._sums: Any = self._opened(members, None, wait)
+        self._control: Any = self._opened("gloo", wait)  # on the processor, so that no GPU waits
+        self._sums: Any = self._opened(None, wait)
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
@@ -245,8 +235,8 @@ class Ranks:
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
         return [Message.unpacked(one) for one in received]
 
-    def _opened(self, members: list[int], backend: str | None, wait: timedelta) -> Any:
-        return self._meeting("the start", lambda: dist.new_group(members, backend=backend, timeout=wait))
+    def _opened(self, backend: str | None, wait: timedelta) -> Any:
+        return self._meeting("the start", lambda: dist.new_group(backend=backend, timeout=wait))
 
     def _meeting(self, phase: str, collective: Callable[[], Any]) -> Any:
         """What a call returns that needs all ranks; a PrivacyError if they do not meet."""
@@ -264,14 +254,6 @@ class Ranks:
                 f"reached, or did not come within {self._timeout:g} seconds. Steps that were reserved stay spent; "
                 f"start the run again from its checkpoint ({error})"
             ) from error
-
-
-def _members(data: Any) -> list[int]:
-    if data is None:
-        return list(range(dist.get_world_size()))
-    if isinstance(data, DeviceMesh):
-        return sorted(data.mesh.flatten().tolist())
-    return sorted(dist.get_process_group_ranks(data))
 
 
 # The attribute under which a wrapper holds its module, and the name of the wrapper's class.

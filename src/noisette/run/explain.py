@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
@@ -29,7 +28,7 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import batch_mixing_modules, check_optimizer
+from noisette.run.private import batch_mixing_modules
 from noisette.run.privatize import privatize
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
@@ -128,13 +127,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def explain(
-    model: nn.Module | LipschitzBound,
-    loss: Loss,
-    *batch: Any,
-    public: Iterable[Tensor] = (),
-    optimizer: Optimizer | None = None,
-) -> Explanation:
+def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: Iterable[Tensor] = ()) -> Explanation:
     """Take a few private and plain steps on public or made-up examples, and say what a run would do with them.
 
     The steps have a learning rate of zero: weights and buffers stay as they are. ``.grad`` is cleared.
@@ -143,7 +136,6 @@ def explain(
         model: the model, or the Lipschitz bound of one.
         loss, public: as for :meth:`PrivateRun.accumulate`.
         batch: one microbatch of examples that are public or made up; their results are shown.
-        optimizer: also checked, if it is given. It takes no step.
 
     Raises:
         ValueError: the model has nothing to train, or its parameters have no shapes yet.
@@ -159,13 +151,7 @@ def explain(
     clipped = not isinstance(model, LipschitzBound)
     bound = PerExampleClip(model, 1.0, capture="graph") if clipped else model
     module = bound.model
-    refused = tuple(batch_mixing_modules(module))
-    if optimizer is not None:
-        try:
-            check_optimizer(optimizer, bound)
-        except PrivacyError as refusal:
-            refused = (*refused, str(refusal))
-    if refused:
+    if refused := tuple(batch_mixing_modules(module)):
         bound.close()
         return Explanation(refused)
     microbatch, public = Microbatch(batch, {}), tuple(public)

@@ -32,8 +32,7 @@ from noisette.run.sampling import Users, sampler_of, user_records
 
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall
-    from noisette.run.agreement import Fingerprint
-    from noisette.run.checkpoint import SavedRun
+    from noisette.run.checkpoint import Fingerprint, SavedRun
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
@@ -260,8 +259,8 @@ class PrivateRun(DpSgd):
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
-        self._own_ledger: Ledger | None = None
-        self._own_ranks = self._is_closed = False
+        self._owned = ExitStack()  # closed with the run
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return as_text("PrivateRun", self._shown())
@@ -282,12 +281,10 @@ class PrivateRun(DpSgd):
         return facts | {"data set": self.ledger.dataset}
 
     @classmethod
-    def on_ranks(
-        cls, make: Callable[..., Self], ranks: AnyRanks, *, own_ledger: Ledger | None, own_ranks: bool
-    ) -> Self:
+    def on_ranks(cls, make: Callable[..., Self], ranks: AnyRanks, owned: ExitStack) -> Self:
         """The run that ``make`` gives, from key and ranks, on all of its ranks with one key, or on none.
 
-        ``own_ledger`` is closed with the run, and so are the ranks if they are its own.
+        What is ``owned``, such as a ledger that was opened for it, is closed with the run.
         """
         key = ranks.key()
         run = None
@@ -295,7 +292,7 @@ class PrivateRun(DpSgd):
             with ranks.unanimous("the start of the run"):
                 run = make(key=key, ranks=ranks)
             if ranks.size > 1:
-                from noisette.run.agreement import check_same_records, facts_of
+                from noisette.run.checkpoint import check_same_records, facts_of
 
                 size = run._records.size
                 ranks.check_equal("the start of the run", lambda: facts_of(run.bound, run.optimizer, size))
@@ -305,7 +302,7 @@ class PrivateRun(DpSgd):
             if run is not None:
                 run.end()
             raise
-        run._own_ledger, run._own_ranks = own_ledger, own_ranks
+        run._owned = owned.pop_all()
         return run
 
     @property
@@ -365,8 +362,7 @@ class PrivateRun(DpSgd):
             TypeError: something in the model, the optimizer or ``extras`` cannot be saved.
             OSError: the files cannot be written; the older checkpoint stays.
         """
-        from noisette.run.agreement import Fingerprint, digests_of
-        from noisette.run.checkpoint import capture_state, write
+        from noisette.run.checkpoint import Fingerprint, capture_state, digests_of, write
 
         folder = Path(folder)
         if isinstance(self.bound, PerExampleClip):
@@ -445,14 +441,11 @@ class PrivateRun(DpSgd):
             PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
                 budget; and everything that :func:`privatize` refuses.
         """
-        from noisette.run.agreement import Fingerprint, digests_of
-        from noisette.run.checkpoint import SavedRun
+        from noisette.run.checkpoint import Fingerprint, SavedRun, digests_of
 
         folder = Path(folder)
-        own_ranks, ranks = ranks is None, ranks_of(ranks)
-        with ExitStack() as undone:
-            if own_ranks:
-                undone.callback(ranks.close)
+        with ExitStack() as owned:
+            ranks = ranks_of(ranks, owned)
             with ranks.unanimous("the checkpoint"):
                 saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
@@ -465,7 +458,7 @@ class PrivateRun(DpSgd):
             place = folder / saved.ledger if ledger is None else ledger
             ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
             if own is not None:
-                undone.callback(own.close)
+                owned.callback(own.close)
             make = partial(
                 cls,
                 bound,
@@ -480,7 +473,9 @@ class PrivateRun(DpSgd):
                 steps_lost=ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger)),
                 extras=saved.extras,
             )
-            run = cls.on_ranks(make, ranks, own_ledger=own, own_ranks=own_ranks)
+            run = cls.on_ranks(make, ranks, owned)
+        with ExitStack() as undone:
+            undone.callback(run._owned.close)
             undone.callback(run.end)
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
@@ -519,11 +514,8 @@ class PrivateRun(DpSgd):
             if self._all_ranks.all_close():  # no rank can still release a step
                 self._paid.give_back()
         finally:
-            if self._own_ranks:
-                self._all_ranks.close()
-            if self._own_ledger is not None:
-                self._own_ledger.close()
+            self._owned.close()
         if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
-            from noisette.run.agreement import Fingerprint
+            from noisette.run.checkpoint import Fingerprint
 
             Fingerprint.remove(self._saved_in)

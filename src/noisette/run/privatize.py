@@ -94,7 +94,6 @@ def privatize(
             another run that is not finished, the budget does not pay for the steps with the given noise, the data set
             has more records than truncated batches are paid for, or the ranks differ. What one rank raises, all raise.
     """
-    own_ranks, ranks = ranks is None, ranks_of(ranks)
     numbers: dict[str, Any] = {
         "expected_batch_size": expected_batch_size,
         "sampling_rate": sampling_rate,
@@ -107,9 +106,8 @@ def privatize(
     }
     numbers = {name: plain(value) for name, value in numbers.items()}
     expected_batch_size, sampling_rate, steps, public_size, epochs, epsilon, noise_multiplier, delta = numbers.values()
-    with ExitStack() as undone:
-        if own_ranks:
-            undone.callback(ranks.close)
+    with ExitStack() as owned:
+        ranks = ranks_of(ranks, owned)
         with ranks.unanimous("the declarations of the run"):
             check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
@@ -133,7 +131,7 @@ def privatize(
         accountant = accountant if accountant is not None else PldAccountant()
         ledger, own = ledger_on_ranks(ledger, ranks)
         if own is not None:
-            undone.callback(own.close)
+            owned.callback(own.close)
 
         def terms() -> dict[str, Any]:
             if noise_multiplier is None:
@@ -165,8 +163,7 @@ def privatize(
                 users=users,
                 collate_fn=collate_fn,
             )
-            run = PrivateRun.on_ranks(make, ranks, own_ledger=own, own_ranks=own_ranks)
-        undone.pop_all()
+            run = PrivateRun.on_ranks(make, ranks, owned)
     if noise_multiplier is not None:
         try:
             run.check_budget()
