@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import Subset, TensorDataset
 
 import noisette
 from noisette import PerExampleClip
@@ -25,10 +24,10 @@ ENGINES = [
 ]
 
 
-def trained(dataset: Any = (X, Y)) -> Tensor:
+def trained() -> Tensor:
     """The weights after a plain loop."""
     model = small_model()
-    with small_run(model, SGD(model.parameters(), lr=0.3), dataset=dataset) as run:
+    with small_run(model, SGD(model.parameters(), lr=0.3)) as run:
         take_steps(run)
     return flat(model)
 
@@ -107,20 +106,3 @@ def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.M
     model(torch.ones(4, 5))
     PerExampleClip(model, C).close()
     check_initialized(model)
-
-
-# What a data set may be
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        TensorDataset(X, Y),
-        Subset(TensorDataset(X, Y), range(40)),
-        [(x, y) for x, y in zip(X, Y, strict=True)],
-        (X.numpy(), Y.numpy()),
-    ],
-    ids=["TensorDataset", "Subset", "list of pairs", "arrays"],
-)
-def test_forms_of_one_data_set(dataset: Any) -> None:
-    torch.testing.assert_close(trained(dataset), trained(), rtol=1e-6, atol=1e-7)

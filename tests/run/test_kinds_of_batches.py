@@ -67,14 +67,6 @@ def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
 
 
-def test_a_batch_that_was_changed_is_refused() -> None:
-    with begin(users=Users(IDS, 2), sampling_rate=1.0) as run:
-        batch = next(run.batches())
-        batch.indices = np.arange(24)  # two of each user, but not those that are kept
-        with pytest.raises(PrivacyError, match="at most 2 of the kept records"):
-            next(batch.microbatches(4))
-
-
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
     "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
