@@ -53,7 +53,8 @@ def net() -> nn.Module:
 
 
 def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> noisette.PrivateRun:
-    return start(model, (X, Y), optimizer=optimizer, clip={"max_grad_norm": 1.0, "capture": "eager"}, steps=4)
+    declared = {"steps": 4, "sampling_rate": 0.2, "expected_batch_size": 40}
+    return start(model, (X, Y), optimizer=optimizer, clip={"max_grad_norm": 1.0, "capture": "eager"}, **declared)
 
 
 def gradients_of(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,20 +110,6 @@ _FEWEST_TILES = TILES_AT_ONCE // 8
 Compiled = Callable[..., Any]  # the compiled noise_of_words
 
 
-class Compiler(Protocol):
-    """Whether functions are compiled, whether without asking if that pays, and how."""
-
-    @property
-    def compiles(self) -> bool: ...
-
-    @property
-    def at_once(self) -> bool: ...
-
-    def compiled(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Compiled | None:
-        """The function compiled for inputs like these; ``None`` without a compiler."""
-        ...
-
-
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
     words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
@@ -168,8 +154,8 @@ class CompiledNoise:
     compiled pass, once that is worth it, if it gives what the plain one gives: an error would leave sums without noise.
     """
 
-    def __init__(self, compiler: Compiler | None, still_to_come: Callable[[], float]) -> None:
-        self._compiler = compiler
+    def __init__(self, compiler: Any, still_to_come: Callable[[], float]) -> None:
+        self._compiler = compiler  # a schedule of ``capture``, which this folder does not import
         self._still_to_come = still_to_come
         self._drawn = 0
         self._compiled: dict[torch.dtype, Compiled | None] = {}

@@ -28,8 +28,7 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import batch_mixing_modules
-from noisette.run.privatize import privatize
+from noisette.run.private import batch_mixing_modules, privatize
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
 _LONGEST = 20.0  # seconds, after which one measured step is enough
