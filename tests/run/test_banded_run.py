@@ -17,9 +17,7 @@ from noisette import (
     Ledger,
     PerExampleClip,
     PldAccountant,
-    PrivacyError,
     PrivateRun,
-    Users,
     privatize,
 )
 from noisette.accounting.filters import RenyiOdometer
@@ -185,15 +183,6 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         assert run.steps_taken == 5
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="Use at most 10 bands"):
-        start(sampling=CyclicPoisson(11))
-    with pytest.raises(ValueError, match="with users batches are Poisson"):
-        start(users=Users(np.arange(SIZE) % 9, 3))
-    with pytest.raises(PrivacyError, match="beyond the budget"):
-        start(epsilon=0.1, delta=1e-3)
-
-
 def test_two_runs_share_a_budget() -> None:
     """Each begins rounds of its own."""
     ledger, costs = Ledger(), []
@@ -206,24 +195,21 @@ def test_two_runs_share_a_budget() -> None:
     assert costs[1] == pytest.approx(RenyiOdometer().compose({STEP: 16}).epsilon(delta=1e-3), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("ends", "saved_every"), [((5, 1, 9, 30), 8), pytest.param((1, 1, 1, 1, 1, 1), 1, marks=pytest.mark.slow)], ids=str
-)
-def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp_path: Path) -> None:
+def test_crashes_never_hide_a_round(tmp_path: Path) -> None:
     """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
-    declared = {"steps": 101, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
+    declared = {"steps": 61, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
     rounds, event = 0, None
-    for number, end in enumerate((*ends, 10**6)):
+    for number, end in enumerate((5, 1, 9, 10**6)):
         run = start(tmp_path, **declared) if number == 0 else resume(tmp_path)
         run.save(tmp_path)
         taken = 0
         while taken < end and run.steps_left:
-            taken += len(take_steps(run, square, steps=min(saved_every, end - taken)))
+            taken += len(take_steps(run, square, steps=min(8, end - taken)))
             run.save(tmp_path)
         rounds, event = rounds + -(-taken // BANDS), run.event
         run.end()
         run.ledger.close()
     paid = Ledger.read(tmp_path / "ledger.jsonl").events
     assert event is not None
-    assert rounds * BANDS <= paid[event] <= 104
+    assert rounds * BANDS <= paid[event] <= 64
     assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0

@@ -95,17 +95,14 @@ def ledger_on_ranks(
     """
     own: Ledger | None = None
     with ranks.unanimous("the ledger"):
-        if ranks.rank == 0:
-            if isinstance(given, str | Path):
-                given = own = open_own(Path(given))
-            ledger = given if given is not None else Ledger()
-        elif isinstance(given, Ledger) and given.path is not None:
+        if ranks.rank == 0 and isinstance(given, str | Path):
+            given = own = open_own(Path(given))
+        if ranks.rank and isinstance(given, Ledger) and given.path is not None:
             raise PrivacyError(
                 f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
                 f"ledger={str(given.path)!r}, which rank 0 alone opens"
             )
-        else:
-            ledger = given if isinstance(given, Ledger) else Ledger()
+        ledger = given if isinstance(given, Ledger) else Ledger()
     if ranks.size == 1:
         return ledger, own
     first = ranks.from_first(
