@@ -116,7 +116,8 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
 
 
 def _check_one_type(values: Values, name: object) -> None:
-    if len(kinds := list(dict.fromkeys(map(_kind, values)))) > 1:
+    kinds = [f"Tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__ for value in values]
+    if len(kinds := list(dict.fromkeys(kinds))) > 1:
         raise ValueError(
             f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: a microbatch has the type of its first "
             "record. Bring them to one type"
@@ -167,11 +168,6 @@ def _within(name: object, key: object) -> object:
 
 def _has(name: object) -> str:
     return "the records have" if name is None else f"the field {name!r} has"
-
-
-def _kind(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{kind} of {value.dtype}" if isinstance(value, Tensor) else kind
 
 
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields

@@ -39,22 +39,24 @@ if TYPE_CHECKING:
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
     """For each module that mixes examples, also by its attribute ``mixes_examples``: name, class, and a remedy."""
-    named = [(name or "the model itself", module, _mixing(module)) for name, module in model.named_modules()]
-    return [f"{name}  {type(module).__name__} {problem}" for name, module, problem in named if problem]
-
-
-def _mixing(module: nn.Module) -> str:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-        return (
-            "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
-            "to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() on it"
-        )
-    is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-    if is_instance_norm and module.training and module.running_mean is not None:
-        return (
-            "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
-        )
-    return getattr(module, "mixes_examples", "")
+    found = []
+    for name, module in model.named_modules():
+        problem = getattr(module, "mixes_examples", "")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            problem = (
+                "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm("
+                "model, to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() "
+                "on it"
+            )
+        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        if is_instance_norm and module.training and module.running_mean is not None:
+            problem = (
+                "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on "
+                "it"
+            )
+        if problem:
+            found.append(f"{name or 'the model itself'}  {type(module).__name__} {problem}")
+    return found
 
 
 def check_no_batch_norm(model: nn.Module) -> None:

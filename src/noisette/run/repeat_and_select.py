@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from noisette.accounting import Ledger, RepeatAndSelect
-from noisette.accounting.events import Event, Events
+from noisette.accounting.events import Event
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
@@ -54,6 +54,7 @@ def repeat_and_select(
     refuse_several_processes("repeat_and_select")
     ledger.charge(search)
     best, highest = fallback, -math.inf
+    paid: dict[Event, int] = dict(search.run)
     for _ in range(NumberOfRuns.of(search).draw(SecretKey())):
         of_run = Ledger(dataset=ledger.dataset)
         try:
@@ -61,19 +62,13 @@ def repeat_and_select(
             reached = float(score(result))
         except Exception:
             result, reached = fallback, -math.inf
-        _check_paid(of_run.events, search)
+        excess = [f"{n} × {event!r}" for event, n in of_run.events.items() if n > paid.get(event, 0)]
+        if excess:
+            raise PrivacyError(
+                f"a run of the search released {' and '.join(excess)}, but the search has paid for "
+                f"{' and '.join(f'{times} × {event!r}' for event, times in search.run)} in each run; nothing is "
+                "returned, and the search is spent. Charge a search whose run holds all releases of train_once"
+            )
         if reached > highest:
             best, highest = result, reached
     return best
-
-
-def _check_paid(released: Events, search: RepeatAndSelect) -> None:
-    """Check that a run released no more than the search has paid for."""
-    paid: dict[Event, int] = dict(search.run)
-    excess = [f"{times} × {event!r}" for event, times in released.items() if times > paid.get(event, 0)]
-    if excess:
-        raise PrivacyError(
-            f"a run of the search released {' and '.join(excess)}, but the search has paid for "
-            f"{' and '.join(f'{times} × {event!r}' for event, times in search.run)} in each run; nothing is returned, "
-            "and the search is spent. Charge a search whose run holds all releases of train_once"
-        )
