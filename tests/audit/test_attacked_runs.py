@@ -177,7 +177,7 @@ def of_users(
 USERS = 40_000
 
 
-@pytest.mark.parametrize("records", [4, 12])
+@pytest.mark.parametrize("records", [pytest.param(4, marks=pytest.mark.slow), 12])
 def test_the_guarantee_holds_for_users_and_is_nearly_reached(records: int) -> None:
     """Also for users with more records than are kept."""
     found, guaranteed, event = of_users(
@@ -196,6 +196,7 @@ def test_without_the_cap_the_guarantee_is_refuted(monkeypatch: pytest.MonkeyPatc
     assert found > 1.5 * guaranteed
 
 
+@pytest.mark.slow
 def test_the_guarantee_holds_where_users_are_sampled() -> None:
     sizes = {"public_users": USERS, "public_size": 6 * USERS, "expected_batch_size": 0.3 * USERS}
     ids: dict[str, Any] = sizes
