@@ -127,13 +127,6 @@ def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method: Ad
     assert len(rows["plain"]["each"]) == 3
 
 
-def test_progress_adds_up_to_one_cell(method: Add) -> None:
-    method("a", lambda: None)
-    parts: list[float] = []
-    step_times(CELL, ["a", "plain"], SETTINGS, parts.append)
-    assert sum(parts) == pytest.approx(1)
-
-
 def test_a_method_that_runs_out_of_memory_is_a_result(method: Add) -> None:
     too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
     method("greedy", lambda: torch.zeros(too_much, dtype=torch.uint8).sum())

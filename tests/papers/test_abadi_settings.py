@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from noisette.nn import models
 from papers.abadi_2016 import figure_2, figure_3, figure_5, figure_6, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.setting import Plan
@@ -66,12 +65,6 @@ def test_figure_2_has_the_numbers_of_the_paper() -> None:
     for line in figure_2.LINES:
         for epoch, number in line.printed.items():
             assert line.epsilons([epoch]) == pytest.approx([number], abs=0.03)
-
-
-@pytest.mark.parametrize("units", next(sweep.values for sweep in figure_5.SWEEPS if sweep.fields == ("units",)))
-def test_every_number_of_hidden_units_has_its_network(units: int) -> None:
-    network = models.build(Mnist(units=units).model, (60,), 10)
-    assert [p.shape for p in network.parameters()] == [(units, 60), (10, units)]
 
 
 # Epochs within the budget with three layers, by moments; computed apart from this project.
