@@ -196,7 +196,6 @@ def test_without_the_cap_the_guarantee_is_refuted(monkeypatch: pytest.MonkeyPatc
     assert found > 1.5 * guaranteed
 
 
-@pytest.mark.slow
 def test_the_guarantee_holds_where_users_are_sampled() -> None:
     sizes = {"public_users": USERS, "public_size": 6 * USERS, "expected_batch_size": 0.3 * USERS}
     ids: dict[str, Any] = sizes

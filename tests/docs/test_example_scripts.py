@@ -74,6 +74,7 @@ def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     assert_learned(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
