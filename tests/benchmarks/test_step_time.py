@@ -211,19 +211,3 @@ def test_a_process_that_ends_early_is_a_result(
     monkeypatch.setattr("sys.executable", str(program))
     rows = memory.peak_memory(Cell("mlp", batch=2), ["plain"], SETTINGS, lambda part: None)
     assert message in rows["plain"]["error"]
-
-
-def test_on_a_gpu_methods_are_measured_one_after_another_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, str]] = []
-
-    def growth(cell: Cell, method: str, device: str, dtype: str) -> int:
-        asked.append((method, device, dtype))
-        if method == "nxBP":
-            raise RuntimeError("no memory")
-        return 17
-
-    monkeypatch.setattr(memory, "growth", growth)
-    settings = Settings(rounds=1, threads=1, device="cuda", dtype="bfloat16")
-    rows = memory.peak_memory(Cell("mlp", batch=2), ["plain", "nxBP"], settings, lambda part: None)
-    assert rows == {"plain": {"bytes": 17}, "nxBP": {"error": "RuntimeError: no memory"}}
-    assert asked == [("plain", "cuda", "bfloat16"), ("nxBP", "cuda", "bfloat16")]

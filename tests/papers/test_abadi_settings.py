@@ -71,11 +71,3 @@ def test_figure_2_has_the_numbers_of_the_paper() -> None:
 @pytest.mark.parametrize(("panel", "epochs"), list(zip(figure_6.PANELS, (44.3, 82.7, 295.4), strict=True)))
 def test_epochs_of_figure_6_agree_with_an_independent_computation(panel: panels.Panel, epochs: float) -> None:
     assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(epochs, rel=5e-3)
-
-
-def test_figure_6_starts_from_the_given_file() -> None:
-    recipe = panels.plans(figure_6.PANELS, [0], weights="cifar100.safetensors")[0].recipe
-    assert (recipe.data.name, recipe.model.name) == ("cifar10", "cifar-tutorial")
-    assert (recipe.model.weights, recipe.model.frozen) == ("cifar100.safetensors", ("features",))
-    assert (recipe.privacy.noise_multiplier, recipe.privacy.max_grad_norm, recipe.privacy.epsilon) == (6.0, 3.0, 2.0)
-    assert recipe.privacy.clipping == "per-layer"
