@@ -222,9 +222,8 @@ class OutsideTensors:
         since = self._since = set()
 
         def remember(phase: str, _: object) -> None:
-            """Before a collection moves young tensors to an older generation."""
-            if phase == "start":
-                since.update(map(id, _young_tensors()))
+            if phase == "start":  # before a collection moves what is young to an older generation
+                since.update(id(each) for each in gc.get_objects(0) if issubclass(type(each), Tensor))
 
         gc.callbacks.append(remember)
         weakref.finalize(self, gc.callbacks.remove, remember)
@@ -250,15 +249,11 @@ class OutsideTensors:
                 gc.enable()
 
     def _is_new(self, tensor: Tensor) -> bool:
-        """Whether a tensor was made inside of this call.
-
-        Raises:
-            CallAgainError: that is not known; it will be when the call is made once more.
-        """
+        """Whether a tensor was made inside of this call; ``CallAgainError`` if that is known in a second call alone."""
         if self._is_watched is False and gc.isenabled():
             self._watches = True
             raise CallAgainError
-        return bool(self._is_watched) and any(each is tensor for each in _young_tensors())
+        return bool(self._is_watched) and any(each is tensor for each in gc.get_objects(0))
 
     def made(self, tensor: Tensor) -> None:
         """A tensor was made inside of a call, from constants alone; a module may keep it for the next call."""
@@ -309,16 +304,11 @@ class OutsideTensors:
         """Whether a tensor that no call has used yet may be used: in a run an older one, else one of the first call."""
         if self._since is None:
             return self._calls == 1
-        return id(tensor) not in self._since and all(each is not tensor for each in _young_tensors())
+        return id(tensor) not in self._since and all(each is not tensor for each in gc.get_objects(0))
 
     def _holds_records(self, tensor: Tensor) -> bool:
         begin, end = _memory_of(tensor) if self._columns else (0, 0)
         return any(begin < last and first < end for first, last in self._columns)
-
-
-def _young_tensors() -> list[Tensor]:
-    """The tensors in the youngest generation of the garbage collector."""
-    return [each for each in gc.get_objects(0) if issubclass(type(each), Tensor)]
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
