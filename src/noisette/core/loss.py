@@ -249,7 +249,7 @@ class OutsideTensors:
                 gc.enable()
 
     def _is_new(self, tensor: Tensor) -> bool:
-        """Whether a tensor was made inside of this call; ``CallAgainError`` if that is known in a second call alone."""
+        """Whether a tensor was made inside of this call; a CallAgainError where only another call can tell."""
         if self._is_watched is False and gc.isenabled():
             self._watches = True
             raise CallAgainError
