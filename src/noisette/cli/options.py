@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import inspect
 import math
-import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -144,47 +143,16 @@ OneOrAllAccountants = Annotated[
         "--accountant", parser=registered, metavar=_NAMES, help="Computes the cost; without it, every accountant."
     ),
 ]
-SamplingRate = Annotated[
-    float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
-]
-NOISE = typer.Option(
-    "--noise-multiplier",
-    "--noise",
-    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
-)
-STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-PlotFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", help="Also draw a figure: a .png, an .svg, or an .html page with figure and tables."
-    ),
-]
 DataDir = Annotated[
     Path | None,
     option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
 ]
-_SUFFIXES = (".png", ".svg", ".html")
-
-
-def check_plot(path: Path | None) -> None:
-    """Check that the figure can be written to this file, in a supported format; otherwise raise a ``ValueError``."""
-    if path is None:
-        return
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(f"expected a plot that ends in {', '.join(_SUFFIXES)}, got --plot {path}")
-    if path.is_dir():
-        raise ValueError(f"--plot {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for --plot {path}")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--plot {path} cannot be written: the folder is not writable")
-
 
 CLASSES = 10  # if no data set gives their number
 

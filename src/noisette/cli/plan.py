@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -26,13 +26,12 @@ from noisette.accounting.calibrate import (
     with_noise,
     within_budget,
 )
+from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.account import PrivacyCost, accountant_facts, json_number, rounded_up
+from noisette.cli.account import accountant_facts, answers, json_number, rounded_up, shown_by
 from noisette.cli.options import INTERRUPTED, plain_errors
 
-if TYPE_CHECKING:
-    from noisette.training.report.figures import Cells
-
+_Cells: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # caption, headings and rows of a table
 _rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
 _positive = partial(options.numbers, example="1,2.5,10", above=0)
 
@@ -99,7 +98,7 @@ def _check_delta(delta: float, size: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Found:
     """Settings that keep the budget, settings with every noise, and one setting with its cost by every accountant."""
 
@@ -110,25 +109,26 @@ class _Found:
     by_noise: Sequence[Setting]
     chosen: Setting
 
-    @property
-    def _cost(self) -> PrivacyCost:
-        event = PoissonGaussian(self.chosen.sampling_rate, self.chosen.noise_multiplier)
-        return PrivacyCost(event, self.chosen.steps, PldAccountant.name, self.chosen.epsilon, self.delta, "epsilon")
+    def __post_init__(self) -> None:
+        event, steps = PoissonGaussian(self.chosen.sampling_rate, self.chosen.noise_multiplier), self.chosen.steps
+        self.event = event
+        self.costs = answers(
+            lambda accountant: accountant.compose({event: steps}).epsilon(delta=self.delta), ACCOUNTANTS.values()
+        )
 
     def facts(self) -> dict[str, Any]:
         """All results, for JSON."""
-        cost = self._cost
         return {
             "size": self.size,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "accountant": cost.accountant,
-            "neighbouring": cost.event.relation,
-            "sampling": cost.event.sampling,
+            "accountant": PldAccountant.name,
+            "neighbouring": self.event.relation,
+            "sampling": self.event.sampling,
             "within_budget": [asdict(setting) | {"signal": setting.signal} for setting in self.affordable],
             "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.by_noise],
             "chosen": asdict(self.chosen),
-            "by_accountant": [accountant_facts(name, value) for name, value in cost.values().items()],
+            "by_accountant": [accountant_facts(name, value) for name, value in self.costs.items()],
         }
 
     def print(self) -> None:
@@ -143,7 +143,7 @@ class _Found:
             console.print(table)
             console.print()
 
-    def _tables(self) -> list[Cells]:
+    def _tables(self) -> list[_Cells]:
         chosen, rows = self.chosen, _by_batch(self.affordable)
         most = max(setting.signal for setting in self.affordable)
         epochs = [f"{setting.epochs:g} epochs" for setting in rows[0]]
@@ -167,7 +167,9 @@ class _Found:
             (f"{row[0].noise_multiplier:g}", *(_rounded(s.epsilon) for s in row)) for row in zip(*columns, strict=True)
         ]
         sizes = [f"batch {column[0].batch_size:,}" for column in columns]
-        _, headings, by_accountant = self._cost.by_accountant()
+        by_accountant = [
+            (name, shown_by(name, epsilon), ACCOUNTANTS[name].description) for name, epsilon in self.costs.items()
+        ]
         setting = f"batch {chosen.batch_size:,}, {chosen.epochs:g} epochs, noise {noise}"
         signal_title = "Share of the largest total signal to noise, √steps × sampling rate / noise"
         noise_title = f"Least noise multiplier that keeps ε ≤ {self.epsilon:g}"
@@ -177,7 +179,7 @@ class _Found:
             (signal_title, ("batch size", *epochs), signal),
             (noise_title, ("batch size", "sampling rate", *epochs), noises),
             (epsilon_title, ("noise multiplier", *sizes), epsilons),
-            (f"ε by every accountant: {setting}", headings, by_accountant),
+            (f"ε by every accountant: {setting}", ("accountant", "ε", ""), by_accountant),
         ]
 
 

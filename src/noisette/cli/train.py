@@ -409,13 +409,13 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 
 def _summarize(facts: Facts, out: Path) -> None:
     from noisette.training.report.facts import duration, power_of_ten, upward
-    from noisette.training.report.statement import rows_of_search, rows_of_tests
+    from noisette.training.report.statement import rows_of_search
 
     privacy, test = facts.recipe.privacy, facts.test
     cost = f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"
     accountant = ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}")
     lines = [
-        *(rows_of_tests(facts) or [("test accuracy", "not measured")]),
+        *(test.rows(facts.class_names) if test else [("test accuracy", "not measured")]),
         *([("privacy", cost), accountant] if facts.private else [("privacy", "NOT PRIVATE, a baseline")]),
         ("steps", facts.progress),
         *(rows_of_search(facts.search) if facts.search else []),

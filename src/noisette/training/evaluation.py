@@ -14,9 +14,7 @@ from torch.utils.data import TensorDataset
 
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
-from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.models import FixedFeatures
 from noisette.run.private import PrivateRun
 from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import Recipe
@@ -86,7 +84,6 @@ class Outcome(Generic[Run]):
     resumed: int = 0  # how many times
     public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
     test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
-    certified: list[tuple[float, float]] = field(default_factory=list)  # radii, and the certified test accuracy at each
 
     @property
     def parameters(self) -> int:
@@ -160,25 +157,3 @@ def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target)
         base_mae=float(np.abs(right - np.median(right)).mean()),
         unit=target.unit,
     )
-
-
-_PLACES = 41
-_EXAMPLES = 2000
-
-
-def certified_curve(model: nn.Module, test: Split) -> list[tuple[float, float]]:
-    """Radii from 0 on, each with the share of the first 2000 test examples that is certified within it.
-
-    It is empty if a part of the model has no known Lipschitz constant.
-    """
-    whole = nn.Sequential(model.features, model.head) if isinstance(model, FixedFeatures) else model
-    device = next(model.parameters()).device
-    inputs = torch.as_tensor(test.inputs[:_EXAMPLES], device=device)
-    targets = torch.as_tensor(test.targets[:_EXAMPLES], device=device)
-    try:
-        radii = certify(whole, inputs)
-    except ValueError:
-        return []
-    distances = torch.linspace(0, float(radii.quantile(0.99)), _PLACES).tolist()
-    shares = certified_accuracy(whole, inputs, targets, distances)
-    return list(zip(distances, shares, strict=True))

@@ -28,7 +28,7 @@ from noisette.run.private import PrivateRun, ledger_on_ranks
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Run, Watch, certified_curve, class_figures, number_figures, outputs
+from noisette.training.evaluation import Outcome, Run, Watch, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
@@ -273,8 +273,6 @@ class _Training(Generic[Run]):
         outcome.seconds = time.perf_counter() - self.start
         outcome.model.eval()
         outcome.test = self._figures()
-        if outcome.recipe.lipschitz.used and outcome.data.test is not None:
-            outcome.certified = certified_curve(outcome.model, outcome.data.test)
         return outcome
 
     def _train(self, on_step: Watch) -> None:

@@ -81,13 +81,15 @@ def duration(seconds: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A setting as the command line takes it.
+    """A setting as the command line takes it; of declared columns the names alone.
 
-    >>> shown(0.5), shown(True), shown(None), shown("adam")
-    ('0.5', 'true', 'none', 'adam')
+    >>> shown(0.5), shown(True), shown(None), shown("adam"), shown([0, 9.5]), shown({"yes": 9.0, "no": 1.0})
+    ('0.5', 'true', 'none', 'adam', '0, 9.5', 'yes 9, no 1')
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+        return ", ".join(name if isinstance(each, Mapping) else f"{name} {shown(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -162,6 +164,14 @@ class NumberFigures:
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
         return "Worse than the best constant in RMSE" if self.rmse > self.base_rmse else ""
+
+    def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The name and the value of each figure; there are no classes with names."""
+        unit = f" {self.unit}" if self.unit else ""
+        return [
+            ("test RMSE", f"{self.rmse:.4g}{unit} (best constant: {self.base_rmse:.4g}{unit})"),
+            ("test MAE", f"{self.mae:.4g}{unit} (best constant: {self.base_mae:.4g}{unit})"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -275,7 +285,6 @@ class Facts:
     steps_lost: int = 0  # when a process crashed; epsilon covers them
     resumed: int = 0  # how often the run was continued in another process
     ledger_head: str = ""
-    certified: tuple[tuple[float, float], ...] = ()  # radii, each with the share whose class is right within it
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
@@ -331,7 +340,6 @@ def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
     from noisette.run.private import PrivateRun
 
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
-    last = outcome.points[-1] if outcome.points else None
     facts = Facts(
         version=noisette.__version__,
         recipe=recipe,
@@ -347,12 +355,11 @@ def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
         sampling_rate=run.sampling_rate,
         steps_planned=run.steps,
         steps_taken=run.steps_spent,
-        test_accuracy=last.test_accuracy if last and last.step == run.steps_spent else None,
+        test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
         seconds_per_step=outcome.seconds / run.steps,
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
-        certified=tuple(outcome.certified),
         test=outcome.test,
         features=data.features,
         words=data.words,
