@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Context
 from functools import partial
 from typing import Annotated, Any
@@ -15,7 +15,6 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
-    Accountant,
     BandedGaussian,
     Event,
     FixedSizeGaussian,
@@ -33,41 +32,11 @@ from noisette.accounting.calibrate import check_ranges, schedule
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.options import plain_errors
-from noisette.errors import UnsupportedEventError
-
-
-def answers(
-    ask: Callable[[Accountant], float], accountants: Iterable[Accountant]
-) -> dict[str, float | UnsupportedEventError]:
-    """The answer of each accountant by its name, or its error where it does not support the events."""
-    found: dict[str, float | UnsupportedEventError] = {}
-    for accountant in accountants:
-        try:
-            found[accountant.name] = ask(accountant)
-        except UnsupportedEventError as error:
-            found[accountant.name] = error
-    return found
 
 
 def json_number(value: float) -> float | str:
     """The value, or a string for one that is not a JSON number; ``float()`` reads both."""
     return value if math.isfinite(value) else str(value)
-
-
-def accountant_facts(name: str, epsilon: float | UnsupportedEventError) -> dict[str, Any]:
-    """Epsilon by one accountant, for JSON; ``None`` where it does not support the events."""
-    return {
-        "accountant": name,
-        "epsilon": json_number(epsilon) if isinstance(epsilon, float) else None,
-        "upper_bound": ACCOUNTANTS[name].upper_bound,
-    }
-
-
-def shown_by(name: str, value: float | UnsupportedEventError) -> str:
-    """An epsilon or a delta of an accountant in five digits: rounded upwards where it is an upper bound."""
-    if isinstance(value, UnsupportedEventError):
-        return "not supported"
-    return rounded_up(value) if ACCOUNTANTS[name].upper_bound else f"{value:.5g}"
 
 
 def rounded_up(value: float, digits: int = 5) -> str:
@@ -302,10 +271,11 @@ def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float,
         facts |= {"accountant": accountant, "upper_bound": entry.upper_bound}
         typer.echo(json.dumps(facts | {"neighbouring": event.relation, "sampling": event.sampling}))
         return
+    shown = rounded_up if entry.upper_bound else "{:.5g}".format
     rows = {
         **{name: f"{number:,}" if isinstance(number, int) else f"{number:.6g}" for name, number in given.items()},
-        "epsilon": shown_by(accountant, epsilon),
-        "delta": shown_by(accountant, delta),
+        "epsilon": shown(epsilon),
+        "delta": shown(delta),
         "noise_multiplier": rounded_up(given["noise_multiplier"]),
         "steps": f"{steps:,}",
     }

@@ -45,10 +45,12 @@ def predict(
     unit. A model that was trained with privacy can be applied to any rows at no further privacy cost for the records
     that it was trained on. The rows themselves have no guarantee.
     """
-    from noisette.training.saved_model import SavedModel
-
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
+    if not (run / "run.json").is_file():  # before torch is imported, which takes seconds
+        raise ValueError(f"{run} is not the folder of a finished run: it has no run.json")
+    from noisette.training.saved_model import SavedModel
+
     content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)

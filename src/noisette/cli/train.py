@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from noisette import data as data_sets
+from noisette.accounting.budget import check_delta
+from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
 from noisette.cli.options import (
     INTERRUPTED,
@@ -221,10 +223,11 @@ def train(
         RunFolder(place)
         check_names(settings)
         loaded = _load(settings, data_dir, key)
-    if without_privacy:
-        report(lambda: _without_privacy(settings, place, loaded or _load(settings, data_dir, key)), as_json)
-    else:
-        report(lambda: _begin(settings, place, data_dir, key, loaded), as_json)
+        privacy, size = settings.privacy, loaded[0].declared_size
+        schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
+        if not without_privacy:
+            check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
 
 
 def _weights(given: str) -> dict[str, float]:
@@ -259,7 +262,7 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 
 
 def _begin(
-    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None
+    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
 ) -> tuple[Facts, Path] | None:
     keep_freed_memory()
     with on_ranks() as ranks:
@@ -270,7 +273,7 @@ def _begin(
             "data_dir": data_dir and str(data_dir.resolve()),
             "holdout_key": key,
         }
-        facts = _train(ranks, recipe, data_dir, folder, settings, loaded)
+        facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
         return facts and (facts, out)
 
 
@@ -311,13 +314,17 @@ def _train(
     folder: RunFolder,
     settings: dict[str, Any] | None = None,
     loaded: _Loaded | None = None,
+    *,
+    private: bool = True,
 ) -> Facts | None:
     """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
+
+    A baseline without privacy leaves no ledger and no checkpoint.
 
     Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
     """
     from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train
+    from noisette.training.loop import resume, train, train_without_privacy
     from noisette.training.report.facts import facts_of
     from noisette.training.report.page import documents
 
@@ -327,9 +334,12 @@ def _train(
     )
     with ranks.unanimous("the data"):
         data, public = loaded or _load(recipe, data_dir, key)
-    with folder if first else nullcontext(), Watch(f"{data.name}, {recipe.model.name}", shown=first) as watch:
+    title = f"{'' if private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
+    with folder if first else nullcontext(), Watch(title, shown=first) as watch:
         saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
-        if settings is None:
+        if not private:
+            outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
+        elif settings is None:
             outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
         else:
             if first:
@@ -350,22 +360,6 @@ def _train(
         folder.complete(documents(facts, outcome.model))
     mention_replaced(folder)
     return facts
-
-
-def _without_privacy(recipe: Recipe, out: Path, loaded: _Loaded) -> tuple[Facts, Path]:
-    """Train a baseline, which leaves no ledger and no checkpoint, and write its folder."""
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import train_without_privacy
-    from noisette.training.report.facts import facts_of
-    from noisette.training.report.page import documents
-
-    keep_freed_memory()
-    with RunFolder(out) as folder, Watch(f"NOT PRIVATE: {loaded[0].name}, {recipe.model.name}") as watch:
-        outcome = train_without_privacy(recipe, loaded[0], public=loaded[1], on_step=watch.on_step)
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    mention_replaced(folder)
-    return facts, out
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,6 @@ from torch.utils.data import TensorDataset
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
-from noisette.run.private import PrivateRun
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -63,22 +60,14 @@ def features_of(
     return features
 
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    Run = TypeVar("Run", PrivateRun, PlainRun, default=PrivateRun)
-else:
-    Run = TypeVar("Run")
-
-
 @dataclass
-class Outcome(Generic[Run]):
+class Outcome:
     """A finished run, which is private unless it is said."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: Run
+    run: Any  # a PrivateRun, or a PlainRun without privacy
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
     resumed: int = 0  # how many times
@@ -93,8 +82,6 @@ class Outcome(Generic[Run]):
     @property
     def epsilon(self) -> float:
         """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
-        if isinstance(self.run, PlainRun):
-            return math.inf
         return self.run.epsilon(delta=self.recipe.privacy.delta)
 
 

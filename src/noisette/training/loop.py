@@ -7,11 +7,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,20 @@ from torch import Tensor, nn
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
+from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
+from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun, ledger_on_ranks
 from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Run, Watch, class_figures, number_figures, outputs
+from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -206,9 +208,50 @@ def resume(
         return training.finish(on_step)
 
 
-def train_without_privacy(
-    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch
-) -> Outcome[PlainRun]:
+@dataclass(frozen=True)
+class _PlainBatch:
+    """The records of one step."""
+
+    tensors: Sequence[Tensor]
+    indices: Tensor
+
+    def microbatches(self, size: int) -> Iterator[list[Tensor]]:
+        """The batch in parts of at most ``size`` records; an empty batch has none."""
+        return ([tensor[part] for tensor in self.tensors] for part in self.indices.split(size) if len(part))
+
+
+@dataclass
+class PlainRun:
+    """What the loop of a recipe needs of a run, without privacy: Poisson batches and the mean of their gradients.
+
+    Guarantee: none.
+    """
+
+    bound: GradientBound  # which is not used as one
+    optimizer: torch.optim.Optimizer
+    tensors: Sequence[Tensor]
+    sampling_rate: float
+    expected_batch_size: int
+    steps: int
+    steps_spent: int = 0
+
+    def batches(self) -> Iterator[_PlainBatch]:
+        """The batch of each step, which each record enters with the sampling rate."""
+        for _ in range(self.steps):
+            chosen = torch.rand(len(self.tensors[0])) < self.sampling_rate
+            self.steps_spent += 1
+            yield _PlainBatch(self.tensors, chosen.nonzero().squeeze(1).to(self.tensors[0].device))
+
+    def accumulate(self, losses: Loss, *batch: Tensor) -> None:
+        """Add the gradients of the records of a microbatch, over the declared batch size."""
+        (losses(self.bound.model, *batch).sum() / self.expected_batch_size).backward()
+
+    def epsilon(self, *, delta: float) -> float:
+        """Infinite, at every delta."""
+        return math.inf
+
+
+def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch) -> Outcome:
     """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
 
     A recipe without a learning rate is trained by Adam.
@@ -217,8 +260,9 @@ def train_without_privacy(
 
     Raises:
         ValueError: the model or the public examples do not fit, or the recipe trains otherwise than on such batches.
-        PrivacyError: public examples are private records too.
+        PrivacyError: public examples are private records too, or there are several processes.
     """
+    refuse_several_processes("a baseline")
     start, training = time.perf_counter(), recipe.training
     if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
         raise ValueError(
@@ -236,11 +280,11 @@ def train_without_privacy(
 
 
 @dataclass
-class _Training(Generic[Run]):
+class _Training:
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     setup: TrainingSetup
-    outcome: Outcome[Run]
+    outcome: Outcome
     checkpoint: Path | None
     start: float
     places: int
@@ -263,7 +307,7 @@ class _Training(Generic[Run]):
         )
         self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
-    def finish(self, on_step: Watch) -> Outcome[Run]:
+    def finish(self, on_step: Watch) -> Outcome:
         """The outcome at the end of the run."""
         outcome = self.outcome
         self._save()
@@ -370,7 +414,10 @@ def choose_threads(
 
     def seconds(threads: int, count: int) -> float:
         x, y = inputs.new_zeros((count, *inputs.shape[1:])), targets.new_zeros((count, *targets.shape[1:]))
-        return _timed(threads, lambda: torch.autograd.grad(loss(model(x), y).sum(), weights, allow_unused=True))
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        torch.autograd.grad(loss(model(x), y).sum(), weights, allow_unused=True)
+        return time.perf_counter() - start
 
     with torch.random.fork_rng(devices=[]), in_evaluation(model), torch.enable_grad():
         count = 1
@@ -391,10 +438,3 @@ def quickest(everything: int, seconds: Callable[[int], float]) -> int:
     alone = min(seconds(1) for _ in range(_ROUNDS))
     seconds(everything)  # the first step with all threads starts them
     return everything if any(seconds(everything) <= _GAIN * alone for _ in range(_ROUNDS)) else 1
-
-
-def _timed(threads: int, step: Callable[[], object]) -> float:
-    torch.set_num_threads(threads)
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

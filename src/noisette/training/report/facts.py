@@ -19,7 +19,6 @@ from noisette.accounting.events import facts_of as event_facts
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.evaluation import Outcome
-    from noisette.training.plain_run import PlainRun
     from noisette.training.recipe import Recipe
 
 # Numbers for readers
@@ -335,7 +334,7 @@ class Facts:
         return json.dumps(content, indent=2) + "\n"
 
 
-def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
+def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run; of one without privacy, what there is."""
     from noisette.run.private import PrivateRun
 
@@ -367,7 +366,7 @@ def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
     return replace(facts, **_of_privacy(outcome, run)) if isinstance(run, PrivateRun) else facts
 
 
-def _of_privacy(outcome: Outcome | Outcome[PlainRun], run: PrivateRun) -> dict[str, Any]:
+def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
     """The fields about the guarantee, and about the steps that it covers."""
     accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
     sums = run.bound.pop_sums()
