@@ -14,7 +14,6 @@ from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import train, train_without_privacy
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import (
     DataSection,
     ModelSection,
@@ -147,7 +146,7 @@ def test_another_length_than_declared_changes_nothing_public() -> None:
     assert all(point.test_accuracy is None for point in whole.points)
 
 
-def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome[PlainRun]:
+def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:
     return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
 
 

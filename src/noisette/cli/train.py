@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -269,7 +269,8 @@ def _begin(
         with ranks.unanimous("the run folder"):
             folder = RunFolder(out)
         settings = {
-            "recipe": asdict(_with_absolute_paths(recipe)),
+            "recipe": asdict(recipe),
+            "folder": str(Path.cwd()),  # in which its paths are found
             "data_dir": data_dir and str(data_dir.resolve()),
             "holdout_key": key,
         }
@@ -299,11 +300,12 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)
             settings = folder.settings
-            if missing := {"recipe", "data_dir", "holdout_key"} - settings.keys():
+            if missing := {"recipe", "folder", "data_dir", "holdout_key"} - settings.keys():
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-        facts = _train(ranks, recipe, data_dir, folder)
+        with chdir(settings["folder"]):
+            facts = _train(ranks, recipe, data_dir, folder)
         return facts and (facts, folder.out)
 
 
@@ -382,23 +384,6 @@ def on_ranks() -> Iterator[AnyRanks]:
             if ranks.rank and ranks.is_known_to_all(error):
                 raise typer.Exit(0) from error
             raise
-
-
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths, so that a run can be continued from any folder."""
-    from noisette.data import names
-    from noisette.nn.models.factory import is_folder_of_model
-
-    def whole(name: str | None, is_path: bool = True) -> str | None:
-        return str(Path(name).resolve()) if name and is_path else name
-
-    data, model, public = recipe.data, recipe.model, recipe.public
-    return replace(
-        recipe,
-        data=replace(data, name=whole(data.name, data.name not in names()), test=whole(data.test)),
-        model=replace(model, name=whole(model.name, is_folder_of_model(model.name)), weights=whole(model.weights)),
-        public=replace(public, data=whole(public.data, public.data not in names())),
-    )
 
 
 def _summarize(facts: Facts, out: Path) -> None:

@@ -143,7 +143,7 @@ class TrainingSetup:
         self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
-        learned = self.averaged.model if self.averaged else trained
+        learned = self.averaged.module if self.averaged else trained
         whole = models.FixedFeatures(fixed, learned) if fixed else learned
         self.published = MirrorAverage(whole) if section.test_flip else whole
         # What maps the stored test examples to scores.

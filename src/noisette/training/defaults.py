@@ -28,19 +28,14 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Batches:
-    """How much is computed: the expected size of a batch, and the passes over the declared size."""
+    """The expected size of a batch, and the passes over the declared size."""
 
     expected_batch_size: int
     epochs: float
 
 
 def batches_for(size: int) -> Batches:
-    """Batch size and epochs for this declared number of records: about 500 steps, and at most 2 million gradients.
-
-    Between 10 and 150 passes are made. A batch has at least one record, and at most all.
-
-    Raises:
-        TypeError, ValueError: the size is not a whole number of at least 1.
+    """Batch size and epochs for this declared size: about 500 steps, at most 2 million gradients, 10 to 150 passes.
 
     >>> batches_for(1_000), batches_for(40_000)
     (Batches(expected_batch_size=300, epochs=150.0), Batches(expected_batch_size=4000, epochs=50.0))

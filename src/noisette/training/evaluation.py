@@ -76,7 +76,6 @@ class Outcome:
 
     @property
     def parameters(self) -> int:
-        """Number of trained scalars."""
         return sum(p.numel() for p in self.run.bound.parameters.values())
 
     @property

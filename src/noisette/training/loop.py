@@ -52,9 +52,8 @@ def start_run(
 ) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
-    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds
-    of the same declaration was fixed together with the run.
+    It has fewer steps than the recipe's epochs if the noise is given and the budget allows fewer, which is computed for
+    Poisson batches of records alone: with others a run that exceeds the budget is refused.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -125,14 +124,11 @@ def train(
     """Train the recipe's model on ``data`` within its privacy budget.
 
     Args:
-        recipe: the settings.
-        data: the records that it names; ``public``: the data set that its public examples come from, if it has any.
-        ledger_path: of the ledger's file; in memory if ``None``. An open ledger, such as that of one run of a search,
-            can be given as ``ledger`` instead.
+        public: the data set that the recipe's public examples come from, if it has any.
+        ledger_path: of the ledger's file; in memory if ``None``. An open one can be given as ``ledger`` instead.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
             raises ``KeyboardInterrupt`` or ``SystemExit``, the run is saved first.
-        checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
-            not saved if ``None``.
+        checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
         ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
         noise_multiplier: that of a whole step; by the recipe unless given.
@@ -200,7 +196,7 @@ def resume(
         ranks=ranks,
     ) as run:
         if setup.averaged:
-            setup.averaged.restore(saved["averaged"])
+            setup.averaged.load_state_dict(saved["averaged"])
         outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
         outcome.points = [Point(**point) for point in saved["points"]]
         outcome.resumed = saved["resumed"] + 1
@@ -216,16 +212,12 @@ class _PlainBatch:
     indices: Tensor
 
     def microbatches(self, size: int) -> Iterator[list[Tensor]]:
-        """The batch in parts of at most ``size`` records; an empty batch has none."""
         return ([tensor[part] for tensor in self.tensors] for part in self.indices.split(size) if len(part))
 
 
 @dataclass
 class PlainRun:
-    """What the loop of a recipe needs of a run, without privacy: Poisson batches and the mean of their gradients.
-
-    Guarantee: none.
-    """
+    """What the loop needs of a run, without privacy: Poisson batches and the mean of their gradients."""
 
     bound: GradientBound  # which is not used as one
     optimizer: torch.optim.Optimizer
@@ -236,18 +228,15 @@ class PlainRun:
     steps_spent: int = 0
 
     def batches(self) -> Iterator[_PlainBatch]:
-        """The batch of each step, which each record enters with the sampling rate."""
         for _ in range(self.steps):
             chosen = torch.rand(len(self.tensors[0])) < self.sampling_rate
             self.steps_spent += 1
             yield _PlainBatch(self.tensors, chosen.nonzero().squeeze(1).to(self.tensors[0].device))
 
     def accumulate(self, losses: Loss, *batch: Tensor) -> None:
-        """Add the gradients of the records of a microbatch, over the declared batch size."""
         (losses(self.bound.model, *batch).sum() / self.expected_batch_size).backward()
 
     def epsilon(self, *, delta: float) -> float:
-        """Infinite, at every delta."""
         return math.inf
 
 
@@ -364,9 +353,8 @@ class _Training:
 
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
-        accuracy = figures.accuracy if isinstance(figures, ClassFigures) else None
-        rmse = figures.rmse if isinstance(figures, NumberFigures) else None
-        self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, accuracy, rmse))
+        measured = getattr(figures, "accuracy", None), getattr(figures, "rmse", None)
+        self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
         setup = self.setup
@@ -381,7 +369,7 @@ class _Training:
         if self.checkpoint is None or isinstance(outcome.run, PlainRun):
             return
         extras: dict[str, Any] = {
-            "averaged": setup.averaged.state() if setup.averaged else None,
+            "averaged": setup.averaged.state_dict() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self.places,
             "seconds": time.perf_counter() - self.start,

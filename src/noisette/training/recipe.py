@@ -378,8 +378,6 @@ class Recipe:
             yield "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:
             yield "unit is that of a number to predict; give its bounds as target"
-        if data.target is not None and data.classes is not None:
-            yield "classes are for labels and target is for a number; give one of them"
 
         if data.users is None:
             if data.records_per_user is not None or data.public_users is not None:

@@ -225,11 +225,11 @@ class LayerBounds:
 
 @dataclass(frozen=True)
 class ReleasedPart:
-    """One of several sums that every step releases together: its sensitivity, and its share of the noise budget."""
+    """One of several sums that every step releases together."""
 
     name: str
     sensitivity: float
-    share: float
+    share: float  # of the noise budget
 
 
 _UNBALANCED = 0.8  # share of the more frequent of two classes
@@ -292,7 +292,6 @@ class Facts:
 
     @property
     def private(self) -> bool:
-        """Whether there is any guarantee."""
         return bool(self.event)
 
     @property
@@ -310,7 +309,6 @@ class Facts:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, which are numbers unless they were declared."""
         declared = self.recipe.data.classes
         return declared if isinstance(declared, tuple) else tuple(map(str, range(self.classes)))
 
