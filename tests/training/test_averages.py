@@ -24,7 +24,7 @@ def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
     for step, weight in enumerate(weights, 1):
         nn.init.constant_(model.weight, weight)
         average.update(model, spent=step, steps=len(weights))
-        values.append(next(average.model.parameters()).item())
+        values.append(next(average.module.parameters()).item())
     return values
 
 
