@@ -138,5 +138,3 @@ def test_it_steps_in_a_private_run_only() -> None:
         optimizer.step()
     with pytest.raises(ValueError, match="floor=0"):
         AdamBC(layer.parameters(), floor=0.0)
-    with pytest.raises(ValueError, match="floor is that of adam-bc"):
-        recipe(optimizer="adam", floor=0.1)

@@ -14,7 +14,7 @@ from noisette.data import load
 from noisette.training.defaults import NETWORK_REACH
 from noisette.training.loop import resume, train
 from noisette.training.optimizers import WeightAverage, learning_rate
-from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection, default_recipe
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 
 
 def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
@@ -80,13 +80,6 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rates(warmup=0.05) == pytest.approx(cosine)
 
 
-def test_two_averages_are_refused() -> None:
-    with pytest.raises(ValueError, match="give one of them"):
-        Recipe(training=TrainingSection(averaging=0.9, average_last=0.5))
-    with pytest.raises(ValueError, match="warmup=1"):
-        Recipe(training=TrainingSection(warmup=1.0))
-
-
 WITHOUT = TrainingSection(epochs=1, batch_size=360, lr=None)
 RECIPE = Recipe(DataSection("digits"), ModelSection("mlp"), privacy=PrivacySection(delta=1e-4), training=WITHOUT)
 WEIGHTS = (64 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
@@ -109,15 +102,3 @@ def test_a_recipe_without_a_rate_gets_that_of_the_rule(training: TrainingSection
 def test_a_given_rate_is_kept() -> None:
     given = replace(RECIPE, training=replace(WITHOUT, lr=0.25))
     assert train(given, load("digits"), on_step=lambda run, point: None, ledger_path=None).recipe == given
-
-
-def test_other_optimizers_need_a_rate() -> None:
-    with pytest.raises(ValueError, match="the rule for learning rates is for SGD"):
-        replace(RECIPE, training=replace(WITHOUT, optimizer="adam"))
-
-
-def test_tables_of_ones_own_take_the_rule_and_adam_does_not() -> None:
-    own = {"name": "own.csv", "size": 700}
-    assert default_recipe(own).training.lr is None
-    assert default_recipe(own, optimizer="adam").training.lr is not None
-    assert default_recipe(own | {"text": "review"}).training.lr is not None

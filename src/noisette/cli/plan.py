@@ -57,8 +57,8 @@ def plan(
     sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
     passes = sorted(set(_positive("epochs", epochs)))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
-    searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)
     try:
+        searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)
         terminal, number = Console(stderr=True), len(sizes) * len(passes)
         settings = list(track(searches, "noise for the budget", number, console=terminal, transient=True))
     except KeyboardInterrupt:
