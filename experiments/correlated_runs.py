@@ -60,7 +60,7 @@ def recipe(kind: str, epsilon: float, rate: float, seed: int) -> Recipe:
 
 def run_missing(seeds: list[int]) -> None:
     """Carry out the runs that are not finished, one line each."""
-    from noisette.training.records import load_data
+    from noisette.training.recipe import load_data
 
     done = {_key(run) for run in finished()}
     asked = [(kind, epsilon, rate, seed) for seed in seeds for rate in RATES for epsilon in BANDS for kind in KINDS]

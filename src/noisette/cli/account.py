@@ -248,7 +248,6 @@ def _check_batches(
 
 
 def _check_solved(missing: list[str], accountant: str, epochs: float | None, plain: bool) -> None:
-    """Check that the parameter that a budget leaves open can be found."""
     if not set(missing) & _SOLVERS.keys():
         return
     if not plain:
@@ -263,7 +262,6 @@ def _check_solved(missing: list[str], accountant: str, epochs: float | None, pla
 
 
 def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool) -> None:
-    """Print a run with its cost, that which was asked for first."""
     given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
     entry = ACCOUNTANTS[accountant]
     if as_json:

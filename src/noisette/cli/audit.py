@@ -128,7 +128,7 @@ def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int
     from noisette.audit import membership_of
     from noisette.cli.watch import Watch
     from noisette.training.loop import train
-    from noisette.training.records import load_data, load_public
+    from noisette.training.recipe import load_data, load_public
     from noisette.training.saved_model import SavedModel
 
     recipe = run.known_recipe
@@ -151,8 +151,7 @@ def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int
 
 def _audited(place: Path, data_dir: Path | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
-    from noisette.training.recipe import Recipe
-    from noisette.training.records import load_data
+    from noisette.training.recipe import Recipe, load_data
 
     if place.is_dir():
         return AuditedRun.of_run(place)
@@ -187,7 +186,6 @@ def _check_members(run: AuditedRun) -> None:
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
-    """Print the results: a table, statistics, remarks and findings."""
     from noisette.audit import Verdict
     from noisette.training.report.facts import power_of_ten, upward
 
@@ -220,7 +218,6 @@ def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
 
 
 def _lines_of(membership: Membership | None) -> list[str]:
-    """The results of the attacks with the records, in lines."""
     from noisette.audit.membership import NOT_PRIVATE, RATES
     from noisette.training.report.facts import percent
 

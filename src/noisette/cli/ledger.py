@@ -340,7 +340,6 @@ def _check_one_way(group_size: int, records_per_user: int | None) -> None:
 
 
 def _delta_of_run(ledger: Path) -> float:
-    """The delta that the run of this ledger was declared with."""
     for name in ("run.json", "checkpoint/settings.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads((ledger.parent / name).read_bytes())

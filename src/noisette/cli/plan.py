@@ -96,7 +96,6 @@ def _check_delta(delta: float, size: int) -> None:
 
 
 def _print(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: float) -> None:
-    """Print what is recommended, and the signal and the noise of every setting."""
     rows = [list(row) for _, row in groupby(settings, key=lambda setting: setting.batch_size)]
     most = max(setting.signal for setting in settings)
     batches = [f"{row[0].batch_size:,}" for row in rows]

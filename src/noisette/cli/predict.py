@@ -79,7 +79,6 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
 
 
 def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:
-    """The header and a line for each prediction."""
     if saved.recipe.data.target is not None:
         return [[f"predicted {names[0]}"], *([f"{value:.6g}"] for value in values[:, 0])]
     header = [f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)]

@@ -12,8 +12,7 @@ import typer
 
 from noisette.accounting import atomic_files
 from noisette.cli.options import listed, number_or_names, numbers, option, plain_errors
-from noisette.training.recipe import DataSection, Recipe
-from noisette.training.records import declaration_of
+from noisette.training.recipe import DataSection, Recipe, declaration_of
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 _Columns = list[str] | None
@@ -138,7 +137,6 @@ def _check_column(option: str, name: str, columns: Sequence[str], declared: Mapp
 
 
 def _pair(option: str, given: str) -> tuple[str, str]:
-    """The name of a column and what is declared about it."""
     name, equals, value = given.partition("=")
     if not equals or not name.strip() or not value.strip():
         raise ValueError(f"expected --{option} as {_EXAMPLES[option]}, got {given!r}")

@@ -16,8 +16,7 @@ from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, o
 from noisette.cli.train import mention, mention_replaced, report
 from noisette.cli.watch import Watch
 from noisette.training import keep_freed_memory
-from noisette.training.recipe import Recipe
-from noisette.training.records import check_names, load_data, load_public
+from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:

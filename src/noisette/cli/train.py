@@ -46,10 +46,12 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
     accountant_names,
+    check_names,
     default_recipe,
+    load_data,
+    load_public,
     read_schema,
 )
-from noisette.training.records import check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -231,7 +233,6 @@ def train(
 
 
 def _weights(given: str) -> dict[str, float]:
-    """The weight of each class by its name."""
     pairs = [part.rpartition("=") for part in listed("class-weights", given)]
     try:
         return {name: float(number if sign else sign) for name, sign, number in pairs}

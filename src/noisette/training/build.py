@@ -52,7 +52,6 @@ from noisette.training.recipe import (
 )
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-_EVALUATED_AT_ONCE = 2000
 _INSTANCE_NORMS = {
     nn.BatchNorm1d: nn.InstanceNorm1d,
     nn.BatchNorm2d: nn.InstanceNorm2d,
@@ -132,7 +131,6 @@ class TrainingSetup:
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
-        self.at_once = _EVALUATED_AT_ONCE
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
         self.losses: Loss = lambda model, inputs, targets: self.loss(model(inputs), targets)
         if stored is not None:

@@ -88,7 +88,7 @@ Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, inputs: Tensor, *, at_once: int) -> np.ndarray:
+def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndarray:
     """The scores of a model in evaluation, (n, classes); ``at_once`` examples are in memory at once."""
     with in_evaluation(model):
         return torch.cat([model(part).float().cpu() for part in inputs.split(at_once)]).numpy()

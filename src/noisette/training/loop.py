@@ -297,7 +297,6 @@ class _Training:
         self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
     def finish(self, on_step: Watch) -> Outcome:
-        """The outcome at the end of the run."""
         outcome = self.outcome
         self._save()
         self._train(on_step)
@@ -345,7 +344,6 @@ class _Training:
             raise asked or (SystemExit() if on_any["SIGTERM"] else KeyboardInterrupt())
 
     def _set_learning_rate(self) -> None:
-        """Set the learning rate of the next step."""
         run, settings = self.outcome.run, self.outcome.recipe.training
         rate = learning_rate(settings, spent=run.steps_spent, steps=run.steps, sampling_rate=run.sampling_rate)
         for group in self.setup.optimizer.param_groups:
@@ -361,7 +359,7 @@ class _Training:
         if setup.test is None:
             return None
         inputs, targets = setup.test
-        scores, right = outputs(setup.tested, inputs, at_once=setup.at_once), targets.cpu().numpy()
+        scores, right = outputs(setup.tested, inputs), targets.cpu().numpy()
         return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:

@@ -200,7 +200,6 @@ def _only_one_unfinished(out: Path) -> Path:
 
 
 def _fresh_sibling(out: Path, word: str) -> Path:
-    """A new empty folder beside ``out``."""
     for number in itertools.count(1):
         folder = out.with_name(f"{out.name}.{word}-{number}")
         with suppress(FileExistsError):

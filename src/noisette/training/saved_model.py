@@ -22,10 +22,8 @@ from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
-from noisette.training.recipe import NEED_PUBLIC, Recipe
-from noisette.training.records import declaration_of, load_public
+from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
-_AT_ONCE = 2000
 # Norms whose statistics are constants are loaded as batch norms; the others of these need the public examples again.
 _LOADED_AS_BATCH_NORM = ("public", "frozen")
 
@@ -134,7 +132,7 @@ class SavedModel:
 
         For classes these are their probabilities, (n, classes); for a number it is the number in its unit, (n, 1).
         """
-        scores = outputs(self.model, torch.as_tensor(inputs), at_once=_AT_ONCE)
+        scores = outputs(self.model, torch.as_tensor(inputs))
         declared = declaration_of(self.recipe)
         if declared.target is not None:
             return [declared.label], declared.target.unscaled(scores)

@@ -209,7 +209,6 @@ def _made_up(data: DataSet) -> DataSet:
 def _trained(
     recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
 ) -> Outcome:
-    """A run whose test figures are those at its end."""
     settings: dict[str, Any] = {"ledger_path": None, "points": 1, "noise_multiplier": noise_multiplier}
     return train(recipe, data, public=public, on_step=on_step, ledger=ledger, **settings)
 
@@ -331,7 +330,6 @@ class Search:
 
     @property
     def announcement(self) -> list[str]:
-        """What the search is about to do and to cost, in lines."""
         facts, delta = self.facts(), power_of_ten(self.recipe.privacy.delta)
         (_, steps), *_ = self.event.run
         lines = [

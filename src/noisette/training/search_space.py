@@ -229,7 +229,6 @@ def _read(text: str) -> Value:
 
 
 def _full_name(name: str) -> str:
-    """The full name of a setting, of which there must be one."""
     found = [full for full in _SETTINGS if name in (full, full.partition(".")[2])]
     if len(found) > 1:
         raise ValueError(f"several tables have it: say {' or '.join(found)}")
@@ -242,13 +241,11 @@ def _full_name(name: str) -> str:
 
 
 def _check(full: str, value: Value) -> None:
-    """Check that a setting by itself may have this value."""
     table, _, field = full.partition(".")
     type(getattr(Recipe(), table))(**{field: value})
 
 
 def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """The recipe with these settings, by their full names."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
         table, _, field = name.partition(".")

@@ -161,11 +161,9 @@ class NumberFigures:
 
     @property
     def problem(self) -> str:
-        """In what the model is worse than a constant; "" where it is not."""
         return "Worse than the best constant in RMSE" if self.rmse > self.base_rmse else ""
 
     def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """The name and the value of each figure; there are no classes with names."""
         unit = f" {self.unit}" if self.unit else ""
         return [
             ("test RMSE", f"{self.rmse:.4g}{unit} (best constant: {self.base_rmse:.4g}{unit})"),
@@ -207,7 +205,6 @@ class SearchFacts:
 
     @property
     def runs(self) -> str:
-        """The distribution of the number of runs, in words."""
         never = f", none with probability {self.none:.2g}" if self.none else ""
         return (
             f"a secret random number: {self.mean:g} on average, half of the time at most {self.median}, "
@@ -314,7 +311,6 @@ class Facts:
 
     @property
     def progress(self) -> str:
-        """How many of the planned steps were taken, and how many a resumed run has lost."""
         lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
         return f"{self.steps_taken:,} of {self.steps_planned:,}{lost}"
 
@@ -365,7 +361,6 @@ def facts_of(outcome: Outcome) -> Facts:
 
 
 def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
-    """The fields about the guarantee, and about the steps that it covers."""
     accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
     sums = run.bound.pop_sums()
     gradients = [part.bound for part in sums if part.name == "gradient"]

@@ -116,7 +116,6 @@ def set_of_tests(facts: Facts) -> str:
 
 
 def _bounds(data: DataSection, between: str) -> str:
-    """The bounds of the target with its unit."""
     assert data.target is not None, "a number is predicted"
     low, high = data.target
     return f"{low:g}{between}{high:g} {data.unit}".rstrip()
@@ -224,7 +223,6 @@ def _model(facts: Facts) -> Iterator[str]:
 
 
 def _privacy(facts: Facts) -> Iterator[str]:
-    """The projection, the sampling, the sensitivity and the noise."""
     projection = facts.recipe.projection
     if projection.components:
         yield (
@@ -251,7 +249,6 @@ def _privacy(facts: Facts) -> Iterator[str]:
 
 
 def _batches(facts: Facts) -> str:
-    """How the batch of a step is drawn."""
     event = event_of(facts.event)
     each = f"Each record enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
     match event:
@@ -326,7 +323,6 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
 
 
 def _by_layers(facts: Facts) -> Iterator[str]:
-    """Sensitivity and noise where layers bound the gradient of each example."""
     lipschitz, section = facts.lipschitz, facts.recipe.lipschitz
     assert lipschitz is not None, "the layers bound the gradient"
     scores = "Nothing is clipped."
