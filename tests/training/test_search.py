@@ -70,6 +70,11 @@ def watched(monkeypatch, runs):
 
 
 @pytest.fixture(scope="module")
+def public_search():
+    return search_of()
+
+
+@pytest.fixture(scope="module")
 def held_out_search():
     return search_of(score=HeldOutScore(0.2, 12.0))
 
@@ -110,9 +115,9 @@ def test_each_run_releases_its_steps_and_its_score_and_no_more(held_out_search, 
     assert [ledger.events for ledger, _ in made] == [dict(held_out_search.event.run)] * 3
 
 
-def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch):
+def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch, public_search):
     ledgers_and_runs = watched(monkeypatch, 5)
-    found = search_of().run(Ledger(), nothing_shown)
+    found = public_search.run(Ledger(), nothing_shown)
     made = [run for _, run in ledgers_and_runs]
     assert found is max(made, key=lambda each: each.score)
     assert found.outcome.recipe == found.recipe
@@ -137,13 +142,13 @@ def test_warnings_are_those_of_the_rehearsal_and_do_not_count_the_runs(monkeypat
     assert not [each for each in recwarn if "a run with" in str(each.message)]
 
 
-def test_settings_are_not_drawn_from_seeds(monkeypatch):
+def test_settings_are_not_drawn_from_seeds(monkeypatch, public_search):
     monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
-    search, drawn = search_of(), set()
+    drawn = set()
     for _ in range(3):
         torch.manual_seed(0)
         np.random.seed(0)
-        found = search.run(Ledger(), nothing_shown)
+        found = public_search.run(Ledger(), nothing_shown)
         drawn.add(found.recipe.training.lr)
     assert len(drawn) == 3
 
