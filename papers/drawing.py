@@ -1,11 +1,13 @@
-"""Figures as files, and names at the ends of their lines, for papers, experiments and benchmarks."""
+"""Figures as files, and names at the ends of their lines and log scales, for papers, experiments and benchmarks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from noisette.training.report.figures import FIGURE_CSS, PAPER
 
@@ -32,3 +34,11 @@ def spread(heights: Sequence[float], *, apart: float) -> list[float]:
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + apart)
     return placed
+
+
+def log_scale(axis: Any, set_scale: Callable[[str], None], label: Callable[[float], str]) -> None:
+    """Give an axis a log scale with ticks at 1, 2 and 5 times powers of ten, each with the label of its value."""
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))

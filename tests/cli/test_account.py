@@ -7,14 +7,7 @@ import pytest
 import typer
 
 from command_line import noisette
-from noisette.accounting import (
-    BandedGaussian,
-    FixedSizeGaussian,
-    GroupPrivacy,
-    MomentsAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-)
+from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
 from noisette.cli.options import plain_errors
@@ -23,7 +16,6 @@ from noisette.errors import PrivacyError
 # The reference run of Abadi et al. 2016, section 5.
 RUN = {"--sampling-rate": "0.01", "--noise-multiplier": "4", "--steps": "10000"}
 PLAN = RUN | {"--delta": "1e-5"}
-FIXED = {"--batch-size": "600", "--size": "60000", "--noise-multiplier": "4", "--steps": "100", "--delta": "1e-5"}
 EXPECTED = {"--expected-batch-size": "600", "--size": "60000", "--noise": "4", "--epochs": "100", "--delta": "1e-5"}
 # Within 0.2 % of its budget by the moments accountant.
 WHOLE = {"--epsilon": "1.26", "--delta": "1e-5"} | RUN
@@ -71,18 +63,6 @@ def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_
     assert (result.exit_code, result.stdout) == (2, "")
     assert "gdp" in result.stderr
     assert "PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)" in result.stderr
-
-
-def test_batches_of_a_fixed_size_are_for_replacing_one_record():
-    found = facts(FIXED, "--accountant", "rdp")
-    release = FixedSizeGaussian(600, 60_000, 4.0)
-    assert found["epsilon"] == RdpAccountant().compose({release: 100}).epsilon(delta=1e-5)
-    assert found["neighbouring"] == "replace one record"
-    assert (found["batch_size"], found["size"]) == (600, 60_000)
-    shown = run(FIXED, "--accountant", "rdp").stdout
-    assert all(words in shown for words in ("60,000", "without replacement", "replace one record", "× clipping norm"))
-    with_epochs = {name: value for name, value in FIXED.items() if name != "--steps"} | {"--epochs": "1"}
-    assert facts(with_epochs, "--accountant", "rdp") == found
 
 
 def test_a_group_is_protected_as_a_whole_and_bands_are_counted_in_rounds():
@@ -149,20 +129,15 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
         (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
         (PLAN | {"--bands": "0"}, ["bands >= 1"]),
         (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
-        (FIXED | {"--bands": "2"}, ["leave batch_size and group_size out"]),
-        (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave batch_size and group_size out"]),
+        (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave group_size out"]),
         (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
         (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
-        (
-            PLAN | {"--batch-size": "5"},
-            ["exactly one of sampling_rate and expected_batch_size and batch_size", "need size"],
-        ),
-        (PLAN | {"--size": "5"}, ["size needs batch_size or expected_batch_size"]),
+        (PLAN | {"--size": "5"}, ["belong together"]),
+        (PLAN | {"--expected-batch-size": "5"}, ["exactly one of sampling_rate and expected_batch_size", "belong"]),
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
         (EXPECTED | {"--steps": "5"}, ["exactly one of steps and epochs"]),
-        (FIXED | {"--batch-size": "70000"}, ["at most all 60000 records"]),
-        (FIXED | {"--group-size": "2", "--steps": "0"}, ["group_size", "steps"]),
+        (EXPECTED | {"--expected-batch-size": "70000"}, ["at most all 60000 records"]),
         (WHOLE, ["noise_multiplier, steps, sampling_rate, epsilon, delta", "leave out"]),
         ({}, ["noise_multiplier, steps, sampling_rate, epsilon, delta are missing"]),
         (RUN, ["epsilon, delta are missing"]),

@@ -168,11 +168,7 @@ WRONG = {
     "members of a recipe": (lambda run: run.parent / "quick.toml", ["--membership"], "give the folder of its run"),
     "shadows alone": (lambda run: run, ["--shadows", "2"], "add --membership"),
     "one shadow": (lambda run: run, ["--membership", "--shadows", "1"], "at least 2"),
-    "all": (
-        lambda run: run,
-        ["--steps", "0", "--pairs", "-1"],
-        "got steps=0; expected pairs >= 1",
-    ),
+    "all": (lambda run: run, ["--steps", "0", "--pairs", "-1"], "got steps=0; expected pairs >= 1"),
 }
 
 

@@ -17,7 +17,6 @@ from noisette import errors as checks
 from noisette.accounting import (
     BandedGaussian,
     Event,
-    FixedSizeGaussian,
     GroupPrivacy,
     Neighbouring,
     PldAccountant,
@@ -129,16 +128,7 @@ def account(
         float | None,
         typer.Option(help="Expected records in a Poisson batch, instead of a sampling rate; needs --size."),
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Records in each batch, drawn without replacement, instead of a sampling rate; needs --size. The "
-            "guarantee is for replacing one record, the noise in units of the clipping norm."
-        ),
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Records in the data set, for --batch-size and --expected-batch-size.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
     group_size: Annotated[
         int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
     ] = 1,
@@ -160,8 +150,8 @@ def account(
 
     `noisette calibrate --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 6000`
     """
-    rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size, "batch_size": batch_size}
-    lengths, batch = {"steps": steps, "epochs": epochs}, _first(expected_batch_size, batch_size)
+    rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size}
+    lengths, batch = {"steps": steps, "epochs": epochs}, expected_batch_size
     given = {"noise_multiplier": noise_multiplier, "steps": _first(steps, epochs)}
     given |= {"sampling_rate": _first(sampling_rate, batch), "epsilon": epsilon, "delta": delta}
     missing = [name for name, value in given.items() if value is None]
@@ -180,9 +170,9 @@ def account(
             group_size=group_size,
             bands=bands,
         ),
-        partial(_check_batches, batch_size, batch, size, group_size, bands),
-        partial(_check_solved, missing, accountant, epochs, batch_size is None and bands is None and group_size == 1),
-        partial(options.at_most, options.MOST_RECORDS, size=size, batch_size=batch_size),
+        partial(_check_batches, batch, size, group_size, bands),
+        partial(_check_solved, missing, accountant, epochs, bands is None and group_size == 1),
+        partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
     [found] = missing
@@ -201,9 +191,7 @@ def account(
             "noise, a smaller sampling rate or a larger budget"
         )
     event: Event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
-    if batch_size is not None and size is not None:
-        event = FixedSizeGaussian(batch_size, size, run["noise_multiplier"])
-    elif bands is not None:
+    if bands is not None:
         event = BandedGaussian(run["sampling_rate"], run["noise_multiplier"], bands)
     elif group_size > 1:
         event = GroupPrivacy(event, group_size)
@@ -232,19 +220,13 @@ def _check_one_given(alternatives: dict[str, float | None]) -> None:
         checks.exactly_one(**alternatives)
 
 
-def _check_batches(
-    batch_size: int | None, batch: float | None, size: int | None, group_size: int, bands: int | None
-) -> None:
-    if batch is None and size is not None:
-        raise ValueError("size needs batch_size or expected_batch_size")
-    if batch is not None and size is None:
-        raise ValueError("batch_size and expected_batch_size need size, the number of records in the data set")
+def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
+    if (batch is None) != (size is None):
+        raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
     if batch is not None and size is not None and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
-    if bands is not None and (batch_size is not None or group_size > 1):
-        raise ValueError("bands are for Poisson batches of records; leave batch_size and group_size out, or bands")
-    if batch_size is not None and group_size > 1:
-        raise ValueError("a group_size above 1 needs a sampling_rate; batches of a fixed size are not supported")
+    if bands is not None and group_size > 1:
+        raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
 def _check_solved(missing: list[str], accountant: str, epochs: float | None, plain: bool) -> None:
@@ -279,8 +261,6 @@ def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float,
     }
     if found == "sampling_rate":
         rows["sampling_rate"] = rounded_down(given["sampling_rate"])
-    if isinstance(event, FixedSizeGaussian):
-        rows["noise_multiplier"] += " × clipping norm"
     if isinstance(event, BandedGaussian):
         rows["bands"] += ": a round that was begun counts as a whole"
     rows |= {"sampling": event.sampling, "neighbouring": event.relation}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from xml.etree import ElementTree as Xml
 
-import pytest
-
 from noisette.training.report.facts import Facts
-from noisette.training.report.figures import BLUE, FIGURE_CSS, INK, PAPER, Line, Panel, as_svg, course_of_run
+from noisette.training.report.figures import BLUE, FIGURE_CSS, INK, PAPER, Panel, as_svg, course_of_run
 from papers.drawing import standalone
 
 SVG = "{http://www.w3.org/2000/svg}"
 ADDRESSES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
-def drawn(*lines: Line, linear: bool = False) -> str:
-    return as_svg(Panel("ε by noise", "noise multiplier", "ε", lines, linear=linear))
+def drawn(name: str, *points: tuple[float, float]) -> str:
+    return as_svg(Panel("ε by noise", "noise multiplier", "ε", name, points))
 
 
 def texts(figure: str) -> set[str]:
@@ -30,7 +27,7 @@ def of_run(facts: Facts) -> list[str]:
 
 
 def test_lines_and_axes_are_named_also_for_who_cannot_see_them() -> None:
-    figure = drawn(Line("batch <1>", [(1, 9), (2, 3), (4, 1)]))
+    figure = drawn("batch <1>", (1, 9), (2, 3), (4, 1))
     assert {"ε by noise", "noise multiplier", "ε", "batch <1>"} <= texts(figure)
     root = Xml.fromstring(figure)
     assert root.get("role") == "img"
@@ -38,15 +35,8 @@ def test_lines_and_axes_are_named_also_for_who_cannot_see_them() -> None:
     assert root.findtext(f"{SVG}desc") == "ε against noise multiplier; batch <1>: from 9 at 1 to 1 at 4"
 
 
-@pytest.mark.parametrize("odd", [0.0, math.inf])
-def test_what_a_log_scale_cannot_show_is_left_out(odd: float) -> None:
-    shown = texts(drawn(Line("whole", [(1, 3), (2, 4)]), Line("half", [(1, 5), (2, odd)]), Line("none", [(1, odd)])))
-    assert {"whole", "half"} <= shown
-    assert "none" not in shown
-
-
 def test_a_file_has_its_own_background_and_a_part_of_a_page_has_not_and_all_colours_have_a_dark_one() -> None:
-    part = drawn(Line("a", [(1, 1), (2, 2)], BLUE, "--"), Line("point", [(1, 2)], INK))
+    part = drawn("a", (1, 2))
     assert "<style" not in part
     assert PAPER not in part
     assert "<use" in part, "a single point is a mark"

@@ -51,7 +51,7 @@ def test_it_needs_nothing_but_itself(facts: Facts) -> None:
     assert outline.fetched == []
     assert "@import" not in html
     assert "url(http" not in html
-    assert outline.tags.count("svg") == 4
+    assert outline.tags.count("svg") == 2
     assert "prefers-color-scheme: dark" in html
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import html
 import io
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from noisette.training.report.facts import Facts, percent, power_of_ten, upward
 
@@ -23,6 +21,7 @@ from noisette.training.report.facts import Facts, percent, power_of_ten, upward
 # a dark page.
 INK, FAINT, BLUE, GREEN, ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
 PAPER = "#fcfbf8"
+_INCHES = (4.3, 2.8)
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -90,91 +89,38 @@ def svg(figure: Figure, *, title: str, description: str = "") -> str:
     return f"{start}>\n<title>{html.escape(title)}</title>\n<desc>{html.escape(description)}</desc>{rest}"
 
 
-def log_scale(axis: Any, set_scale: Callable[[str], None], label: Callable[[float], str]) -> None:
-    """Give an axis a log scale with ticks at 1, 2 and 5 times powers of ten, each with the label of its value."""
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
-
-
-# Panels
-
-_INCHES = (4.3, 2.8)
-_LONG = 1500  # ratio of the ends of an axis above which three tick labels for each power of ten do not fit
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line with its name; values that a log scale cannot show, 0 and infinity, are left out of it."""
-
-    name: str
-    points: Sequence[tuple[float, float]]  # from left to right
-    colour: str = BLUE  # one of this module, which has a light and a dark variant
-    dashes: str = "-"  # matplotlib's line style
-
-
 @dataclass(frozen=True)
 class Panel:
-    """One or more lines on one pair of axes, which have these names."""
+    """A line on one pair of axes, which have these names."""
 
     title: str
     horizontal: str
     vertical: str
-    lines: Sequence[Line]
-    linear: bool = False  # whether the scales are linear, from 0 on the horizontal axis, instead of logarithmic
-    lowest: float | None = None  # where a linear vertical axis begins; unless given a little below the values
+    name: str  # of the line
+    points: Sequence[tuple[float, float]]  # from left to right
+    lowest: float | None = None  # where the vertical axis begins; unless given a little below the values
 
 
 def as_svg(panel: Panel) -> str:
-    """The panel as an SVG element for an HTML page; in words it has its axes, and the ends of each line."""
-    seen = [[at for at in line.points if panel.linear or 0 < at[1] < math.inf] for line in panel.lines]
-    shown = [(line, points) for line, points in zip(panel.lines, seen, strict=True) if points]
-    ends = [
-        f"{line.name}: from {points[0][1]:.3g} at {points[0][0]:.3g} to {points[-1][1]:.3g} at {points[-1][0]:.3g}"
-        for line, points in shown
-    ]
+    """The panel as an SVG element for an HTML page; in words it has its axes, and the ends of the line."""
+    points, described = panel.points, f"{panel.vertical} against {panel.horizontal}"
+    ends = f"from {points[0][1]:.3g} at {points[0][0]:.3g} to {points[-1][1]:.3g} at {points[-1][0]:.3g}"
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout="constrained")
-        _draw(panel, figure.add_subplot(), shown)
-        return svg(
-            figure, title=panel.title, description="; ".join([f"{panel.vertical} against {panel.horizontal}", *ends])
-        )
-
-
-def _draw(panel: Panel, axes: Axes, shown: Sequence[tuple[Line, list[tuple[float, float]]]]) -> None:
-    axes.set_title(panel.title, fontsize=9, loc="left", pad=10)
-    axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
-    if not panel.linear:
-        log_scale(axes.xaxis, axes.set_xscale, _short)
-        log_scale(axes.yaxis, axes.set_yscale, _short)
-    axes.tick_params(length=0)
-    axes.margins(x=0)
-    for line, points in shown:
-        marker = "o" if len(points) == 1 else ""
-        axes.plot(
-            *zip(*points, strict=True), line.dashes, color=line.colour, marker=marker, clip_on=False, label=line.name
-        )
-    axes.legend(frameon=False)
-    if not panel.linear:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = axis.get_view_interval()
-            if high > _LONG * low:
-                axis.set_major_locator(LogLocator(subs=(1,)))
-        return
-    axes.margins(y=0.1)
-    axes.set_xlim(0, 1.001 * max(x for _, points in shown for x, _ in points) or 1)  # the last tick is shown
-    axes.set_ylim(bottom=panel.lowest)
-    for k, axis in enumerate((axes.xaxis, axes.yaxis)):
-        counts = all(isinstance(at[k], int) for _, points in shown for at in points)  # such as steps
-        axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
-
-
-def _short(value: float) -> str:
-    for unit, letter in ((1e6, "M"), (1e3, "k")):
-        if unit <= value < 1e9:
-            return f"{value / unit:g}{letter}"
-    return f"{value:g}" if value > 2e-3 else power_of_ten(value)
+        axes = figure.add_subplot()
+        axes.set_title(panel.title, fontsize=9, loc="left", pad=10)
+        axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
+        axes.tick_params(length=0)
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=BLUE, marker="o" if len(points) == 1 else "", clip_on=False, label=panel.name)
+        axes.legend(frameon=False)
+        axes.margins(y=0.1)
+        axes.set_xlim(0, 1.001 * max(x) or 1)  # the last tick is shown
+        axes.set_ylim(bottom=panel.lowest)
+        for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
+            counts = all(isinstance(value, int) for value in values)  # such as steps
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
+        return svg(figure, title=panel.title, description=f"{described}; {panel.name}: {ends}")
 
 
 # The panels of a run
@@ -192,12 +138,11 @@ def course_of_run(facts: Facts) -> list[tuple[Panel, str]]:
         found = [(p.epsilon, value) for p, value in zip(facts.points, values, strict=True) if value is not None]
         if found:
             last = percent(found[-1][1] / 100) if what == "accuracy" else f"{found[-1][1]:.4g}"
-            line = Line(last, found)
-            panel = Panel(f"Test {what} against ε", "ε spent", vertical, [line], linear=True)
+            panel = Panel(f"Test {what} against ε", "ε spent", vertical, last, found)
             panels.append((panel, f"Test {what} on the {tested} against the ε spent until then."))
     if facts.points:
         name = f"{privacy.accountant.upper()} {upward(facts.points[-1].epsilon)}"
-        line = Line(name, [(p.step, p.epsilon) for p in facts.points])
+        spent = [(p.step, p.epsilon) for p in facts.points]
         caption = f"The privacy cost of the same steps, at δ = {power_of_ten(privacy.delta)}, rounded upwards."
-        panels.append((Panel("ε against steps", "training step", "ε spent", [line], linear=True, lowest=0), caption))
+        panels.append((Panel("ε against steps", "training step", "ε spent", name, spent, lowest=0), caption))
     return panels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from noisette.accounting.registry import ACCOUNTANTS
 from noisette.data import names
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.figures import INK, Line, Panel, as_svg, course_of_run, templates
+from noisette.training.report.figures import as_svg, course_of_run, templates
 from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 _ALARMS = (0.01, 0.001)  # the false-positive rates of the table
 _RARELY = 0.01  # how often a belief may be above the stated one
-_LEAST = 1e-4  # false-positive rate at the left end of the figure
-_POINTS = 60
-_VISIBLE = 1e-12  # a smaller delta would only lengthen the axis
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
 
@@ -49,11 +45,11 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    course = attack_figures = attack_rows = sections = ()
+    course, attack_rows, sections = [], [], ()
     attack = ""
     if facts.private:
         bounds = _attack(facts)
-        course, attack_figures = _drawn(course_of_run(facts)), _drawn(_attack_panels(bounds))
+        course = [(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)]
         attack, attack_rows, sections = _sentence(bounds, facts.unit), _attack_rows(bounds), statement(facts).items()
     return _PAGES.get_template("page.html").render(
         facts=facts,
@@ -66,17 +62,12 @@ def page(facts: Facts) -> str:
         confusion=_confusion(facts),
         attack=attack,
         attack_rows=attack_rows,
-        attack_figures=attack_figures,
         advice=advice(facts.search, facts.epsilon) if facts.search else "",
         sections=sections,
         loading=_loading(facts),
         upward=upward,
         power_of_ten=power_of_ten,
     )
-
-
-def _drawn(panels: Iterable[tuple[Panel, str]]) -> list[tuple[Markup, str]]:
-    return [(Markup(as_svg(panel)), caption) for panel, caption in panels]
 
 
 def _headline(facts: Facts) -> str:
@@ -119,25 +110,6 @@ def _sentence(attack: TradeOff, unit: str) -> str:
         f"With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most {many} of those "
         f"that did; with at most 0.1 %, at most {few}."
     )
-
-
-def _attack_panels(attack: TradeOff) -> Iterator[tuple[Panel, str]]:
-    """The trade-off curve as the most members found by false alarms, and delta against epsilon, with captions."""
-    alarms = [_LEAST ** (1 - k / (_POINTS - 1)) for k in range(_POINTS)]
-    found = [(rate, attack.true_positive_rate(rate)) for rate in alarms]
-    lines = [Line("guessing", [(rate, rate) for rate in alarms], INK, ":"), Line("any attack", found)]
-    yield (
-        Panel("Most members that any attack finds", "false-positive rate", "true-positive rate", lines),
-        "An attack that raises more false alarms finds more members. No attack lies above the line, whatever it "
-        "computes.",
-    )
-    pairs = [(epsilon, delta) for epsilon, delta in attack.profile if epsilon > 0 and delta > _VISIBLE]
-    if len(pairs) > 1:
-        yield (
-            Panel("Privacy profile: δ at every ε", "ε", "δ", [Line("all steps", pairs)]),
-            "δ bounds what goes beyond a factor of e to the power of ε. The guarantee at one δ is one point of this "
-            "line.",
-        )
 
 
 def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
