@@ -190,7 +190,7 @@ def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: Data
     text = as_text(statement(facts), title="t")
     assert "The whitening of the fixed features takes statistics from 60 examples of others" in " ".join(text.split())
     rows = dict(settings(facts)["Model"])
-    assert (rows["whitened"], rows["examples"]) == ("20", "60")
+    assert (rows["whitened"], rows["public examples"]) == ("20", "60")
     torch.testing.assert_close(saved(outcome, tmp_path)(inputs), outcome.model(inputs))
 
 

@@ -37,7 +37,7 @@ def settings(facts: Facts) -> dict[str, Rows]:
     defaults = asdict(Recipe())
     recipe = {
         table: {
-            (table if field == "name" else field).replace("_", " "): shown(value)
+            _label(table, field): shown(value)
             for field, value in fields.items()
             if value is not None and (table in _ALWAYS or value != defaults[table][field])
         }
@@ -72,6 +72,11 @@ def settings(facts: Facts) -> dict[str, Rows]:
     groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
     groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
     return {group: list(rows.items()) for group, rows in groups.items() if rows}
+
+
+def _label(table: str, field: str) -> str:
+    words = field.replace("_", " ")
+    return table if field == "name" else f"public {words}" if table == "public" else words
 
 
 def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
