@@ -24,8 +24,6 @@ from noisette.training.build import model_of, public_examples_of, replace_batch_
 from noisette.training.evaluation import outputs
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
-# Norms whose statistics are constants are loaded as batch norms; the others of these need the public examples again.
-_LOADED_AS_BATCH_NORM = ("public", "frozen")
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
         replace_batch_norm(trained, norm)
     whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
     whole.load_state_dict(weights)
-    if norm in NEED_PUBLIC and norm not in _LOADED_AS_BATCH_NORM:
+    if norm == "per-example":  # statistics of the others are constants, which are loaded as those of batch norms
         chosen = public_examples_of(recipe, data, load_public(recipe, None))
         assert chosen is not None, "a recipe with such a norm names its public examples"
         with torch.no_grad():

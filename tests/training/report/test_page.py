@@ -12,7 +12,7 @@ from noisette.accounting import DpAmount, PoissonGaussian, UserLevel
 from noisette.accounting.events import facts_of as event_facts
 from noisette.training.report.facts import Facts
 from noisette.training.report.page import documents, page
-from noisette.training.report.statement import statement
+from noisette.training.report.statement import settings, statement
 
 REQUIRED = [each.name for each in fields(Facts) if each.default is MISSING and each.default_factory is MISSING]
 
@@ -60,6 +60,7 @@ def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
     assert "93.1 % test accuracy with differential privacy at ε = 2.76, δ = 1e-4" in text
     for setting in ("lr 1.25", "max grad norm 1.5", "batch size 216", "cosine false", "example 1 × 8 × 8 numbers"):
         assert setting in text
+    assert {"mean", "frozen", "tokens"}.isdisjoint(dict(settings(facts)["Data"]) | dict(settings(facts)["Model"]))
     for heading, paragraphs in statement(facts).items():
         assert all(said in text for said in (heading, *paragraphs))
 

@@ -34,7 +34,7 @@ Rows = list[tuple[str, str]]  # names and values
 
 def settings(facts: Facts) -> dict[str, Rows]:
     """The table of settings in groups: what the recipe sets, by the names of its fields, and what follows from it."""
-    defaults = asdict(Recipe())
+    defaults = json.loads(json.dumps(asdict(Recipe())))
     recipe = {
         table: {
             _label(table, field): shown(value)
