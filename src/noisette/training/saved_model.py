@@ -25,7 +25,6 @@ from noisette.training.evaluation import outputs
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
 
-
 @dataclass(frozen=True)
 class SavedModel:
     """The model of a run and what it was told about its inputs."""
