@@ -80,14 +80,11 @@ def learning_rate_for(
 ) -> float:
     """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most (1 + m) / curvature.
 
-    The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T such steps
-    with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. It is
-    constant; with momentum m, a step moves the weights by 1 / (1 - m) times the rate in the long run.
-
-    Here d is the number of trained weights, sigma the noise multiplier, by which the privacy budget enters, B the
-    expected batch size, T the number of steps, C the clipping norm, ``reach`` a guess at the distance from the first to
-    the best weights, and ``curvature`` the largest second derivative of the loss, where it is known. At twice the rate
-    that it permits, steps would not settle even without noise, so the declared size may be wrong by a factor of two.
+    The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T steps with
+    this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. Here d is the
+    number of trained weights, sigma the noise multiplier, B the expected batch size, C the clipping norm, m the
+    momentum, and ``curvature`` the largest second derivative of the loss, where it is known: at twice the rate that it
+    permits, steps would not settle even without noise.
 
     Raises:
         TypeError, ValueError: a number is not above zero.

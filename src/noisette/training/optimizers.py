@@ -24,11 +24,8 @@ class AdamBC(Optimizer):
     ``lr * m / sqrt(max(v - n, floor * n))``, where m and v are Adam's means of g and g^2, without their bias towards
     zero, and n is the same mean of the noise's variance.
 
-    A private run tells this optimizer the deviation of the noise on each parameter before each step, also where it
-    differs between parameters or changes, as with clipping by layer, an adaptive clipping norm or Lipschitz bounds. ::
-
-        optimizer = noisette.AdamBC(model.parameters(), lr=0.001)
-        run = noisette.privatize(model, optimizer, ...)
+    Give it to :func:`noisette.privatize`: the run tells it the deviation of the noise on each parameter before each
+    step, also where that changes, as with clipping by layer, an adaptive clipping norm or Lipschitz bounds.
 
     Args:
         betas: the decays of the two means.
