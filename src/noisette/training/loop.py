@@ -27,8 +27,7 @@ from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
-from noisette.run.private import PrivateRun, ledger_on_ranks
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
