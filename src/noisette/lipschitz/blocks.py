@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown, Stretching
 
-__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput"]
-__all__ += ["TokenMix"]
+__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
-class BoundedInput(nn.Module):
+class BoundedInput(Shown):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
     It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
@@ -46,9 +45,6 @@ class BoundedInput(nn.Module):
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
-
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
 
 
 class SphereInput(BoundedInput):
@@ -102,26 +98,20 @@ class Scale(Stretching):
     def constant(self, shape: Shape) -> float:
         return abs(self.factor)
 
-    def extra_repr(self) -> str:
-        return f"{self.factor:g}"
 
-
-class LipschitzResidual(nn.Module):
+class LipschitzResidual(Shown):
     """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is; the branch keeps the shape.
 
     Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
 
-    >>> from noisette.nn.lipschitz import Abs
-    >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
-    [[2.0, 0.0]]
+    >>> LipschitzResidual(nn.ReLU())(torch.tensor([[2.0, -2.0]])).tolist()
+    [[2.0, -1.0]]
     """
 
     def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
         super().__init__()
         _require_finite(a=a, c=c)
-        self.branch = branch
-        self.a = a
-        self.c = c
+        self.branch, self.a, self.c = branch, a, c
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a * x + self.c * self.branch(x)
@@ -136,18 +126,14 @@ class LipschitzResidual(nn.Module):
         inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
         return abs(self.a) * g + inner, sensitivities
 
-    def extra_repr(self) -> str:
-        return f"a={self.a:g}, c={self.c:g}"
-
 
 class LipschitzConcat(nn.Module):
     """The outputs of several branches on the same input, concatenated along axis 1; other axes are equal.
 
     Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
 
-    >>> from noisette.nn.lipschitz import Abs
-    >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
-    [[-1.0, 1.0]]
+    >>> LipschitzConcat([nn.Identity(), nn.ReLU()])(torch.tensor([[-1.0]])).tolist()
+    [[-1.0, 0.0]]
     """
 
     def __init__(self, branches: Iterable[nn.Module]) -> None:
@@ -222,8 +208,7 @@ class MixerBlock(nn.Module):
     def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__()
         checks.count(tokens=tokens, channels=channels)
-        self.tokens = tokens
-        self.channels = channels
+        self.tokens, self.channels = tokens, channels
         self.mix_tokens = TokenMix(_mlp(tokens, projection))
         self.mix_channels = _mlp(channels, projection)
 

@@ -52,8 +52,7 @@ class Part:
 class Allocation(Protocol):
     """Divides the noise budget of a release among the parameters.
 
-    Every allocation gives the same mechanism: in units of the noise, one example changes all parameters together by at
-    most one over the noise multiplier. Allocations differ in the noise that each parameter gets.
+    In units of the noise, one example changes all parameters together by at most one over the noise multiplier.
     """
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
@@ -172,7 +171,7 @@ def check_stated_bounds(
     if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
         raise PrivacyError(
             f"an example was found whose gradient is {ratio:.4g} times its bound. Bounds of your own modules "
-            f"({', '.join(own)}) do not hold: correct their bound_forward, bound_backward or registered bounds"
+            f"({', '.join(own)}) do not hold: correct their bound_forward and bound_backward"
         )
 
 
@@ -404,7 +403,7 @@ class LipschitzLoss(Protocol):
     """A loss with a known Lipschitz constant."""
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Bound on the norm of one example's gradient with respect to its scores, if their norm has this bound."""
+        """Bound on the norm of one example's gradient at its scores, if their norm has this bound."""
         ...
 
 
@@ -438,8 +437,7 @@ class LipschitzBound:
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
-    provided that the bounds stated by the user's own modules hold. A short search for an example that exceeds them is
-    made here.
+    provided that the bounds stated by the user's own modules hold; a short search for a counterexample is made here.
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
@@ -473,12 +471,12 @@ class LipschitzBound:
                 "each rank the whole model"
             )
         self.loss = loss
-        self.input = NormBound(math.inf, tuple(input_shape))
+        self.input_shape = tuple(input_shape)  # of one example, without the batch axis
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
         self._at_scores = ScoreClipping(logit_clipping)
         self.slack = float(slack)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self._parameters:
+        self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self._projected: tuple[object, ...] | None = None  # the fingerprint of the weights after their projection
         self._pending = Accumulator()
@@ -487,8 +485,8 @@ class LipschitzBound:
         self._was_called = False  # a loss, so that it is known whether it draws numbers that its examples would share
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
-        self.allocation.parts(self.sensitivities(), self._parameters)
-        check_stated_bounds(model, self.input.shape, self.score_gradient_bound(), self.sensitivities())
+        self.allocation.parts(self.sensitivities(), self.parameters)
+        check_stated_bounds(model, self.input_shape, self.score_gradient_bound(), self.sensitivities())
 
     @property
     def logit_clipping(self) -> ClippingRule | None:
@@ -496,37 +494,31 @@ class LipschitzBound:
         return self._at_scores.rule
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example, without the batch axis."""
-        return self.input.shape
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The trainable parameters, by name."""
-        return self._parameters
+    def _input(self) -> NormBound:
+        return NormBound(math.inf, self.input_shape)
 
     def sensitivities(self) -> dict[str, float]:
         """Bound on one example's gradient of each parameter, by name, for the current weights; PrivacyError if none."""
-        _, found = propagation.backward(self.model, self.input, self.score_gradient_bound())
-        if missing := [name for name, p in self._parameters.items() if p not in found]:
+        _, found = propagation.backward(self.model, self._input, self.score_gradient_bound())
+        if missing := [name for name, p in self.parameters.items() if p not in found]:
             raise PrivacyError(
                 f"no module states a sensitivity for {', '.join(missing)}: return one from "
                 "bound_backward, or freeze the parameter (requires_grad=False)"
             )
-        if infinite := [name for name, p in self._parameters.items() if not found[p] < math.inf]:
+        if infinite := [name for name, p in self.parameters.items() if not found[p] < math.inf]:
             raise PrivacyError(
                 f"no finite sensitivity is known for {', '.join(infinite)}: put a "
                 "noisette.nn.lipschitz.BoundedInput in front of the first module that trains, and only modules with a "
                 "bound behind it"
             )
-        return {name: found[p] * (1 + self.slack) for name, p in self._parameters.items()}
+        return {name: found[p] * (1 + self.slack) for name, p in self.parameters.items()}
 
     def layers(self) -> list[LayerBound]:
         """The bounds at each layer of the model, in the order of the forward pass."""
-        names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
+        names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
         bounds: list[LayerBound] = []
         g = self.score_gradient_bound()
-        for name, layer, x in reversed(propagation.layers(self.model, self.input)):
+        for name, layer, x in reversed(propagation.layers(self.model, self._input)):
             g_input, found = propagation.backward(layer, x, g)
             own = {names[p]: value * (1 + self.slack) for p, value in found.items() if p in names}
             bounds.append(LayerBound(name, type(layer).__name__, x.norm, g, own))
@@ -549,15 +541,8 @@ class LipschitzBound:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one. Hooks that are
-        registered on the model do not run, because the bounds are about its modules alone.
-
-        Args:
-            loss: of one example, computed from the scores of its last call of the model; see :class:`noisette.Loss`.
-            batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
-            keywords: more arguments of the loss, like ``batch``.
+        As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
+        model. Hooks that are registered on the model do not run, because the bounds are about its modules alone.
 
         Raises:
             PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
@@ -585,7 +570,7 @@ class LipschitzBound:
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
         drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input.shape) as calls:
+        with drawn, recorded_calls(self.model, self.input_shape) as calls:
             losses = vectorized_losses(loss, self.model, batch, self._buffers, watch)
         self._outside.end()
         self._was_called = True
@@ -606,7 +591,7 @@ class LipschitzBound:
 
     def _trained(self) -> dict[str, Tensor]:
         """The parameters, without those that were frozen since."""
-        return {name: p for name, p in self._parameters.items() if p.requires_grad}
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     def accumulate_nothing(self) -> None:
         """Nothing is exchanged in a microbatch of a model that is not sharded."""
@@ -618,13 +603,13 @@ class LipschitzBound:
         """
         self._project_if_changed()
         held = self._held if self._held is not None else self.sensitivities()
-        parts = self.allocation.parts(held, self._parameters)
-        sums, count = self._pending.pop_sums(self._parameters), self._at_scores.pop_count()
+        parts = self.allocation.parts(held, self.parameters)
+        sums, count = self._pending.pop_sums(self.parameters), self._at_scores.pop_count()
         self._held = None
         left = 1.0 if count is None or count.share is None else 1.0 - count.share
         bounded = [
             BoundedSum(
-                tuple(self._parameters[name] for name in part.names),
+                tuple(self.parameters[name] for name in part.names),
                 tuple(sums[name] for name in part.names),
                 part.bound,
                 part.share * left,
@@ -635,7 +620,7 @@ class LipschitzBound:
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released."""
-        if half := [name for name, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]:
+        if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
             raise PrivacyError(
                 f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
             )
@@ -661,7 +646,7 @@ class LipschitzBound:
 
         It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
         """
-        norm = propagation.forward(self.model, self.input).norm
+        norm = propagation.forward(self.model, self._input).norm
         return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:

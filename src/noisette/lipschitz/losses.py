@@ -8,20 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
+from noisette.lipschitz.propagation import Shown
 
 __all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MulticlassHinge", "TauBCE"]
 __all__ += ["TauCrossEntropy"]
 
 F = nn.functional
-
-
-class Loss(nn.Module):
-    """A module that shows its numeric settings."""
-
-    def extra_repr(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
-        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
 def score_norm_bound(logit_bound: float | None) -> float:
@@ -33,7 +25,7 @@ def score_norm_bound(logit_bound: float | None) -> float:
     return logit_bound
 
 
-def class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
+def _class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
     """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
 
     A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
@@ -64,7 +56,7 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
 
 def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
     """The score of the true class, (b,), and those of all others, (b, outputs - 1); NaN without a class."""
-    classes, known = class_targets(scores, targets, outputs)
+    classes, known = _class_targets(scores, targets, outputs)
     column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
     others = torch.arange(scores.shape[1] - 1, device=scores.device)
     return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
@@ -88,7 +80,7 @@ def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
 def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
     """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
     if outputs > 1:
-        classes, known = class_targets(scores, targets, outputs)
+        classes, known = _class_targets(scores, targets, outputs)
         one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
         return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
     _check_one_per_example(scores, targets)
@@ -96,7 +88,7 @@ def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
     return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
 
 
-class TauCrossEntropy(nn.Module):
+class TauCrossEntropy(Shown):
     """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
 
     A large tau favours accuracy; a small one favours wide margins, and so robustness. With the number of ``classes``, a
@@ -119,7 +111,7 @@ class TauCrossEntropy(nn.Module):
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        classes, known = class_targets(scores, targets, self.classes)
+        classes, known = _class_targets(scores, targets, self.classes)
         return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
@@ -131,11 +123,8 @@ class TauCrossEntropy(nn.Module):
         log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
         return math.sqrt(2) / (1 + math.exp(-log_odds))
 
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}"
 
-
-class TauBCE(Loss):
+class TauBCE(Shown):
     """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
 
     >>> loss = TauBCE(tau=2.0)
@@ -156,7 +145,7 @@ class TauBCE(Loss):
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
 
-class KCosine(Loss):
+class KCosine(Shown):
     """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
 
     >>> loss = KCosine(k=2.0)
@@ -178,7 +167,7 @@ class KCosine(Loss):
         return 1 / self.k
 
 
-class _OfOutputs(Loss):
+class _OfOutputs(Shown):
     """A loss of this many scores for each example."""
 
     def __init__(self, outputs: int) -> None:
@@ -238,7 +227,7 @@ class KR(_OfOutputs):
         return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
 
 
-class HKR(Loss):
+class HKR(Shown):
     """:class:`KR` plus alpha times :class:`MulticlassHinge` with this margin.
 
     Source: Serrurier et al. 2021.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.propagation import Projection
+from noisette.lipschitz.propagation import Projection, Shown
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
 _LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
@@ -71,7 +71,7 @@ class Orthogonal:
         if (residual <= math.sqrt(tolerance)).all():
             # Already orthogonal up to rounding: another step would only replace one rounding by another.
             norms = residual_bound(matrices)
-            if (norms.square() - 1 <= tolerance + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
+            if (norms.square() - 1 <= tolerance + 4 * matrices[0].numel() * _EPS).all():
                 return matrices, norms
         found = _bjorck(matrices, gram)
         norms = residual_bound(found)
@@ -148,7 +148,7 @@ def _require_finite(matrices: Tensor) -> None:
         )
 
 
-class Constrained(nn.Module):
+class Constrained(Shown):
     """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
 
     The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when

@@ -11,71 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from noisette import errors as checks
 from noisette.lipschitz.propagation import NormBound, Sensitivities, Stretching
 
-__all__ = ["AppendOne", "DctCut", "PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts"]
-__all__ += ["WordVectors", "weight_standardised"]
-
-
-class AppendOne(Stretching):
-    """Appends a one to each row: (b, n) to (b, n + 1).
-
-    Rows that differ only in their norm become equal when they are projected to a sphere. With an appended one they stay
-    different, and a linear layer has a bias.
-
-    >>> AppendOne()(torch.tensor([[2.0, 3.0]])).tolist()
-    [[2.0, 3.0, 1.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 1), value=1.0)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        if len(x.shape) != 1:
-            raise ValueError(f"AppendOne takes rows of numbers, got an example of shape {x.shape}")
-        return NormBound(math.hypot(x.norm, 1.0), (x.shape[0] + 1,))
-
-
-class DctCut(Stretching):
-    """The ``k`` x ``k`` lowest frequencies of images by the orthonormal cosine transform: (b, c, h, w) to (b, c, k, k).
-
-    Guarantee: an orthogonal projection, hence 1-Lipschitz; it does not depend on the data.
-    Source: Ahmed, Natarajan & Rao 1974 (DCT-II).
-
-    Raises:
-        ValueError: k is not a positive integer, or is above the height or width of the images.
-
-    >>> DctCut(2)(torch.ones(1, 1, 4, 4)).squeeze().tolist()
-    [[4.0, 0.0], [0.0, 0.0]]
-    """
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        checks.count(k=k)
-        self.k = k
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.output_shape(tuple(x.shape[1:]))
-        down, across = (_cosines(self.k, side).to(x) for side in x.shape[-2:])
-        return down @ x @ across.T
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(shape) < 2 or min(shape[-2:]) < self.k:
-            sides = " x ".join(map(str, shape[-2:]))
-            raise ValueError(f"expected images of {self.k} x {self.k} pixels or more, got {sides}")
-        return (*shape[:-2], self.k, self.k)
-
-    def extra_repr(self) -> str:
-        return f"k={self.k}"
-
-
-def _cosines(k: int, side: int) -> Tensor:
-    """The k cosines of lowest frequency on ``side`` pixels, as orthonormal rows (k, side), double precision."""
-    frequencies, pixels = torch.arange(k, dtype=torch.float64), torch.arange(side, dtype=torch.float64) + 0.5
-    rows = torch.cos(math.pi / side * frequencies[:, None] * pixels) * math.sqrt(2 / side)
-    rows[0] /= math.sqrt(2)
-    return rows
+__all__ = ["PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts", "WordVectors"]
+__all__ += ["weight_standardised"]
 
 
 _ACROSS = 2  # the features are averages over this many parts of the image in each direction
