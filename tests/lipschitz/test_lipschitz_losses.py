@@ -63,13 +63,10 @@ def mae(z: Scores, y: int) -> float:
 # loss, number of scores, formula, constant
 CASES = [
     (lip.TauCrossEntropy(tau=0.1), 10, tau_cross_entropy(0.1), 1.41421356),
-    (lip.TauCrossEntropy(tau=1.0), 10, tau_cross_entropy(1.0), 1.41421356),
     (lip.TauCrossEntropy(tau=20.0, classes=10), 10, tau_cross_entropy(20.0), 1.41421356),
     (lip.TauCrossEntropy(tau=1.0), 2, tau_cross_entropy(1.0), 1.41421356),
     (lip.TauBCE(tau=0.5), 1, tau_bce(0.5), 1.0),
-    (lip.TauBCE(tau=5.0), 1, tau_bce(5.0), 1.0),
     (lip.KCosine(k=0.1), 10, k_cosine(0.1), 10.0),
-    (lip.KCosine(k=0.99), 10, k_cosine(0.99), 1.01010101),
     (lip.KCosine(k=10.0), 10, k_cosine(10.0), 0.1),
     (lip.MulticlassHinge(outputs=10, margin=0.7), 10, hinge(0.7), 0.94868330),
     (lip.MulticlassHinge(outputs=2), 2, hinge(1.0), 0.70710678),
@@ -185,19 +182,12 @@ def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> N
     assert float(row.norm()) == pytest.approx(8.0)
 
 
-def test_targets_beyond_the_declared_bound_contribute_nothing() -> None:
-    loss = lip.MSE(outputs=1, target_bound=2.0)
-    row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
-    assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
-    scores = torch.zeros(4, dtype=torch.float64)
-    row = gradients(loss, scores, torch.tensor([2.1, math.nan, -math.inf, 2.0]))
-    assert row.isnan().flatten().tolist() == [True, True, True, False]
-
-
-@pytest.mark.parametrize("reach", [None, math.inf])
-def test_squared_distances_without_a_bound_on_the_scores_are_refused(reach: float | None) -> None:
+def test_squared_distances_without_bounds() -> None:
     with pytest.raises(ValueError, match=r"no Lipschitz constant without a bound on the scores.*BoundedInput"):
-        lip.MSE(outputs=3).lipschitz(reach)
+        lip.MSE(outputs=3).lipschitz()
+    scores, targets = torch.zeros(3, dtype=torch.float64), torch.tensor([2.1, -math.inf, 2.0])
+    row = gradients(lip.MSE(outputs=1, target_bound=2.0), scores, targets)
+    assert row.isnan().flatten().tolist() == [True, True, False], "beyond the declared bound nothing is contributed"
 
 
 @every_loss

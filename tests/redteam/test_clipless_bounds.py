@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from noisette import AdaptiveClip, LipschitzBound, PrivacyError, certify
-from noisette.lipschitz import LipschitzFunction, register_bounds
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import Stretching
 from noisette.nn.lipschitz import (
@@ -28,7 +27,6 @@ from noisette.nn.lipschitz import (
     KCosine,
     LipschitzConcat,
     MulticlassHinge,
-    Patches,
     Scale,
     SpectralConv2d,
     SpectralLinear,
@@ -117,9 +115,22 @@ class NormOfChannels(Stretching):
         return shape[:1]
 
 
+class Windows(Stretching):
+    """The pixels of each window of 7 x 7 as channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.unfold(x, 7, padding=3).unflatten(-1, x.shape[-2:])
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (49 * shape[0], *shape[1:])
+
+    def constant(self, shape: tuple[int, ...]) -> float:
+        return math.prod(min(side, 7) for side in shape[1:]) ** 0.5
+
+
 def windows(declared: int) -> LipschitzBound:
     """A network whose bound grows with the number of windows that contain a pixel."""
-    layers = (BoundedInput(2.0), Patches(7, padding=3), SpectralConv2d(49, 4, 1), NormOfChannels())
+    layers = (BoundedInput(2.0), Windows(), SpectralConv2d(49, 4, 1), NormOfChannels())
     return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
 
 
@@ -141,7 +152,7 @@ def sigmoid(length: int) -> LipschitzBound:
 
 def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused() -> None:
     for bound, x in ((windows(1), torch.ones(3, 1, 13, 13)), (sigmoid(2), torch.ones(3, 90, 4))):
-        declared, got = str(bound.input.shape), str(tuple(x.shape[1:]))[1:]
+        declared, got = str(bound.input_shape), str(tuple(x.shape[1:]))[1:]
         with pytest.raises(PrivacyError) as refusal:
             add(bound, x.double(), torch.tensor([0, 1, 0]))
         assert declared in str(refusal.value)
@@ -182,14 +193,14 @@ def test_rows_of_an_example_cannot_pass_as_examples() -> None:
 # Modes and settings that change within a batch
 
 
-class ByMode(nn.Module):
+class ByMode(Stretching):
     """Ten times its input in training mode, and says so."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (10.0 if self.training else 1.0) * x
+        return self.constant(()) * x
 
-
-register_bounds(ByMode, LipschitzFunction(lambda module: 10.0 if module.training else 1.0))
+    def constant(self, shape: tuple[int, ...]) -> float:
+        return 10.0 if self.training else 1.0
 
 
 def lively() -> LipschitzBound:

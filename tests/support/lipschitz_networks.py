@@ -45,7 +45,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
                 lip.BoundedInput(1.5),
                 lip.SpectralLinear(6, 4),
                 lip.BallBias(4, 0.2),
-                lip.Abs(),
+                nn.ReLU(),
                 lip.SpectralLinear(4, 3),
             ),
         ),
