@@ -236,7 +236,10 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
             *(lip.L2NormPool2d(2), lip.LipschitzResidual(lip.MixerBlock(tokens=16, channels=8)), lip.BoundedInput(2.0)),
             *(nn.Flatten(), lip.SpectralLinear(128, 10)),
         ),
-        lambda: nn.Sequential(lip.SphereInput(1.0), lip.PatchConv2d(1, 9, 3), nn.Flatten(), lip.SpectralLinear(36, 10)),
+        lambda: nn.Sequential(
+            *(lip.SphereInput(1.0), nn.Flatten(), lip.SpectralLinear(64, 64), lip.GroupSort2()),
+            lip.SpectralLinear(64, 10),
+        ),
     ],
     ids=["convolution and mixer", "sphere"],
 )

@@ -51,9 +51,7 @@ class SphereInput(BoundedInput):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
     Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
-    has no Lipschitz constant near zero, so no layer in front of it can train.
-
-    Guarantee: as for :class:`BoundedInput`.
+    has no Lipschitz constant near zero, so no layer in front of it can train. ``x0`` must be public here too.
 
     >>> SphereInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.0, 0.1], [0.0, 0.0]])).tolist()
     [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
@@ -78,6 +76,12 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     # infinite and gives zeros.
     quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
     return torch.where(keep.view(rows), quotients, 0.0)
+
+
+def _require_finite(**factors: float) -> None:
+    for name, value in factors.items():
+        if not math.isfinite(value):
+            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")
 
 
 class Scale(Stretching):
@@ -161,12 +165,6 @@ class LipschitzConcat(nn.Module):
         return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
 
 
-def _require_finite(**factors: float) -> None:
-    for name, value in factors.items():
-        if not math.isfinite(value):
-            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")
-
-
 class TokenMix(nn.Module):
     """Applies a module of the last axis along the tokens of (b, tokens, channels).
 
@@ -193,12 +191,9 @@ class MixerBlock(nn.Module):
 
     Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
     half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
-    its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap the block
-    in :class:`LipschitzResidual` for one.
+    its axis, or one more where that is odd. For a skip connection wrap the block in :class:`LipschitzResidual`.
 
-    Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
-    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one
-    example only.
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
 
     >>> block = MixerBlock(tokens=49, channels=64)
     >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape

@@ -47,16 +47,10 @@ def per_example_norms(x: Tensor) -> Tensor:
 class BallBias(Constrained):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
-    With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
-    of its gradient is at most that of the gradient with respect to the output. Biases make bounds grow with depth; most
-    Lipschitz networks have none. ``dim`` is the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t,
-    c).
-
-    Source: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n) times that of the
-    gradient with respect to the output.
-
-    Raises:
-        ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or the input has other channels.
+    So a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm of its gradient
+    is at most that at the output: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n)
+    times as long. Biases make bounds grow with depth; most Lipschitz networks have none. ``dim`` is the channel axis: 1
+    for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
 
     >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
     True
@@ -116,8 +110,8 @@ class SpectralLinear(_SpectralMap):
 
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
 
-    Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient with respect
-    to the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
+    Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient at the output
+    has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
     Source: Bethune et al. 2024, section 3. The gradient is G'X, and ||G'X||_F <= ||G||_F ||X||.
 
     >>> layer = SpectralLinear(4, 2)
@@ -176,9 +170,7 @@ class GroupSort2(Stretching):
 class LayerCentering(Stretching):
     """Subtracts from each example its own mean over ``dims``, which is an orthogonal projection.
 
-    ``dims`` is 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
-
-    Guarantee: the batch axis is refused, because with a mean over the batch one example would change all gradients.
+    ``dims`` is 1 for the channels at each position of a map, (2, 3) for the positions of each channel, never 0.
 
     >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])).tolist()
     [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
@@ -280,8 +272,6 @@ class PatchConv2d(SpectralConv2d):
     Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch). With at least as many output channels as a patch
     has elements, it preserves the norm of every image whose sides are multiples of the patch.
 
-    Guarantee: as for :class:`SpectralConv2d`.
-
     >>> image = torch.randn(1, 1, 8, 8)
     >>> torch.allclose(PatchConv2d(1, 16, patch=4)(image).norm(), image.norm())
     True
@@ -297,8 +287,7 @@ _SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
 class L2NormPool2d(Stretching):
     """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
 
-    It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
-    no gradient; this makes it smaller by at most 1e-6, and keeps the norm of its gradient at most one.
+    The norm is smoothed around zero, where it has no gradient: it is smaller by at most 1e-6.
 
     >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
     [[[[5.0]]]]

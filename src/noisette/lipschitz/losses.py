@@ -18,11 +18,9 @@ F = nn.functional
 
 def score_norm_bound(logit_bound: float | None) -> float:
     """The bound on the norm of the scores; infinite if ``None``."""
-    if logit_bound is None:
-        return math.inf
-    if not logit_bound >= 0:
+    if logit_bound is not None and not logit_bound >= 0:
         raise ValueError(f"expected logit_bound >= 0, got logit_bound={logit_bound}")
-    return logit_bound
+    return math.inf if logit_bound is None else logit_bound
 
 
 def _class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
@@ -255,7 +253,7 @@ class HKR(Shown):
 class MAE(_OfOutputs):
     """Sum over the outputs of the absolute distance to the target.
 
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
+    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
 
     >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
     (tensor([1., 1.]), 2.0)
@@ -272,7 +270,7 @@ class MAE(_OfOutputs):
 class HuberLoss(_OfOutputs):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
+    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
 
     >>> loss = HuberLoss(outputs=1, delta=0.5)
     >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()

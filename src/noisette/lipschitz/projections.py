@@ -50,10 +50,8 @@ def frobenius_bound(matrices: Tensor) -> Tensor:
 class Orthogonal:
     """Sets all singular values to one, so that gradients keep their norm through a layer.
 
-    A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
-    the singular value decomposition gives the same matrix. Weights that are not finite are a ValueError.
-
-    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a decomposition.
+    A few matrix products do this, or where they do not converge the singular value decomposition. Norms are certified
+    by the residual ``||A'A - I||_F`` in double precision either way. Weights that are not finite are a ValueError.
 
     >>> matrices, norms = Orthogonal()(torch.tensor([[[0.0, 2.0], [0.5, 0.0]]]))
     >>> matrices.round(decimals=5).tolist(), norms.round(decimals=5).tolist()
@@ -151,8 +149,8 @@ def _require_finite(matrices: Tensor) -> None:
 class Constrained(Shown):
     """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
 
-    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
-    a state dict is loaded and after each step; call :func:`project` when the module is created.
+    The parameter itself is constrained, so its gradient is the plain one. It is projected when a state dict is loaded
+    and after each step; call :func:`project` when the module is created.
     """
 
     def __init__(self, projection: Projection) -> None:

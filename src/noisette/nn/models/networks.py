@@ -156,7 +156,7 @@ class UnitNorm(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+        return nn.functional.normalize(x, dim=1, eps=_LEAST_NORM)
 
 
 def table(shape: Shape, classes: int) -> nn.Module:
@@ -239,19 +239,17 @@ class Centred(nn.Module):
         return 2 * x - 1
 
 
-def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
-    """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
+def resnet(shape: Shape, classes: int, *, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
+    """A ResNet-18 with a first convolution of 3 x 3 and no pooling before the stages, for images of 32 x 32 pixels.
 
-    11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
-    change the shape are a 1 x 1 convolution with a norm.
-
-    ``depth`` is 18, 34, 50 or 101; ``width`` is the channels of the first stage, and each of the other three has twice
-    as many as the one before; ``norm`` follows each convolution. In the paper images have 32 x 32 pixels.
+    11,173,962 parameters for 10 classes of colour images. Convolutions have no biases; shortcuts that change the shape
+    are a 1 x 1 convolution with a norm. ``width`` is the channels of the first stage, and each of the other three has
+    twice as many as the one before; ``norm`` follows each convolution.
 
     Source: He et al. 2016, section 4.2.
     """
     need_images("resnet", shape)
-    blocks = residual_blocks(depth, width, norm)
+    blocks = residual_blocks(basic_block, (2, 2, 2, 2), width, norm)
     features = [
         *normalised("conv", nn.Conv2d(shape[0], width, 3, padding=1, bias=False), norm),
         ("act", nn.ReLU()),
@@ -275,11 +273,11 @@ class Residual(nn.Module):
         return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 
-def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
-    """The blocks of all four stages, for an input of ``width`` channels."""
-    if depth not in _RESNETS:
-        raise ValueError(f"expected depth to be one of {', '.join(map(str, _RESNETS))}, got {depth}")
-    block, counts = _RESNETS[depth]
+MakeBlock = Callable[[int, int, int, Norm], Residual]  # (input channels, width, stride, norm)
+
+
+def residual_blocks(block: MakeBlock, counts: Sequence[int], width: int, norm: Norm) -> list[Residual]:
+    """The blocks of all stages, so many of each, for an input of ``width`` channels."""
     blocks: list[Residual] = []
     channels = width
     for stage, count in enumerate(counts):
@@ -289,42 +287,26 @@ def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
     return blocks
 
 
-def _basic(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+def basic_block(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+    """Two convolutions of 3 x 3."""
     body = [
-        *_convolution("conv1", channels, width, 3, stride, norm),
+        *convolution("conv1", channels, width, 3, stride, norm),
         ("act1", nn.ReLU()),
-        *_convolution("conv2", width, width, 3, 1, norm),
+        *convolution("conv2", width, width, 3, 1, norm),
     ]
-    return Residual(sequence(body), _shortcut(channels, width, stride, norm), width)
+    return Residual(sequence(body), shortcut(channels, width, stride, norm), width)
 
 
-def _bottleneck(channels: int, width: int, stride: int, norm: Norm) -> Residual:
-    body = [
-        *_convolution("conv1", channels, width, 1, 1, norm),
-        ("act1", nn.ReLU()),
-        *_convolution("conv2", width, width, 3, stride, norm),
-        ("act2", nn.ReLU()),
-        *_convolution("conv3", width, 4 * width, 1, 1, norm),
-    ]
-    return Residual(sequence(body), _shortcut(channels, 4 * width, stride, norm), 4 * width)
-
-
-def _shortcut(channels: int, out: int, stride: int, norm: Norm) -> nn.Module:
+def shortcut(channels: int, out: int, stride: int, norm: Norm) -> nn.Module:
+    """What leads around a block: its input, or where the shape changes a 1 x 1 convolution with a norm."""
     if stride == 1 and channels == out:
         return nn.Identity()
-    return sequence(_convolution("conv", channels, out, 1, stride, norm))
+    return sequence(convolution("conv", channels, out, 1, stride, norm))
 
 
-def _convolution(name: str, channels: int, out: int, size: int, stride: int, norm: Norm) -> list[Part]:
+def convolution(name: str, channels: int, out: int, size: int, stride: int, norm: Norm) -> list[Part]:
+    """A convolution without bias that keeps the size but for its stride, and its norm."""
     return normalised(name, nn.Conv2d(channels, out, size, stride, size // 2, bias=False), norm)
-
-
-_RESNETS: dict[int, tuple[Callable[[int, int, int, Norm], Residual], tuple[int, ...]]] = {  # blocks of each stage
-    18: (_basic, (2, 2, 2, 2)),
-    34: (_basic, (3, 4, 6, 3)),
-    50: (_bottleneck, (3, 4, 6, 3)),
-    101: (_bottleneck, (3, 4, 23, 3)),
-}
 
 
 _WIDTH, _HEADS = 64, 4
