@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisette import errors as checks
-from noisette.lipschitz.propagation import NormBound, Stretching
-from noisette.nn.lipschitz import GroupSort2, LayerCentering, LipschitzConcat, Scale, SpectralLinear, SphereInput
+from noisette.lipschitz import NormBound, Sensitivities, propagation
+from noisette.lipschitz.propagation import Stretching
+from noisette.nn.lipschitz import GroupSort2, LayerCentering, Scale, SpectralLinear, SphereInput
 from noisette.nn.models import REGISTRY, BuiltIn, FixedFeatures, Shape, lipschitz_mixer
 from noisette.nn.models.networks import need_axes, need_images
 from noisette.nn.models.on_features import dense_head, linear_head
@@ -69,9 +70,6 @@ class DctCut(Stretching):
             raise ValueError(f"expected images of {self.k} x {self.k} pixels or more, got {sides}")
         return (*shape[:-2], self.k, self.k)
 
-    def extra_repr(self) -> str:
-        return f"k={self.k}"
-
 
 def _cosines(k: int, side: int) -> Tensor:
     """The k cosines of lowest frequency on ``side`` pixels, as orthonormal rows (k, side), double precision."""
@@ -112,6 +110,38 @@ def frequency_cosines(shape: Shape, classes: int) -> FixedFeatures:
     return FixedFeatures(nn.Sequential(frequencies, fixed), linear_head(_COSINES_OF_IMAGES, classes))
 
 
+class Concat(nn.Module):
+    """The outputs of several branches on the same input, concatenated along axis 1; other axes are equal.
+
+    Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
+
+    >>> Concat([nn.Identity(), nn.ReLU()])(torch.tensor([[-1.0]])).tolist()
+    [[-1.0, 0.0]]
+    """
+
+    def __init__(self, branches: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        if not self.branches:
+            raise ValueError("Concat needs at least one branch, got none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        parts = [propagation.forward(branch, x) for branch in self.branches]
+        if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
+            raise ValueError(f"outputs of shapes {[part.shape for part in parts]} cannot be concatenated along axis 1")
+        norm = math.hypot(*(part.norm for part in parts))
+        return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        # Each branch gets its part g_i of the gradient, and the input gets sum J_i' g_i. Its norm is at most
+        # sum L_i |g_i| <= sqrt(sum L_i^2) g by Cauchy-Schwarz; a branch's own parameters see at most |g_i| <= g.
+        found = [propagation.backward(branch, x, g) for branch in self.branches]
+        return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
+
+
 def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
     """An orthogonal layer with GroupSort2, and a linear layer on its outputs and inputs, rows of numbers about 1."""
     need_axes("lipschitz-rows", shape, 1, "rows of numbers")
@@ -121,7 +151,7 @@ def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatu
         AppendOne(),
         nn.Sequential(
             SphereInput(1.0),
-            LipschitzConcat([nn.Identity(), hidden]),
+            Concat([nn.Identity(), hidden]),
             Scale(math.sqrt(0.5)),
             SpectralLinear(numbers + units, classes),
         ),
@@ -168,7 +198,7 @@ def free_narrow(shape: Shape, classes: int) -> FixedFeatures:
     """:func:`lipschitz_rows` with unconstrained weights."""
     features, units = shape[0] + 1, 64
     hidden = nn.Sequential(nn.Linear(features, units, bias=False), GroupSort2())
-    both = LipschitzConcat([nn.Identity(), hidden])
+    both = Concat([nn.Identity(), hidden])
     return FixedFeatures(
         AppendOne(), nn.Sequential(SphereInput(1.0), both, nn.Linear(features + units, classes, bias=False))
     )

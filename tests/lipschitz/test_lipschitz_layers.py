@@ -105,12 +105,6 @@ LAYERS: dict[str, Layer] = {
         (4,),
         lambda m, x: (x + sorted_pairs(x @ m.branch[0].weight.T)) / 2,
     ),
-    "concat": Layer(
-        lambda: lip.LipschitzConcat([lip.SpectralLinear(4, 4), lip.Scale(0.5)]),
-        (4,),
-        lambda m, x: torch.cat([x @ m.branches[0].weight.T, x / 2], 1),
-        stretched=0.9,
-    ),
     "token mix": Layer(
         lambda: lip.TokenMix(lip.SpectralLinear(5, 4)),
         (5, 3),

@@ -187,8 +187,6 @@ def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
     twice = nn.Sequential(shared, lip.GroupSort2(), shared)
     assert list(propagation.backward(twice, ONE, 1.0)[1].values()) == pytest.approx([2.0], rel=1e-5)
-    joined = lip.LipschitzConcat([shared, shared])
-    assert list(joined.bound_backward(ONE, 1.0)[1].values()) == pytest.approx([2.0])
     mixed = nn.Sequential(lip.LipschitzResidual(shared), shared)
     assert list(propagation.backward(mixed, ONE, 1.0)[1].values()) == pytest.approx([1.5], rel=1e-5)
     summed = lip.LipschitzResidual(shared, a=-1.0, c=2.0)
@@ -224,11 +222,6 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
         (lambda: lip.Scale(math.inf), "factor=inf"),
         (lambda: lip.LipschitzResidual(lip.GroupSort2(), a=math.nan), "a=nan"),
         (lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
-        (lambda: lip.LipschitzConcat([]), "at least one branch"),
-        (
-            lambda: lip.LipschitzConcat([nn.Flatten(), nn.ReLU()]).bound_forward(NormBound(1.0, (2, 2))),
-            "be concatenated",
-        ),
         (lambda: lip.TokenMix(lip.GroupSort2()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: lip.MixerBlock(0, 4), "tokens >= 1"),
         (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
@@ -244,11 +237,3 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
 def test_what_does_not_fit_is_refused(make, problem) -> None:
     with pytest.raises(ValueError, match=problem):
         make()
-
-
-def test_the_concatenation_of_two_branches_has_the_constant_sqrt_2() -> None:
-    joined = lip.LipschitzConcat([lip.GroupSort2(), lip.SpectralLinear(4, 3)])
-    assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
-    g, sensitivities = joined.bound_backward(ONE, 3.0)
-    assert g == pytest.approx(3 * math.sqrt(2), rel=1e-5)
-    assert list(sensitivities.values()) == pytest.approx([3.0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown, Stretching
 
-__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
+__all__ = ["BoundedInput", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
@@ -78,14 +77,8 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(rows), quotients, 0.0)
 
 
-def _require_finite(**factors: float) -> None:
-    for name, value in factors.items():
-        if not math.isfinite(value):
-            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")
-
-
 class Scale(Stretching):
-    """Multiplies by a constant, which is finite or a ValueError is raised.
+    """Multiplies by a constant.
 
     >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
     6.0
@@ -93,7 +86,8 @@ class Scale(Stretching):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        _require_finite(factor=factor)
+        if not math.isfinite(factor):
+            raise ValueError(f"expected a finite factor, got factor={factor}")
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +108,8 @@ class LipschitzResidual(Shown):
 
     def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
         super().__init__()
-        _require_finite(a=a, c=c)
+        if not math.isfinite(a) or not math.isfinite(c):
+            raise ValueError(f"expected finite factors, got a={a} and c={c}")
         self.branch, self.a, self.c = branch, a, c
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,40 +124,6 @@ class LipschitzResidual(Shown):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
         return abs(self.a) * g + inner, sensitivities
-
-
-class LipschitzConcat(nn.Module):
-    """The outputs of several branches on the same input, concatenated along axis 1; other axes are equal.
-
-    Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
-
-    >>> LipschitzConcat([nn.Identity(), nn.ReLU()])(torch.tensor([[-1.0]])).tolist()
-    [[-1.0, 0.0]]
-    """
-
-    def __init__(self, branches: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(branches)
-        if not self.branches:
-            raise ValueError("LipschitzConcat needs at least one branch, got none")
-
-    def forward(self, x: Tensor) -> Tensor:
-        # A branch that writes in place would change the input of those behind it.
-        writes = any(getattr(module, "inplace", False) for module in self.branches.modules())
-        return torch.cat([branch(x.clone() if writes else x) for branch in self.branches], 1)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        parts = [propagation.forward(branch, x) for branch in self.branches]
-        if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
-            raise ValueError(f"outputs of shapes {[part.shape for part in parts]} cannot be concatenated along axis 1")
-        norm = math.hypot(*(part.norm for part in parts))
-        return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        # Each branch gets its part g_i of the gradient, and the input gets sum J_i' g_i. Its norm is at most
-        # sum L_i |g_i| <= sqrt(sum L_i^2) g by Cauchy-Schwarz; a branch's own parameters see at most |g_i| <= g.
-        found = [propagation.backward(branch, x, g) for branch in self.branches]
-        return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
 
 
 class TokenMix(nn.Module):

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from noisette.core import loss as vmap
 from noisette.core.backward import user_hooks_disabled, vectorized_losses
-from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
+from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
-from noisette.core.release import BoundedSum, Stateful
+from noisette.core.release import BoundedSum
 from noisette.core.state import ModelBuffers
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
 from noisette.errors import PrivacyError
@@ -102,59 +102,27 @@ def _one_part_each(sensitivities: Mapping[str, float], proportions: Mapping[str,
 _SCORES = "scores"
 
 
-class ScoreClipping:
-    """Holds each example's gradient at the scores within its bound, which a rule with one clipping norm may lower."""
+def score_clipping(rule: ClippingRule | None) -> Group:
+    """How each example's gradient at the scores is clipped; to an infinite norm without a rule.
 
-    def __init__(self, rule: ClippingRule | None) -> None:
-        self.rule = rule
-        self._group: Group | None = None  # of the current batch: all its microbatches have the same clipping norm
-        self._counted: Tensor | None = None
-        self._released: Count | None = None  # with the last batch
+    A rule with several clipping norms, or an adaptive one, is a ValueError.
+    """
+    if rule is None:
+        return Group((_SCORES,), math.inf)
+    first, *others = rule.groups([_SCORES])
+    if others or first.count is not None:
+        raise ValueError(
+            "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
+            f"{type(rule).__name__}"
+        )
+    return first
 
-    @property
-    def group(self) -> Group:
-        """The clipping of the current batch; an infinite norm without a rule."""
-        if self._group is None:
-            self.adapt()  # also where the optimizer failed after a release
-            first, *others = [Group((_SCORES,), math.inf)] if self.rule is None else self.rule.groups([_SCORES])
-            if others:
-                raise ValueError(
-                    "logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got "
-                    f"{type(self.rule).__name__}"
-                )
-            self._group = first
-        return self._group
 
-    def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient at the scores down to the limit; it is zero where it or the loss is not finite.
-
-        Returns:
-            The scaled gradients, and twice the count for the quantile of an adaptive clipping norm, where an example
-            counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
-        """
-        norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-        factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
-        shape = (-1, *[1] * (gradients.dim() - 1))
-        scaled = gradients * factors.to(gradients.dtype).view(shape)
-        counted = None if self.group.count is None else self.group.count.twice(norms, self.group.bound)
-        return torch.where(factors.isfinite().view(shape), scaled, 0), counted
-
-    def add_count(self, twice: Tensor | None) -> None:
-        """Add the count of a microbatch to that of the batch."""
-        if twice is not None:
-            self._counted = twice + (self._counted if self._counted is not None else 0)
-
-    def pop_count(self) -> BoundedSum | None:
-        """The count of the batch, if the rule counts; nothing is pending afterwards."""
-        count, counted = self.group.count, self._counted
-        self._group, self._counted, self._released = None, None, count
-        return None if count is None else count.sum_of(counted)
-
-    def adapt(self) -> None:
-        """Give an adaptive rule the count that was released."""
-        released = self._released.released.grad if self._released is not None else None
-        if isinstance(self.rule, AdaptiveRule) and released is not None:
-            self.rule.adapt(released)
+def clipped_at_scores(gradients: Tensor, losses: Tensor, group: Group) -> Tensor:
+    """Each example's gradient at the scores, scaled down by its group; zeros where it or the loss is not finite."""
+    norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
+    factors = clipping_factors([group], norms.unsqueeze(0))[0].view(-1, *[1] * (gradients.dim() - 1))
+    return torch.where(factors.isfinite(), gradients * factors.to(gradients.dtype), 0)
 
 
 _STARTS, _STEPS = 2, 30  # of the search for an example that exceeds its bound
@@ -433,7 +401,7 @@ class LipschitzBound:
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-            loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
+            loss: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
@@ -473,7 +441,7 @@ class LipschitzBound:
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
-        self._at_scores = ScoreClipping(logit_clipping)
+        self.logit_clipping = logit_clipping
         self.slack = float(slack)
         self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -487,11 +455,6 @@ class LipschitzBound:
         self._project_if_changed()
         self.allocation.parts(self.sensitivities(), self.parameters)
         check_stated_bounds(model, self.input_shape, self.score_gradient_bound(), self.sensitivities())
-
-    @property
-    def logit_clipping(self) -> ClippingRule | None:
-        """The rule that lowers the bound at the scores."""
-        return self._at_scores.rule
 
     @property
     def _input(self) -> NormBound:
@@ -558,12 +521,11 @@ class LipschitzBound:
         losses, calls = self._losses(loss, microbatch, public)
         self._refuse_changed_weights()
         at_scores = gradient_at_scores(losses, calls, self._trained())
-        limit, sensitivities = self.score_gradient_bound(), self.sensitivities()
+        group, sensitivities = score_clipping(self.logit_clipping), self.sensitivities()
         self._refuse_grown_bounds(sensitivities)
-        at_scores, twice_counted = self._at_scores.clip(at_scores, losses, limit)
+        at_scores = clipped_at_scores(at_scores, losses, replace(group, bound=self.score_gradient_bound()))
         self._pending.add(self._gradients(calls[-1], at_scores))
         self._held = self._held or sensitivities
-        self._at_scores.add_count(twice_counted)
 
     def _losses(self, loss: Loss, batch: Microbatch, public: Iterable[Tensor]) -> tuple[Tensor, list[ModelCall]]:
         """The loss of each example, (b,), and the calls of the model that it has made."""
@@ -597,45 +559,37 @@ class LipschitzBound:
         """Nothing is exchanged in a microbatch of a model that is not sharded."""
 
     def pop_sums(self) -> list[BoundedSum]:
-        """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards.
-
-        Adaptive logit clipping adds one more sum, its count of examples within the clipping norm.
-        """
+        """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards."""
         self._project_if_changed()
         held = self._held if self._held is not None else self.sensitivities()
         parts = self.allocation.parts(held, self.parameters)
-        sums, count = self._pending.pop_sums(self.parameters), self._at_scores.pop_count()
+        sums = self._pending.pop_sums(self.parameters)
         self._held = None
-        left = 1.0 if count is None or count.share is None else 1.0 - count.share
-        bounded = [
+        return [
             BoundedSum(
                 tuple(self.parameters[name] for name in part.names),
                 tuple(sums[name] for name in part.names),
                 part.bound,
-                part.share * left,
+                part.share,
             )
             for part in parts
         ]
-        return bounded if count is None else [*bounded, count]
 
     def after_step(self) -> None:
-        """Project the weights onto their sets, and give adaptive logit clipping the count that was released."""
+        """Project the weights onto their sets."""
         if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
             raise PrivacyError(
                 f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
             )
         project(self.model)
         self._projected = weight_fingerprint(self.model)
-        self._at_scores.adapt()
 
     def state(self) -> Mapping[str, float]:
-        """State that logit clipping derives from released values; empty if it has none."""
-        return self.logit_clipping.state() if isinstance(self.logit_clipping, Stateful) else {}
+        """Nothing is derived from released values but the weights."""
+        return {}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore what :meth:`state` returned."""
-        if isinstance(self.logit_clipping, Stateful):
-            self.logit_clipping.restore(state)
 
     def close(self) -> None:
         """Give a wrapper of the model its exchange back; the weights keep their last projected values."""
@@ -647,7 +601,7 @@ class LipschitzBound:
         It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
         """
         norm = propagation.forward(self.model, self._input).norm
-        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
+        return min(self.loss.lipschitz(norm if norm < math.inf else None), score_clipping(self.logit_clipping).bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
         """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz.propagation import Shown
 
-__all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MulticlassHinge", "TauBCE"]
-__all__ += ["TauCrossEntropy"]
+__all__ = ["HKR", "KR", "MSE", "HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
 
 F = nn.functional
 
@@ -143,28 +142,6 @@ class TauBCE(Shown):
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
 
-class KCosine(Shown):
-    """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
-
-    >>> loss = KCosine(k=2.0)
-    >>> loss(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 0])), loss.lipschitz()
-    (tensor([-0.6000, -0.5000]), 0.5)
-    """
-
-    def __init__(self, k: float) -> None:
-        super().__init__()
-        checks.positive(k=k)
-        self.k = k
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        true, _ = true_and_other_scores(scores, targets, None)
-        return -true / torch.linalg.vector_norm(scores, dim=1).clamp(min=self.k)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """1/k, attained where the scores have norm k."""
-        return 1 / self.k
-
-
 class _OfOutputs(Shown):
     """A loss of this many scores for each example."""
 
@@ -250,23 +227,6 @@ class HKR(Shown):
         return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
 
 
-class MAE(_OfOutputs):
-    """Sum over the outputs of the absolute distance to the target.
-
-    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
-
-    >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
-    (tensor([1., 1.]), 2.0)
-    """
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return residuals(scores, targets, self.outputs).abs().sum(1)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient has an absolute value of 1 for each output."""
-        return math.sqrt(self.outputs)
-
-
 class HuberLoss(_OfOutputs):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
@@ -319,6 +279,6 @@ class MSE(_OfOutputs):
         if (norm := score_norm_bound(logit_bound)) == math.inf:
             raise ValueError(
                 "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or behind it, or use HuberLoss or MAE"
+                "or behind it, or use HuberLoss"
             )
         return 2 * (norm + self.target_bound)
