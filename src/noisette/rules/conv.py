@@ -30,6 +30,7 @@ from noisette.core.forms import (
     rule,
     scale_rows,
 )
+from noisette.rules.linear import unbroadcast_channels
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]
@@ -442,11 +443,6 @@ def _kernel_gradients(
     return KernelGradients(images, dy, Geometry(kernel, stride, before, dilation, groups), weight.shape)
 
 
-def _bias_gradients(examples: Examples, dy: Tensor) -> Dense:
-    """G_o = sum_p dy_(o,p)."""
-    return Dense(examples.first(dy).flatten(3).sum((1, 3)))
-
-
 @rule(torch.conv1d, torch.conv2d, torch.conv3d, operand=("weight", "bias"))
 def conv(
     operand: str,
@@ -461,8 +457,8 @@ def conv(
     groups: int = 1,
 ) -> ExampleGradients:
     """Weight: G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding). Bias: G_o = sum_p dy_(o,p)."""
-    if operand == "bias":
-        return _bias_gradients(examples, dy)
+    if operand == "bias" and bias is not None:
+        return unbroadcast_channels(examples, dy, bias)
     axes = weight.dim() - 2
     steps = _per_axis(dilation, axes)
     if padding == "same":
@@ -490,8 +486,8 @@ def conv_transpose(
     dilation: PerAxis = 1,
 ) -> ExampleGradients:
     """As :func:`conv` with dy and x exchanged: G_(c,o,u) = sum_p x_(c,p) dy_(o, stride p + dilation u - padding)."""
-    if operand == "bias":
-        return _bias_gradients(examples, dy)
+    if operand == "bias" and bias is not None:
+        return unbroadcast_channels(examples, dy, bias)
     axes = weight.dim() - 2
     steps, before = _per_axis(stride, axes), _per_axis(padding, axes)
     # Output padding of a whole stride would be one position more than x has.
