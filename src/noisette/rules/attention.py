@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import DerivedWeight, ExampleGradients, Examples, Rewrite, Rows, derivation, rewrite, rule
+from noisette.core.forms import DerivedWeight, ExampleGradients, Examples, Rows, derivation, rewrite, rule
 
 F = torch.nn.functional
 
