@@ -242,8 +242,7 @@ class PublicBatchNorm(PublicNorm):
 class PerExampleBatchNorm(PublicNorm):
     """Batch norm over each private example together with a public batch.
 
-    Mean and variance are computed in closed form from the public values and those of the example. The public
-    activations do not depend on the example, as for :class:`PublicBatchNorm`.
+    Mean and variance are computed in closed form from the public values and those of the example.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
@@ -270,9 +269,7 @@ class PerExampleBatchNorm(PublicNorm):
 
 
 class FrozenBatchNorm(ChannelNorm):
-    """Batch norm with constant statistics, of a pretrained model or of a public batch.
-
-    Scale and shift are learned unless their gradients are disabled.
+    """Batch norm with constant statistics, of a pretrained model or of a public batch; scale and shift are learned.
 
     Guarantee: as for :class:`PublicBatchNorm`, provided that the statistics were computed from public data.
     """
@@ -291,10 +288,9 @@ _WEIGHTED = (
 class PublicBatch:
     """A forward pre-hook of a model: if weights have changed, it recomputes the statistics of the norms.
 
-    The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
-    ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
-    the model has its own hook, with the same public batch: the model's positional inputs. In training mode statistics
-    and their gradients are recomputed after ``every`` changes of the weights.
+    They depend only on the weights and the public batch, the model's positional inputs. In evaluation mode, and in
+    ``state_dict``, they are those of the current weights; in training mode they and their gradients are recomputed
+    after ``every`` changes of the weights. A copy of the model has its own hook, with the same public batch.
     """
 
     def __init__(self, inputs: Sequence[Tensor], every: int) -> None:

@@ -82,8 +82,7 @@ class FixedFeatures(nn.Module):
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.features = features
-        self.head = head
+        self.features, self.head = features, head
         self.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,19 +109,12 @@ def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
-    """The model with its features standardised by those of public examples, (n, channels, ...).
-
-    Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
-    """
+    """The model with its features standardised by those of public examples, which get no guarantee."""
     return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
 
 
 def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
-    """The model with its features whitened, and a new linear layer in front of which they are.
-
-    Raises:
-        ValueError: the trained part is more than a linear layer, which takes features in their places.
-    """
+    """The model with its features whitened in front of a new linear layer; ValueError if it trains more than one."""
     if not isinstance(model.head, nn.Linear):
         raise ValueError(
             "whitened features are for a model whose trained part is one linear layer, such as scattering; this one "
@@ -171,10 +163,7 @@ def table(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions with group norm and tanh, then two linear layers; for images of 8 x 8 pixels or more.
-
-    Tanh bounds activations and thereby gradients, which helps under clipping (Papernot et al. 2021).
-    """
+    """Two convolutions with tanh (Papernot et al. 2021), then two linear layers; for images of 8 x 8 pixels or more."""
     need_images("cnn", shape)
     if max(shape[1:]) < 16:
         convolutions = [
@@ -192,10 +181,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def scattering(shape: Shape, classes: int) -> nn.Module:
-    """Fixed wavelet features, normalised for each example, and one linear layer: accurate at small budgets, and fast.
-
-    Source: Tramèr & Boneh 2021.
-    """
+    """Fixed wavelet features, normalised for each example, and one linear layer (Tramèr & Boneh 2021)."""
     need_images("scattering", shape)
     normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
@@ -204,9 +190,7 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
 def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
     """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
 
-    For images below 32 pixels these have 16 and 32 filters, followed by 32 hidden units; for larger ones 64 and 64,
-    with a pooling in between.
-    Source: Tramèr & Boneh 2021, appendix C, and their published code.
+    Images below 32 pixels have fewer filters and 32 hidden units. Source: Tramèr & Boneh 2021, appendix C, and code.
     """
     need_images("scattering-cnn", shape)
     normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
@@ -368,17 +352,11 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-_MOST_HEADS = 8
-_WIDENING = 4  # of the hidden layer behind the attention
-
-
 class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
     Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
-    dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
-
-    Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
+    dimensions, 8 at most, a hidden layer four times as wide, and no dropout. Source: Lee & Kifer 2020, section 6.1.
     """
 
     def __init__(self, shape: Shape, classes: int) -> None:
@@ -386,8 +364,8 @@ class VectorEncoder(nn.Module):
         need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
         tokens, width = shape
         self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
-        heads = math.gcd(width, _MOST_HEADS)
-        self.block = nn.TransformerEncoderLayer(width, heads, _WIDENING * width, dropout=0.0, batch_first=True)
+        heads = math.gcd(width, 8)
+        self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -415,8 +393,6 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
 
     Texts, (tokens,), are numbers of words below ``words``, with 0 for padding. If ``ranked``, common English words have
     less weight, by their rank in a public list; the words must be numbered by noisette's hash.
-
-    Guarantee: the list is a public constant, see :func:`noisette.data.words.frequent_words`.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
@@ -427,11 +403,10 @@ ranked_word_counts = partial(word_counts, ranked=True)
 
 
 def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:
-    """Counts weighted by public ranks, beside the sum of the vectors of a text's words, and one linear layer.
+    """Ranked counts as in :func:`word_counts`, beside the sum of the vectors of a text's words, and one linear layer.
 
     The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
-    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file of
-    those of GloVe. Texts are as for :func:`word_counts`, ranked.
+    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))

@@ -28,9 +28,8 @@ def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, st
     """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
 
     The dictionary of ``filters`` patches of ``side`` pixels a side comes from the same images of a random process each
-    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image.
-
-    Source: :class:`noisette.nn.PatchFeatures`.
+    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image; see
+    :class:`noisette.nn.PatchFeatures`.
     """
     need_images("patches", shape)
     leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
@@ -56,11 +55,9 @@ SCALES = (PatchScale(1, 400, stride=2), PatchScale(2, 400))
 def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
     """Resemblances to patches of shaded leaves at several scales, and one linear layer.
 
-    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and nothing has to
-    be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
-    random process each time, so there is no record to protect.
-
-    Source: :class:`noisette.nn.PatchFeatures`.
+    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and those of a
+    scale are normalised for each example. The dictionaries come from images of a random process, as in
+    :func:`patches`.
     """
     need_images("multi-scale-patches", shape)
     return _linear(_SideBySide(_of_scales(scales, shape[0])), shape, classes)
@@ -71,8 +68,6 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
     The coefficients are averaged over sixteenths of the image, whose sides are multiples of four, and over both mirror
     images, and normalised for each example.
-
-    Source: :class:`noisette.nn.PatchFeatures`, :class:`noisette.nn.Scattering2d`.
     """
     need_images("patches-and-scattering", shape, pixels=12)
     coefficients = Scattering2d()
@@ -120,12 +115,7 @@ def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)
 
 
 def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
-    """One linear layer on scattering coefficients of the first order.
-
-    Accuracy is much better where the coefficients are standardised by public examples.
-
-    Source: Tramèr & Boneh 2021, for scattering as features of private training.
-    """
+    """One linear layer on scattering coefficients of the first order, best standardised by public examples."""
     need_images("scattering-lipschitz-linear", shape, pixels=12)
     coefficients = Scattering2d(order=1)
     return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
