@@ -166,7 +166,7 @@ def test_contradictions_of_declared_constants_are_refused() -> None:
     with pytest.raises(ValueError, match="give frozen = "):
         replace(plain, model=ModelSection("cnn", weights="w", weight_standardised=True))
     with pytest.raises(ValueError, match="leave weight_standardised out, or lipschitz"):
-        replace(standardised("lipschitz-patch"), lipschitz=LipschitzSection(tau=30.0))
+        replace(standardised("lipschitz-mixer"), lipschitz=LipschitzSection(tau=30.0))
     with pytest.raises(ValueError, match="expected 1 or 1 values as mean"):
         TrainingSetup(replace(plain, data=DataSection("digits", mean=(0.5, 0.5), deviation=(1.0,))), load("digits"))
 
