@@ -135,15 +135,6 @@ def test_what_has_no_bound_is_refused(loss, message) -> None:
     assert not joint(bound.pop_sums()).any(), "nothing is pending"
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [((x, y[:3]), "one row per example"), ((x, torch.tensor(1)), "one row per example"), ((), "no tensor among")],
-)
-def test_arguments_of_other_lengths_are_refused(batch: tuple[Tensor, ...], message: str) -> None:
-    with pytest.raises(PrivacyError, match=message):
-        bound_of(dense(6, 8, 3)).accumulate(of_one, *batch)
-
-
 def test_weights_that_the_loss_changes_are_refused() -> None:
     bound = bound_of(dense(6, 8, 3))
 

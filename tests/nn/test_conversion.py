@@ -21,6 +21,7 @@ FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm]
 @pytest.mark.parametrize("to", [*FROM_PUBLIC, FrozenBatchNorm])
 def test_parameters_and_names_of_the_state_dict_stay(to: Any) -> None:
     model, public, _ = network("images")
+    model.bn4.eval()
     before = model.state_dict()
     parameters = dict(model.named_parameters())
     convert_batch_norm(model, to=to, public=public if to in FROM_PUBLIC else None)
@@ -28,6 +29,8 @@ def test_parameters_and_names_of_the_state_dict_stay(to: Any) -> None:
     assert all(p is parameters[name] for name, p in model.named_parameters())
     assert isinstance(model.bn1, to)
     assert model.bn4.weight is None
+    assert not model.bn4.training
+    assert model.bn4.running_mean.dtype is torch.float64
 
 
 @pytest.mark.parametrize("to", [nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d])
@@ -115,15 +118,6 @@ def test_norms_whose_statistics_differ_by_example_cannot_be_converted_back() -> 
     convert_batch_norm(model, to=PerExampleBatchNorm, public=public)
     with pytest.raises(ValueError, match="bn1, bn2, bn3, bn4: the statistics differ from example to example"):
         to_batch_norm(model)
-
-
-def test_modes_dtypes_and_frozen_weights_are_kept() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double().eval()
-    model[1].weight.requires_grad_(False)
-    convert_batch_norm(model, to=PublicBatchNorm, public=torch.randn(4, 2))
-    assert not model[1].training
-    assert not model[1].weight.requires_grad
-    assert model[1].running_mean.dtype is torch.float64
 
 
 @pytest.mark.parametrize(

@@ -214,13 +214,10 @@ def test_shapes_other_than_the_public_one_are_refused() -> None:
         model(torch.zeros(3, 2, 8, 8).double())
 
 
-def test_a_norm_without_a_public_batch_says_so() -> None:
-    with pytest.raises(RuntimeError, match="has no public batch yet"):
-        nn.Sequential(nn.Linear(2, 2), PublicBatchNorm(2))(torch.zeros(3, 2))
-
-
-def test_a_norm_that_is_called_twice_is_refused() -> None:
+def test_a_norm_without_a_public_batch_says_so_and_one_that_is_called_twice_is_refused() -> None:
     norm = PublicBatchNorm(2)
+    with pytest.raises(RuntimeError, match="has no public batch yet"):
+        nn.Sequential(nn.Linear(2, 2), norm)(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="called twice in one pass of the public batch"):
         use_public_batch(nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm), torch.randn(5, 2))
 

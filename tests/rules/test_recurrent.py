@@ -137,18 +137,14 @@ def test_cells_in_a_loop(cell: Callable[..., nn.Module], bias: bool) -> None:
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_cells_that_begin_with_a_parameter(cell: Callable[..., nn.Module]) -> None:
-    lstm = cell is nn.LSTMCell
-
     def forward(m: Forward, x: Tensor) -> Tensor:
-        h, c = (p.expand(len(x), -1) for p in (m.h, m.c))
-        state = m.cell(x[:, 0], (h, c) if lstm else h)
+        state = tuple(p.expand(len(x), -1) for p in m.states)
+        state = m.cell(x[:, 0], state if cell is nn.LSTMCell else state[0])
         state = m.cell(x[:, 1], state)
-        return torch.cat(state, 1) if lstm else state
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
 
-    parts = {"cell": cell(FEATURES, UNITS), "h": parameter(UNITS), **({"c": parameter(UNITS)} if lstm else {})}
-    if not lstm:
-        parts["c"] = torch.zeros(UNITS)
-    check_sizes(Case("cell", of(forward, **parts), floats(2, FEATURES)))
+    states = nn.ParameterList(parameter(UNITS) for _ in range(1 + (cell is nn.LSTMCell)))
+    check_sizes(Case("cell", of(forward, cell=cell(FEATURES, UNITS), states=states), floats(2, FEATURES)))
 
 
 @each_recurrence
