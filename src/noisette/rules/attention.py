@@ -38,8 +38,11 @@ def embedding_weight(
 @rewrite(F.embedding)
 def dense_embedding(*args: Any, **kwargs: Any) -> Any:
     """Without sparse gradients, because noise is added to every row of the table."""
-    arguments = inspect.signature(F.embedding).bind(*args, **kwargs).arguments
-    return F.embedding(**arguments | {"sparse": False}) if arguments.get("sparse") else NotImplemented
+    arguments: dict[str, Any] = inspect.signature(F.embedding).bind(*args, **kwargs).arguments
+    if not arguments.get("sparse"):
+        return NotImplemented
+    arguments["sparse"] = False
+    return F.embedding(**arguments)
 
 
 @rewrite(F.embedding_bag)
