@@ -82,7 +82,7 @@ def test_public_batch_norm_is_the_documented_mechanism() -> None:
     assert audit.certified_mu > 0.5
 
 
-LIMITS = {"the loss": None, "clipped": FlatClipping(0.1), "clipped adaptively": AdaptiveClip(0.1)}
+LIMITS = {"the loss": None, "clipped": FlatClipping(0.1)}
 
 
 def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:

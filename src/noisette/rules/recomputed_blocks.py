@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -187,7 +188,7 @@ class _Call:
         self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
-        self._function, self._args, self._keywords = function, args, keywords
+        self._function = partial(function, *args, **keywords)
         self._before = recorder.made_so_far()
         with torch._C.DisableTorchFunction(), internals.outside():  # nothing here is a part of the loss
             self._given = [internals.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
@@ -198,12 +199,9 @@ class _Call:
         """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses."""
         if self._versions != self._versions_now():
             raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
-        with (
-            self._surroundings.restored(),
-            saved_tensors_hooks(save, _refuse),
-            self._recorder.again(self._before) as uses,
-        ):
-            self._function(*self._args, **self._keywords)
+        hooks, recording = saved_tensors_hooks(save, _refuse), self._recorder.again(self._before)
+        with self._surroundings.restored(), hooks, recording as uses:
+            self._function()
         return uses
 
     def _versions_now(self) -> list[int]:
