@@ -30,7 +30,7 @@ from noisette.accounting import (
     ZcdpAmount,
 )
 from noisette.accounting.events import event_of, facts_of
-from noisette.accounting.several import for_several
+from noisette.accounting.filters import for_several
 from noisette.errors import UnsupportedEventError
 
 RELEASE = PoissonGaussian(0.01, 4.0)

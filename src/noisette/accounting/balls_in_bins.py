@@ -29,12 +29,9 @@ LEAST_TAIL = 1e-200
 
 
 def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directions:
-    """The privacy loss of a whole pass.
+    """The privacy loss of a whole pass over at least 2 bins with a noise multiplier of at least 0.05.
 
-    Args:
-        bins: the batches of the pass, at least 2.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, at least 0.05.
-        tail: the most probability of one output that may count as an infinite loss.
+    Of one output the probability ``tail`` may count as an infinite loss.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD", Theorem 3.1 (the pair of outputs); Feldman and
     Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation" (by convolution).
@@ -96,7 +93,6 @@ class _Sum(NamedTuple):
         return 2.0 ** math.floor(math.log2(min(low / WIDTH, (mean - low) / (2 * WIDTH))))
 
     def plus(self, other: _Sum) -> _Sum:
-        """The sum over the batches of both."""
         unit = max(self.unit, other.unit)
         (start, a), (second, b) = self._rows(unit), other._rows(unit)
         rows = max(len(a), len(b)) + 1
@@ -159,7 +155,7 @@ def _one_batch(bins: int, mu: float, share: float) -> tuple[_Sum, float]:
     unit = 2.0 ** math.floor(math.log2(min(least, (1 - least) / 2) / WIDTH))
     y = math.floor(least / unit) * unit + _points(unit, 3 + math.ceil(math.log2((most - least) / (unit * WIDTH))))
     z = (np.log(y) + mu**2 / 2) / mu
-    without, within = LogMass.of(z, 0.0), LogMass.of(z, mu)
+    without, within = LogMass(z, 0.0), LogMass(z, mu)
     upper = np.clip((np.exp(within.log - without.log) - y[:-1]) / np.diff(y), 0, 1)
     masses = np.append(without.upper * (1 - upper), scipy.special.ndtr(-z[-1]))
     masses[1:] += without.upper * upper

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
 from noisette.accounting.events import (
+    MOST_AMOUNT,
     BallsInBinsGaussian,
     BandedGaussian,
     DpAmount,
     Event,
     Events,
+    OfSeveral,
+    RepeatAndSelect,
     ReplacedPoissonGaussian,
     Sampled,
     Supported,
+    ZcdpAmount,
     check_events,
     in_whole_rounds,
 )
-from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction, positive
+from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
@@ -56,20 +59,21 @@ class Accountant(Protocol):
         ...
 
 
-def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
-    """The orders of an accountant.
+class RegisteredAccountant(Accountant, Protocol):
+    """An accountant with the facts that commands, recipes and reports need.
 
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a finite number above the limit.
+    They are what it computes in a few words, its method as the privacy statement of a run names it, whether its epsilon
+    and delta are proved upper bounds, and whether a recipe may choose it.
     """
-    orders = tuple(orders)
-    if not orders:
-        raise ValueError("expected at least one order, got none")
-    for order in orders:
-        positive(order=order)
-        if order <= above:
-            raise ValueError(f"expected order > {above}, got order={order}")
-    return orders
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def upper_bound(self) -> bool: ...
+    @property
+    def in_recipes(self) -> bool: ...
 
 
 class _WithNoise(Protocol):
@@ -80,6 +84,21 @@ class _WithNoise(Protocol):
 def resolved_noise(event: _WithNoise) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
+
+
+def is_unbounded(event: Supported) -> bool:
+    """Whether an event has no finite cost: hardly any noise, or a declared amount that counts as infinite."""
+    match event:
+        case RepeatAndSelect():
+            return False  # as far as is known without its runs
+        case ZcdpAmount():
+            return event.rho >= MOST_AMOUNT
+        case DpAmount():
+            return event.epsilon >= MOST_AMOUNT
+        case OfSeveral():
+            return is_unbounded(event.event)
+        case _:
+            return resolved_noise(event) == 0
 
 
 def composed_events(events: Events) -> Events:

@@ -12,7 +12,7 @@ import stat
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,21 +48,13 @@ class End(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The releases of one event by one run: what the commits and returned steps of a run are checked against.
-
-    Args:
-        event: the event.
-        run: the random id of the run; empty in lines that were written before lines named their run.
-        dimensions: number of elements with noise in each release, which older lines state; it counts for nothing.
-        planned: the steps that the run was declared with, if it is one of steps.
-        declaration: the name of what was declared together with this run; empty for a run that was declared alone.
-    """
+    """The releases of one event by one run: what the commits and returned steps of a run are checked against."""
 
     event: Event
-    run: str = ""
-    dimensions: int | None = None
-    planned: int | None = None
-    declaration: str = ""
+    run: str = ""  # the random id of the run; older lines lack it
+    dimensions: int | None = None  # elements with noise, which older lines state; they count for nothing
+    planned: int | None = None  # the steps that the run was declared with, if it is one of steps
+    declaration: str = ""  # the name of what was declared together with this run, if anything was
 
 
 _NO_ENTRY = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)  # where a line holds none
@@ -114,11 +106,7 @@ class Entry:
 
 
 def check_whole_rounds(event: Event, steps: int) -> None:
-    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up."""
     if steps % event.round_length:
         raise ValueError(
             f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps; record "
@@ -297,7 +285,6 @@ class LedgerFile:
         self._close_folder = weakref.finalize(self, os.close, self._folder)
 
     def content(self) -> bytes:
-        """The whole content of the file."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return file.read()
@@ -326,12 +313,10 @@ class LedgerFile:
         self._sync(new=False)
 
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
-        """Replace all bytes after ``start`` in a file of this size by these lines, durably, if possible.
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably, and return whether it was.
 
-        Returns:
-            Whether that was done: not where the disk has no room, where the file was moved, and where it has a second
-            name (a hard link), which would keep the old content. The file is closed where it is unknown which of the
-            two a crash would leave.
+        It is not where the disk has no room, where the file was moved, and where it has a second name (a hard link),
+        which would keep the old content. The file is closed where it is unknown which of the two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -409,15 +394,11 @@ class LedgerFile:
             raise
 
 
-def check_is_file(path: Path, *, readable: Callable[[int], bool] = stat.S_ISREG) -> None:
-    """Check that what is at a path, if anything, has a readable mode; a folder is left to the call that opens it.
-
-    Raises:
-        ValueError: it is a device, a pipe or a socket.
-    """
+def check_is_file(path: Path) -> None:
+    """Check that what is at a path, if anything, is a file; a folder is left to the call that opens it."""
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.stat(path).st_mode
-        if not readable(mode) and not stat.S_ISDIR(mode):
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{path} is a device, a pipe or a socket; a ledger is kept in a file on a disk")
 
 
@@ -450,11 +431,9 @@ def contents(path: Path) -> Iterator[bytes]:
     The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
     taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
-    check_is_file(path, readable=lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
+    check_is_file(path)
     with path.open("rb") as file:
         yield _current(file, path)
-        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            return
     for _ in range(_READ_ATTEMPTS):
         with path.open("rb") as file:
             if not _is_written(file):
@@ -468,7 +447,7 @@ def contents(path: Path) -> Iterator[bytes]:
 def _current(file: BufferedReader, path: Path) -> bytes:
     """The content of an open file, unless the path no longer shows the file that is written."""
     content, status = file.read(), os.fstat(file.fileno())
-    if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.stat()):
+    if status.st_nlink == 0 and os.path.samestat(status, path.stat()):
         raise ValueError(f"{path} {STALE}")
     return content
 
@@ -490,13 +469,9 @@ MOST_LINES = 1024  # a tail of so many lines is compacted at the next reservatio
 
 
 class Tail:
-    """The lines after the last one whose digest may be stored elsewhere.
+    """The lines after ``start``, the last one whose digest may be stored elsewhere, as in a checkpoint.
 
-    Only totals count, so these lines can be replaced by one for each run, event and kind. The lines before them stay,
-    since a checkpoint may name the digest of the last.
-
-    Args:
-        start: the end of the lines that stay.
+    Only totals count, so these lines can be replaced by one for each run, event and kind.
     """
 
     def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
@@ -506,7 +481,6 @@ class Tail:
 
     @property
     def is_long(self) -> bool:
-        """Whether the tail is due for compaction."""
         return len(self.heads) >= MOST_LINES
 
     @property
@@ -515,15 +489,13 @@ class Tail:
         return len(self.heads) > 2 * len(self._steps)
 
     def add(self, entry: Entry, end: End) -> None:
-        """Add a further line."""
         self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
         """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
 
-        Guarantee: a reservation precedes its commits and its returned steps, so any beginning of these lines is a
-        valid ledger.
+        A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.
         """
         lines, tail, end = b"", Tail(self.start), self.start
         for kind in Kind:
@@ -541,7 +513,6 @@ def repair(path: Path | str) -> bool:
     Guarantee: the privacy cost does not decrease, see :func:`repaired`.
 
     Raises:
-        FileNotFoundError: there is no such file.
         ValueError: a line was altered, or lines are missing; the file stays as it is.
         PrivacyError: the file is open for writing elsewhere.
     """

@@ -36,15 +36,12 @@ _ELSEWHERE = 8  # axes of the ordinary records
 
 @dataclass
 class CanaryModel:
-    """A model, and records of which the first ``canaries`` are canaries, (records, ...).
-
-    ``scale`` is the factor from an output of the model to a loss.
-    """
+    """A model, and records of which the first ``canaries`` are canaries, (records, ...)."""
 
     model: nn.Module
     records: Tensor
     canaries: int
-    scale: float = LENGTH
+    scale: float = LENGTH  # the factor from an output of the model to a loss
 
     def loss(self, model: nn.Module, record: Tensor) -> Tensor:
         return self.scale * model(record).flatten()
@@ -119,12 +116,7 @@ class Rows(CanaryModel):
 
 
 class Canaries(CanaryModel):
-    """For a training step of your own: a linear layer without bias, so that the gradient of a record is the record.
-
-    >>> canaries = Canaries(3, ordinary=2)
-    >>> canaries.records.shape, canaries.model
-    (torch.Size([5, 11]), Linear(in_features=11, out_features=1, bias=False))
-    """
+    """For a training step of your own: a linear layer without bias, so that the gradient of a record is the record."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         self.width = canaries + _ELSEWHERE  # elements of a record
@@ -180,9 +172,8 @@ def released_scores(
     the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
     are ignored.
 
-    Yields:
-        The run, the batch, the component of the release along the axis of each canary, (canaries,), and the mean of
-        those in the batch, both in units of the noise.
+    Yields the run, the batch, the component of the release along the axis of each canary, (canaries,), and the mean of
+    those in the batch, both in units of the noise.
     """
     records = canary_model.records if records is None else records
     trained = {id(p) for p in bound.parameters.values()}
@@ -202,12 +193,8 @@ def released_scores(
                         weight = share * expected_batch_size / (part.bound * math.sqrt(len(part.params)))
                         assert p.grad is not None, "released"
                         scores += weight * p.grad.double().flatten()[: canary_model.canaries]
-            yield (
-                run,
-                batch,
-                scores.numpy() / math.sqrt(reached) / noise_multiplier,
-                math.sqrt(reached) / noise_multiplier,
-            )
+            shift = math.sqrt(reached)
+            yield run, batch, scores.numpy() / shift / noise_multiplier, shift / noise_multiplier
             optimizer.zero_grad()
 
 
@@ -287,7 +274,7 @@ def audit_bound(
     """Audit a gradient bound in the real training loop of :func:`noisette.privatize`.
 
     Args:
-        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
+        bound_of: makes the bound of a model.
         noise_multiplier: of the run.
         canary_model: model, records and losses; ``Axes()`` unless given.
         steps: number of steps; each gives a score for every canary.
@@ -458,7 +445,6 @@ class NeighbourAudit(Audit):
 
     @property
     def worst(self) -> float:
-        """The largest distance by which a record moved a sum. The bound is 1."""
         return float(self.reached.max())
 
     @property
@@ -481,8 +467,7 @@ def audit_neighbours(
         bound: of the model. It is closed.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
         loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
-        pairs: number of pairs of neighbours that are compared.
-        others: number of records in both batches of a pair.
+        pairs: number of pairs, each with this number of ``others`` in both batches.
 
     Raises:
         ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.

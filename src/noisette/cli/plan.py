@@ -17,15 +17,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import PldAccountant, PoissonGaussian
-from noisette.accounting.calibrate import (
-    LEAST_STEPS,
-    NEARLY,
-    Setting,
-    check_ranges,
-    recommended,
-    with_noise,
-    within_budget,
-)
+from noisette.accounting.calibrate import LEAST_STEPS, NEARLY, Setting, check_ranges, recommended, settings
 from noisette.cli import options
 from noisette.cli.account import PrivacyCost, accountant_facts, json_number, rounded_up
 from noisette.cli.options import INTERRUPTED, plain_errors
@@ -191,12 +183,11 @@ def _compute(
 ) -> _Found:
     """Compute all settings, with a progress bar on standard error."""
     bar = partial(track, console=Console(stderr=True), transient=True)
-    searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
+    every = partial(settings, size=size, delta=delta, batch_sizes=batch_sizes)
+    searches = every(epsilon=epsilon, epochs=epochs)
     affordable = list(bar(searches, "noise for the budget", len(batch_sizes) * len(epochs)))
     chosen = recommended(affordable)
-    costs = with_noise(
-        size=size, delta=delta, batch_sizes=batch_sizes, epochs=chosen.epochs, noise_multipliers=noise_multipliers
-    )
+    costs = every(epochs=[chosen.epochs], noise_multipliers=noise_multipliers)
     by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
     return _Found(size, epsilon, delta, affordable, by_noise, chosen)
 
