@@ -63,9 +63,6 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
 
     Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
 
-    Raises:
-        TypeError, ValueError: a number is no count, or ``chosen`` exceeds ``batches``.
-
     >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
     {BallsInBinsGaussian(bins=12, noise_multiplier=2.0): 48, BallsInBinsGaussian(bins=13, noise_multiplier=2.0): 52}
     """
@@ -116,8 +113,8 @@ class _Sum(NamedTuple):
     def without_ends(self, bins: int, share: float) -> _Sum:
         """The sum with nearly impossible values moved inwards.
 
-        Of a pass, which has ``bins / batches`` such sums, small values without the record have at most this
-        probability, and so have large ones with the record.
+        Of a pass, with ``bins / batches`` such sums, small values without the record have at most this probability, and
+        so have large ones with the record.
         """
         often = bins / self.batches
         below = np.cumsum(self.masses * often)

@@ -65,7 +65,6 @@ class RunParameters:
 
     @property
     def recorded(self) -> RecordedRun:
-        """The run as a ledger records it."""
         return RecordedRun(self.run, planned=self.steps, declaration=self.declaration)
 
     def spent(self, ledger: Ledger) -> int:

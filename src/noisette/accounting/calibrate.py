@@ -45,11 +45,7 @@ _RANGES: dict[str, Callable[..., None]] = {
 
 
 def check_ranges(**numbers: float | None) -> None:
-    """Check that every given parameter of a run is in its range; ``None`` is one that is not given.
-
-    Raises:
-        ValueError: all problems at once.
-    """
+    """Check every given parameter of a run, ``None`` being one that is not given, and report all problems at once."""
     all_of(*(partial(_RANGES[name], **{name: number}) for name, number in numbers.items() if number is not None))
 
 
@@ -62,9 +58,8 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
 class Budget:
     """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers.
 
-    Args:
-        accountant: unless given :class:`PldAccountant`, or with prior events the one that holds also where what follows
-            was chosen by their results.
+    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever was chosen by their
+    results.
     """
 
     epsilon: float
@@ -83,15 +78,11 @@ class Budget:
 
     @cached_property
     def _spent(self) -> float:
-        """Epsilon of the prior events."""
         return self._cost(self.prior_events) if self.prior_events else 0.0
 
     @cached_property
     def _remaining_distance(self) -> float:
-        """The distance between two Gaussians of standard deviation 1 that the rest of the budget allows.
-
-        For a first guess: only many small releases together are close to a single Gaussian mechanism.
-        """
+        """A first guess of the distance between two Gaussians that the rest of the budget allows, in deviations."""
         whole, spent = _distance(self.epsilon, self.delta), _distance(self._spent, self.delta)
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
@@ -102,14 +93,8 @@ class Budget:
         """The last of the runs 1 to ``most`` that keeps the budget, or 0; each run costs more than the one before.
 
         First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then
-        it is a false-position search by the Illinois rule: the next number is where the line between the two ends is
-        zero, and an end that stays twice in a row has its excess halved, since otherwise it might never move.
-
-        Args:
-            run: from the number of a run to everything that is released.
-            most: the number of the last run.
-            guess: the number at which the search starts.
-            stride: the first distance that the search moves by.
+        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved,
+        since otherwise it might never move.
         """
 
         @cache
@@ -143,11 +128,7 @@ class Budget:
     def _on_grid(
         self, run: Callable[[float], Events], *, cheapest: float, costliest: float, guess: float, what: str
     ) -> float:
-        """The costliest number that keeps the budget, of a geometric grid.
-
-        Raises:
-            ValueError: none does, for ``what``.
-        """
+        """The costliest number of a geometric grid that keeps the budget; a ``ValueError`` if none does."""
         size = 1 + _places(cheapest, costliest)
 
         def at(place: int) -> float:
@@ -445,8 +426,8 @@ class Setting:
     def signal(self) -> float:
         """Total signal to noise: sqrt(steps) * sampling_rate / noise_multiplier.
 
-        It is the sum of all noised averages over the standard deviation of its noise, where every gradient has the
-        clipping norm and the same direction, divided by the declared size.
+        Where every gradient has the clipping norm and the same direction, it is the sum of all noised averages over the
+        standard deviation of its noise, divided by the declared size.
 
         Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
         """

@@ -212,9 +212,6 @@ class ReplacedPoissonGaussian(Event):
     """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
 
     The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
-
-    >>> ReplacedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1).relation
-    'replace one record'
     """
 
     sampling_rate: float
@@ -250,8 +247,7 @@ class BallsInBinsGaussian(Event):
     """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
     At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
-    The steps of a pass release the batches one by one: a sum over the batch, plus Gaussian noise. A pass that was begun
-    counts as a whole.
+    The steps release the batches one by one, each plus Gaussian noise. A pass that was begun counts as a whole.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
     """
@@ -283,18 +279,15 @@ class BandedGaussian(Event):
     """One step of banded matrix factorisation: noise that is correlated over ``bands`` steps, on cyclic batches.
 
     Each record belongs to one of ``bands`` groups, drawn at random once. Step t releases the sum over a Poisson batch
-    of group t modulo ``bands``, plus noise that partly takes back the noise of the ``bands`` - 1 steps before: with the
+    of group t modulo ``bands``, plus noise that partly takes back that of the ``bands`` - 1 steps before. With the
     strategy matrix C, lower triangular, of ``bands`` diagonals and with columns of norm 1 at most, all steps together
-    release C times the sums plus independent Gaussian noise. A record takes part at most once in ``bands`` consecutive
-    steps, so its parts of C are orthogonal, and a round of ``bands`` steps costs as much as one Poisson batch of rate
-    ``bands * sampling_rate`` with this noise multiplier. A round that was begun counts as a whole.
-
-    The noise multiplier is that of the independent noise.
+    release C times the sums plus independent Gaussian noise, that of the noise multiplier. A record takes part at most
+    once in ``bands`` consecutive steps, so its parts of C are orthogonal, and a round of ``bands`` steps, also one that
+    was only begun, costs as much as one Poisson batch of rate ``bands * sampling_rate``.
 
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
-    >>> step = BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8)
-    >>> step.of_round
+    >>> BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8).of_round
     PoissonGaussian(sampling_rate=0.08, noise_multiplier=1.1)
     """
 
@@ -321,7 +314,6 @@ class BandedGaussian(Event):
 
     @property
     def of_round(self) -> PoissonGaussian:
-        """The release that costs as much as one round."""
         rate = self.bands * self.sampling_rate
         return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
 

@@ -96,9 +96,6 @@ class RenyiFilter:
     """
 
     name = "rdp-filter"
-    description = "Rényi filter, for releases chosen by earlier results"
-    method = "a Rényi filter"
-    upper_bound = True
 
     budget: float
     budget_delta: float
@@ -111,7 +108,7 @@ class RenyiFilter:
     def orders(self) -> tuple[float, ...]:
         """The best order of a Gaussian mechanism that spends the budget, half of it, and twice of it.
 
-        Its divergence is proportional to the order, so the best order allows the most divergence over order.
+        It allows the most divergence over order.
         """
         logs = np.full(len(_CANDIDATES), math.log(_SHARES[0] * self.budget_delta))
         allowed = (self.budget - conversion(_CANDIDATES, logs)) / _CANDIDATES
@@ -150,8 +147,6 @@ class RenyiOdometer:
 
     name = "rdp-odometer"
     description = "Rényi odometer, for releases chosen by earlier results"
-    method = "a Rényi odometer"
-    upper_bound = True
 
     def compose(self, events: Events) -> RdpCurve:
         orders = np.array(ODOMETER_ORDERS)
@@ -190,7 +185,7 @@ def all_events(declarations: Sequence[Declaration]) -> Events:
 
 
 def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
-    """Epsilon of these declarations at this delta, whatever was chosen after looking."""
+    """Epsilon of these declarations, whatever was chosen after looking."""
     return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
 
 

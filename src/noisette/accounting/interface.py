@@ -51,7 +51,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of this accountant on the command line and in reports."""
+        """The name on the command line and in reports."""
         ...
 
     def compose(self, events: Events) -> PrivacyCurve:
@@ -102,9 +102,7 @@ def is_unbounded(event: Supported) -> bool:
 
 
 def composed_events(events: Events) -> Events:
-    """The events as they are composed, a begun round counts as a whole one.
-
-    Rounds of banded steps are as many Poisson batches; an event of balls in bins stands for a whole pass.
+    """The events as they are composed: banded rounds as Poisson batches, passes as one; a begun round is a whole one.
 
     Raises:
         TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
@@ -122,11 +120,7 @@ def composed_events(events: Events) -> Events:
 
 
 def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
-    """The composed events, for an accountant that supports only releases over Poisson batches or over all records.
-
-    Raises:
-        UnsupportedEventError: one of them is of another kind.
-    """
+    """The composed events, for an accountant that supports only releases over Poisson batches or over all records."""
     sampled: dict[Sampled, int] = {}
     for event, times in composed_events(events).items():
         if not isinstance(event, Sampled):
@@ -206,11 +200,7 @@ class TradeOff:
         return [middle, *self._between(low, middle), *self._between(middle, high)]
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.
-
-        Raises:
-            TypeError, ValueError: the rate is not in [0, 1].
-        """
+        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds."""
         not_negative(false_positive_rate=false_positive_rate)
         if false_positive_rate > 1:
             raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
@@ -231,8 +221,7 @@ class TradeOff:
     def advantage(self) -> float:
         """The largest difference of true-positive and false-positive rate: the total variation distance, from 0 to 1.
 
-        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon). The least
-        difference is delta at epsilon 0 where the curve is exact.
+        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon).
         """
         bound = min(1 - 2 * (1 - delta) / (1 + math.exp(epsilon)) for epsilon, delta in self.profile)
         return min(1.0, bound + _ROUNDING)
@@ -247,10 +236,8 @@ class TradeOff:
 
         With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
         privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
-        epsilon below t. Such a probability is larger than delta(t): delta weighs each outcome by its excess over t.
-
-        Args:
-            exceeded: probability over the randomness of the releases, in (0, 1), the record being in the data.
+        epsilon below t: more than delta(t), which weighs each outcome by its excess over t. The probability is over the
+        randomness of the releases, the record being in the data.
 
         Raises:
             TypeError, ValueError: ``exceeded`` is not in (0, 1).

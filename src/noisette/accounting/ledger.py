@@ -85,15 +85,11 @@ class RecordedRun:
     declaration: str = ""
 
     def series(self, event: Event) -> Series:
-        """The releases of one event by this run."""
         return Series(event, self.id, None, self.planned, self.declaration)
 
 
 def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
-    """What was declared together, in the order of the first lines: the releases of one name, or of one run.
-
-    A charge is a run of its own. Lines that name no run are one declaration for each event.
-    """
+    """What was declared together, in the order of the first lines: the releases of one name, or of one run."""
     counts: dict[tuple[str, str, Event], tuple[int, int]] = {}
     for series, times in paid:
         key = series.declaration, series.run, series.event
@@ -127,10 +123,10 @@ class Ledger:
     any moment leaves a file that counts no less than what happened.
 
     Raises:
-        ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
-            of a device, a pipe or a socket; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere, or cannot be locked. Methods that write also raise it
-            where the ledger was closed or is read-only, or another process has written to the file.
+        ValueError: a line of the file was cut or altered, or the file belongs to another data set; the path is no
+            file's; or a method is to record an event of another neighbouring relation.
+        PrivacyError: the file is open for writing elsewhere, or cannot be locked; the ledger was closed or is
+            read-only; or another process has written to the file.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -261,7 +257,6 @@ class Ledger:
 
     @property
     def committed(self) -> int:
-        """The number of steps that were released, in this run and in earlier ones."""
         return sum(tally.committed for tally in self.tallies.values())
 
     def holds(self, head: str) -> bool:
@@ -478,10 +473,7 @@ class LedgerAccount:
         self._checked = self._other_releases()  # what the budget was computed with
 
     def reserve(self, step: int, steps_left: int) -> None:
-        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
-
-        A ``PrivacyError`` says that something else was released meanwhile, so that the steps left do not fit.
-        """
+        """Write steps to the ledger before the batch of the first is drawn: no crash can hide what was spent."""
         if self.reserved:
             return
         with (

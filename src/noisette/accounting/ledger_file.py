@@ -73,7 +73,6 @@ class Entry:
     version: int | None = field(default=VERSION, compare=False)  # None in lines from before there were versions
 
     def line(self, after: End) -> tuple[bytes, End]:
-        """The entry as the line that follows this end of a ledger, and the new end."""
         named = dict(zip(_NAMED, (self.version, *self.series[1:]), strict=True))
         facts = {
             "sequence": after.lines,
@@ -149,10 +148,10 @@ def repaired(content: bytes, path: Path) -> bytes:
 
 
 def _written(content: bytes, path: Path) -> bytes:
-    """The content without zero bytes at its end.
+    """The content without zero bytes at its end, of which one line at most was never written.
 
-    The first line is on the disk before anything is released, so a file of zeros may have one line that was never
-    written; where it is longer, lines that counted have been lost.
+    The first line is on the disk before anything is released; in a longer file of zeros, lines that counted have been
+    lost.
     """
     written = content.rstrip(b"\0")
     if not written and len(content) >= _LONGEST_LINE:
@@ -172,7 +171,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
-    """Whether the content after this end is the beginning of a line: plain text of an object that is not closed.
+    """Whether the content after this end is the beginning of a line, that is of an object which is not closed.
 
     A whole line with a damaged end is not: it may be a reservation that was used.
     """
@@ -249,7 +248,9 @@ class LedgerFile:
         """Whether what the path names was opened and locked; if not, a writer has replaced it meanwhile."""
         check_is_file(self.path)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        self._watch_folder()
+        # The folder, under whatever name, tells that the file is no longer in it by its name.
+        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+        self._close_folder = weakref.finalize(self, os.close, self._folder)
         try:
             _lock(self._descriptor)
             if not self._is_at_its_path():
@@ -279,21 +280,13 @@ class LedgerFile:
         self._descriptor = descriptor
         self._finalizer = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
 
-    def _watch_folder(self) -> None:
-        """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
-        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
-        self._close_folder = weakref.finalize(self, os.close, self._folder)
-
     def content(self) -> bytes:
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return file.read()
 
     def append(self, line: bytes, *, size: int, durable: bool) -> None:
-        """Append a line to a file of this size, completely or not at all.
-
-        After a failed sync the file is closed, since it is unknown what reached the disk.
-        """
+        """Append a line to a file of this size, or nothing. After a failed sync the file is closed."""
         self._check_ours(size)
         try:
             if os.write(self._descriptor, line) < len(line):
@@ -308,7 +301,6 @@ class LedgerFile:
             raise
 
     def cut(self, size: int) -> None:
-        """Truncate the file to this many bytes, durably."""
         os.ftruncate(self._descriptor, size)
         self._sync(new=False)
 
@@ -355,7 +347,6 @@ class LedgerFile:
         return self._is_at_its_path() and os.fstat(self._descriptor).st_nlink == 1
 
     def close(self) -> None:
-        """Unlock and close the file. Later writes are refused."""
         self._finalizer()
         self._close_folder()
 
@@ -508,13 +499,9 @@ class Tail:
 
 
 def repair(path: Path | str) -> bool:
-    """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
+    """Drop a last line that a crash cut off; return whether there was one. The file stays as it is after other damage.
 
     Guarantee: the privacy cost does not decrease, see :func:`repaired`.
-
-    Raises:
-        ValueError: a line was altered, or lines are missing; the file stays as it is.
-        PrivacyError: the file is open for writing elsewhere.
     """
     path = Path(path)
     if not path.exists():

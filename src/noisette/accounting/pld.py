@@ -77,7 +77,6 @@ class Composition:
 
     @cached_property
     def lost(self) -> float:
-        """The probability of an infinite loss in any release."""
         kept = math.fsum(times * math.log1p(-min(one.lost, 1 - 1e-16)) for one, times in self.releases.items())
         return -math.expm1(kept) * (1 + 1e-12)
 
@@ -178,7 +177,6 @@ class _Saddle:
 
     @property
     def log_delta(self) -> float:
-        """Logarithm of delta at that epsilon, approximately."""
         return self.exponent(self.epsilon) - math.log(self.c * (self.c + 1) * math.sqrt(2 * math.pi * self.curvature))
 
     def exponent(self, epsilon: float) -> float:
@@ -325,7 +323,6 @@ class PldCurve:
         return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, 0 or more, under the same guarantee."""
         not_negative(epsilon=epsilon)
         epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:

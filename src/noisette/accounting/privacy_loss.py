@@ -73,7 +73,6 @@ class Mixture:
         return total
 
     def divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Rényi divergences of these orders, the larger of both directions."""
         in_every_batch = orders * self.shifts[-1] ** 2 / 2
         sampled = np.maximum(self.log_mean_powers(orders), self.log_mean_powers(1 - orders)) + LOG_ROUNDING
         return np.minimum(sampled / (orders - 1), in_every_batch)
@@ -138,7 +137,6 @@ class LossDistribution:
         return ROUNDING * (len(self.losses) + 16)
 
     def tilted(self, c: float) -> Tilted:
-        """The distribution with density ``exp(c * loss)``, scaled to 1."""
         exponents = c * self.losses
         top = float(exponents.max())
         weights = self.masses * np.exp(exponents - top)
@@ -161,7 +159,6 @@ class LossDistribution:
         )
 
     def scaled(self, probability: float) -> LossDistribution:
-        """The part of a mixture that this distribution has, where it is drawn with this probability."""
         return LossDistribution(self.losses, self.masses * probability, self.lost * probability)
 
 
@@ -184,10 +181,7 @@ class Directions(NamedTuple):
 def on_points(points: np.ndarray, masses: np.ndarray, upper_shares: np.ndarray) -> LossDistribution:
     """The distribution after each interval of losses has given its probability to its two ends.
 
-    Args:
-        points: increasing losses, the ends of the intervals.
-        masses: probabilities of the intervals, not below the exact ones.
-        upper_shares: the share of each probability that the upper end gets, not below the exact one.
+    Neither ``masses``, the probabilities, nor the shares of them that the upper ends get are below the exact ones.
 
     Guarantee: with the exact shares the mean of ``exp(-loss)`` stays the same in every interval. Delta after
     composition is the mean of a convex function of ``exp(-loss)``, so it does not decrease.
@@ -290,8 +284,7 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 class _Grid:
     """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
 
-    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian. All
-    logarithms have bounds on their errors.
+    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian.
     """
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
@@ -374,7 +367,6 @@ def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
 
 
 def _up(probability: float) -> float:
-    """A probability, rounded upwards."""
     return float(probability) * (1 + 64 * ROUNDING)
 
 
@@ -387,7 +379,7 @@ MOST_DISCRETE_NOISE, MOST_VALUES = 1e5, 4000
 def laplace_directions(noise_multiplier: float) -> Directions:
     """The privacy loss of Laplace noise of this scale: it has an upper and a lower end, each with its probability.
 
-    Between the ends the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
+    Between them the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
     loss.
     """
     largest = 1 / noise_multiplier
@@ -449,16 +441,12 @@ OFTEN_FULL = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.
 class TruncatedCase:
     """A truncated batch of a data set whose number of records, without one, lies between two numbers.
 
-    Without the record, its batch is full with some probability. If it is not, the record enters at the sampling rate.
-    If it is, the record is in the batch with a smaller probability, and then another one is not: the sum moves by twice
-    the norm at most. As the batch is any subset of its size, this other one and the rest do not depend on how many
-    records were left out. Whether the batch is full depends on the other records alone; knowing it can only help an
-    attacker. More records fill a batch more often, and then leave the record out more often.
-
-    Args:
-        event: the release.
-        least_full, most_full: the least and the largest probability that the batch is full without the record.
-        rate_if_full: the largest probability that the record is in the batch if it is full.
+    Without the record, its batch is full with a probability from ``least_full`` to ``most_full``. If it is not, the
+    record enters at the sampling rate. If it is, the record is in the batch with a smaller probability, at most
+    ``rate_if_full``, and then another one is not: the sum moves by twice the norm at most. As the batch is any subset
+    of its size, this other one and the rest do not depend on how many records were left out. Whether the batch is full
+    depends on the other records alone; knowing it can only help an attacker. More records fill a batch more often, and
+    then leave the record out more often.
 
     Source: Ganesh et al. 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", for a known number of
     records. Neighbouring data sets have any number up to the declared one, so the worst of several cases counts.
@@ -471,7 +459,6 @@ class TruncatedCase:
 
     @classmethod
     def of(cls, event: TruncatedPoissonGaussian, fewest: int, most: int) -> TruncatedCase:
-        """The case of so many other records."""
         least, largest = (_full(event, others) for others in (fewest, most))
         rate = event.sampling_rate
         if least > 0:  # q E[B / (n + 1) | n >= B], where n other records were drawn, is a quotient of two tails
@@ -496,12 +483,7 @@ def _full(event: TruncatedPoissonGaussian, others: int) -> float:
 
 
 def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
-    """The numbers of records at which one case ends and the next one begins, from 0 to the declared number.
-
-    >>> from noisette.accounting import TruncatedPoissonGaussian
-    >>> ends_of_cases(TruncatedPoissonGaussian(0.5, 1.0, largest_batch=3, most_records=5))
-    [0, 3, 4, 5]
-    """
+    """The numbers of records at which one case ends and the next one begins, from 0 to the declared number."""
     ends = [0]
     for often in OFTEN_FULL:
         low, high = event.largest_batch, event.most_records

@@ -63,11 +63,7 @@ ROUNDING = 1e7
 
 
 def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
-    """The orders of an accountant.
-
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a finite number above the limit.
-    """
+    """The orders of an accountant; an error if there is none, or one is not a finite number above the limit."""
     orders = tuple(orders)
     if not orders:
         raise ValueError("expected at least one order, got none")
@@ -87,10 +83,8 @@ def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
 class RdpCurve:
     """The Rényi divergences of all events together, one for each order.
 
-    Args:
-        improved: convert by Proposition 12 of Canonne, Kamath and Steinke 2020; otherwise by Proposition 3 of Mironov
-            2017.
-        shares: of delta, for each order, where the best order must not be chosen for nothing; all of it unless given.
+    They are converted by Proposition 12 of Canonne, Kamath and Steinke 2020, or if not ``improved`` by Proposition 3 of
+    Mironov 2017. ``shares`` are parts of delta, for each order, where the best order must not be chosen for nothing.
     """
 
     orders: np.ndarray
@@ -131,17 +125,11 @@ class RdpAccountant:
     """Adds up Rényi divergences: quick, supports most events, somewhat looser than :class:`PldAccountant`.
 
     Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs. A pass
-    of balls in bins counts as one release over all records, which is more than it costs.
-
-    Args:
-        improved: as of :class:`RdpCurve`; the classic rule of older papers gives larger values always.
-        orders: orders of the divergences, each above 1.
+    of balls in bins counts as one release over all records, which is more than it costs. The classic rule of older
+    papers, ``improved=False``, gives larger values always. Each of the ``orders`` is above 1.
 
     Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Wang, Balle and Kasiviswanathan 2019, Theorem 27 (fixed
     size); Papernot and Steinke 2022, Theorems 2 and 6 (repeated runs).
-
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a number above 1.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
@@ -265,9 +253,9 @@ def _library_event(event: Sampled | FixedSizeGaussian | RepeatAndSelect) -> DpEv
             return library.RepeatAndSelectDpEvent(run, event.mean, event.shape)
 
 
+# The library warns about single orders, which it leaves out of the minimum.
 @contextmanager
 def _library_warnings_off() -> Iterator[None]:
-    """Suppresses the library's warnings about single orders, which it leaves out of the minimum."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -352,11 +340,7 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
 
 
 def _closed_form(q: float, noise: float, order: int) -> float:
-    """ln E2 as a binomial sum.
-
-    The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
-    itself, keeps a tiny moment exact to the last digits and never negative.
-    """
+    """ln E2 as 1 plus positive terms, which keep a tiny moment exact to the last digits and never negative."""
     k = np.arange(2, order + 2)
     exponents = k * (k - 1) / (2 * noise**2)
     # ln(e^x - 1) is right for tiny and for huge x
@@ -368,20 +352,15 @@ def _closed_form(q: float, noise: float, order: int) -> float:
 
 @cache
 def _log_subsets(n: int) -> np.ndarray:
-    """ln of the numbers of subsets of each size."""
     return log_binomial(np.arange(n + 1), n, 0.5) + n * math.log(2)
 
 
 @dataclass(frozen=True)
 class MomentsAccountant:
-    """The accountant of Abadi et al.: adds up log-moments of the privacy loss.
+    """The accountant of Abadi et al.: adds up log-moments of the privacy loss, of orders above 0, whole or not.
 
-    Args:
-        orders: numbers above 0, whole or not. ``range(1, 33)`` are those of the paper, which cannot certify an epsilon
-            below ln(1/delta)/32; the default goes on to 1024.
-
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a number above 0.
+    The orders of the paper, ``range(1, 33)``, cannot certify an epsilon below ln(1/delta)/32; the default goes on to
+    1024.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)

@@ -34,13 +34,9 @@ _DIGITS = 60  # of the parameter gamma; sums of probabilities have twice as many
 class NumberOfRuns:
     """The truncated negative binomial distribution of a search, or the Poisson distribution for an infinite shape.
 
-    With the parameter gamma in (0, 1], P(k) is proportional to (1 - gamma)^k times the product over l < k of
-    (shape + l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). The Poisson
-    distribution alone has a chance of no run.
-
-    Args:
-        mean: expected number of runs, at least 1.
-        shape: 0 or more; 0 is the logarithmic distribution, 1 the geometric one.
+    With the parameter gamma in (0, 1], P(k) is proportional to (1 - gamma)^k times the product over l < k of (shape +
+    l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). The Poisson distribution alone
+    has a chance of no run.
 
     Guarantee: the mean of the distribution that is drawn from is at most ``mean``, by less than one part in 1e50, so
     that it costs no more than the event in the ledger.
@@ -59,7 +55,6 @@ class NumberOfRuns:
         return cls(float(event.mean), float(event.shape))
 
     def probability(self, number: int) -> float:
-        """The probability of exactly so many runs."""
         with localcontext(self._context):
             return next(float(chance) if k == number else 0.0 for k, chance in self._chances() if k >= number)
 
@@ -151,7 +146,6 @@ class SearchPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier of the steps of each run, which stand first."""
         return self.event.run[0][0].noise_multiplier
 
 
@@ -175,8 +169,7 @@ def least_noise_search(
         sampling_rate: probability in (0, 1] that an example is in a batch of a run.
         steps: steps of each run, at least 1.
         mean: expected number of runs, at least 1.
-        shape: of the distribution of the number of runs, as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless
-            given.
+        shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
         prior_events: other releases about the same records, which count towards the same budget.
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.
@@ -238,16 +231,11 @@ class SearchComparison:
 
 
 def compare_search(run: Events, *, runs: int, delta: float) -> SearchComparison:
-    """Compare the search of a mean number of runs with releasing exactly as many.
+    """Compare the search of a mean number of runs with releasing exactly as many, each over all records or a batch.
 
     Releasing all is also worth more: the number of runs is fixed, every result can be published, and the score may be
     changed afterwards. A search becomes cheaper from a few runs on, because its cost grows with the logarithm of their
     number, while that of releasing all grows like the square root.
-
-    Args:
-        run: the releases of one run, each over a Poisson batch or over all records.
-        runs: the number of runs, at least 1.
-        delta: the probability with which the bounds on epsilon may fail, in (0, 1).
 
     Raises:
         TypeError, ValueError: an argument is outside its range.

@@ -165,7 +165,7 @@ class AuditedRun:
     """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
     ``event`` is that of one step, ``released`` everything that costs ``epsilon``, and ``shapes`` a data set of which
-    the shapes are used alone. ``unknown`` is what a run folder does not contain of the recipe; "" if it has everything.
+    the shapes are used alone. ``unknown`` is what a run folder does not contain of the recipe.
     """
 
     recipe: Recipe
@@ -191,7 +191,6 @@ class AuditedRun:
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
-        """The finished run in this folder."""
         facts = _facts(folder)
         try:
             event, recipe = event_of(facts["event"]), Recipe.of(facts["recipe"], RUN_FILE)
@@ -248,7 +247,6 @@ class AuditedRun:
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
-        """On the run's own model and random records."""
         setup = _setup(self.known_recipe, self.shapes, Ledger())
         inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
@@ -282,7 +280,6 @@ class AuditedRun:
 
     @property
     def known_recipe(self) -> Recipe:
-        """The recipe; a ValueError if not all of it is known."""
         if self.unknown:
             raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
         return self.recipe

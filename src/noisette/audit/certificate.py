@@ -40,7 +40,6 @@ class Audit:
         return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
 
     def facts(self) -> dict[str, Any]:
-        """The results as plain values."""
         return {"verdict": self.verdict.value, "findings": list(self.findings)}
 
 

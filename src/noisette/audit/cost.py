@@ -178,7 +178,6 @@ class _Cells:
         self._times = times
 
     def log_mean(self, tilt: int) -> float:
-        """ln of the mean of exp(tilt * the sum of all losses)."""
         return self._times * float(np.logaddexp.reduce(self._log_p + tilt * self._loss))
 
     def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:

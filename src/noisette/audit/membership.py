@@ -128,8 +128,8 @@ def by_shadows(
 ) -> Attack:
     """Confidences standardised by those of shadow models, trained in the same way without the record.
 
-    ``members`` (n,) and ``others`` (k,) are confidences of the attacked model; ``shadows`` those of each shadow model
-    on both, (n + k,), and ``without`` says whether it was trained without the record.
+    ``shadows`` are the confidences of each shadow model on members and others, (n + k,), and ``without`` says whether
+    it was trained without the record.
 
     Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
     are few.

@@ -96,10 +96,7 @@ class BehindPublicNorm(CanaryModel):
 
 
 class LipschitzAxes(CanaryModel):
-    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one and of shape ``input_shape``.
-
-    The gradient of an example is that of its score times its input, so its norm equals the bound, whatever that is.
-    """
+    """For Lipschitz bounds: a 1-Lipschitz network whose gradient is that of its score times an input of norm one."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         width = canaries + _ELSEWHERE
@@ -170,10 +167,8 @@ def released_scores(
 
     ``records`` are those of the model unless given, and ``declared`` other arguments of ``privatize``. A canary reaches
     the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
-    are ignored.
-
-    Yields the run, the batch, the component of the release along the axis of each canary, (canaries,), and the mean of
-    those in the batch, both in units of the noise.
+    are ignored. It yields the run, the batch, the component of the release along the axis of each canary,
+    (canaries,), and the mean of those in the batch, both in units of the noise.
     """
     records = canary_model.records if records is None else records
     trained = {id(p) for p in bound.parameters.values()}
@@ -220,8 +215,8 @@ class StepAudit(Audit):
     that it fails each check.
 
     Guarantee: the probability of a false alarm is that of the documented Gaussian mechanism with independent noise. A
-    proof about arbitrary mechanisms would need each canary in a run of its own.
-    Source: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning", section 4.
+    proof about arbitrary mechanisms would need each canary in a run of its own. Source: Nasr et al. 2023, "Tight
+    Auditing of Differentially Private Machine Learning", section 4.
     """
 
     def __init__(self, scores: Scores, *, false_alarm: float = FALSE_ALARM) -> None:
@@ -415,9 +410,8 @@ def peak_across_steps(residuals: np.ndarray) -> tuple[float, int]:
 def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
     """The largest z for which e^(-z^2 / 2) bounds the tail probability of one of these sums.
 
-    Each sum has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all
-    different, or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4
-    t^2).
+    Each has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all different,
+    or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4 t^2).
     """
     size = np.abs(sums)
     t = (np.sqrt(terms**2 + 16.0 * size**2) - terms) / (8 * np.maximum(size, 1e-300))
@@ -466,7 +460,7 @@ def audit_neighbours(
     Args:
         bound: of the model. It is closed.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
-        loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
+        loss: as for a run, see :class:`noisette.Loss`.
         pairs: number of pairs, each with this number of ``others`` in both batches.
 
     Raises:
