@@ -20,16 +20,22 @@ from noisette.errors import PrivacyError
 
 
 def check_numbers(
-    *, epsilon: float | None, noise_multiplier: float | None, delta: float | None, **plan: float | None
+    *,
+    expected_batch_size: float,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float | None,
+    **plan: float | None,
 ) -> None:
     """Check that every declared number is in its range, and that alternatives are not given together: all at once.
 
-    ``plan`` are the expected batch size, and the sampling rate, steps, public size and epochs or ``None``.
+    ``plan`` are the sampling rate, steps, public size and epochs, or ``None``.
     """
     checks.all_of(
         partial(_check_budget_is_complete, epsilon, noise_multiplier, delta),
         partial(checks.exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
         partial(checks.exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
+        partial(checks.positive, expected_batch_size=expected_batch_size),
         partial(check_ranges, **plan, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta),
     )
 
