@@ -29,10 +29,9 @@ from noisette.accounting import (
 )
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import facts_of
-from noisette.accounting.filters import RenyiOdometer
+from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.accounting.several import check_one_relation, curve_for
 from noisette.cli import options
 from noisette.cli.account import in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
