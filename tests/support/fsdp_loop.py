@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
+from noisette.core.trace import ForwardPass
 from ranks_loop import RECORDS, Course, course_of, whole
 
 WORDS, LENGTH, WIDTH = 11, 5, 6

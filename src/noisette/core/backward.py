@@ -1,7 +1,7 @@
 """From the loss of one example to the per-example gradients of every parameter.
 
-The loss is computed for all examples at once and recorded (:func:`record_losses`); one backward pass follows. The way
-of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
+The loss was computed for all examples at once and recorded (``trace.record_losses``); one backward pass follows. The
+way of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
 operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a parameter,
 and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed while they
 are there (:func:`per_example_gradients`).
@@ -9,16 +9,15 @@ are there (:func:`per_example_gradients`).
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.core.forms import (
@@ -36,19 +35,7 @@ from noisette.core.forms import (
     overwritten,
     to_parameters,
 )
-from noisette.core.loss import (
-    CallAgainError,
-    Draws,
-    Loss,
-    Microbatch,
-    OutsideTensors,
-    add_example_axis,
-    explained,
-    is_wrapped,
-    physical,
-)
-from noisette.core.state import ModelBuffers
-from noisette.core.trace import Draft, Recorder, as_if_compiled, vmap_level
+from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -65,178 +52,6 @@ class LossGraph:
     uncovered: tuple[str, ...]  # names of trainable parameters that the losses reach otherwise than through a use
     reached: frozenset[Node]  # output nodes of the uses that the losses depend on
     above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
-
-
-@dataclass(frozen=True)
-class LossCall:
-    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
-
-    loss: Loss
-    model: nn.Module
-    batch: Microbatch
-    buffers: ModelBuffers
-    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What was recorded of a loss."""
-
-    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
-    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
-    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
-    has_asked: bool = False  # the loss has taken values out of tensors, as for a branch
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """The losses of b examples, each computed from its own example alone, and what the tape recorded of them."""
-
-    losses: Tensor  # (b,)
-    recording: Recording
-    graph: LossGraph
-    repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
-
-
-def one_value(value: object) -> Tensor:
-    """The loss of one example as a scalar.
-
-    Raises:
-        PrivacyError: it is not a tensor with one value.
-    """
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-    return value.reshape(())
-
-
-class Watch(Protocol):
-    """A mode that sees the torch calls of a loss inside of ``vmap``."""
-
-    # The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each.
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None: ...
-    # What stands in the model for the copy of a buffer.
-    def buffer(self, name: str, copy: Tensor) -> Tensor: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
-
-
-@contextmanager
-def one_example(
-    model: nn.Module, batch: Microbatch, watch: Watch, checkpoint: Callable[..., Iterator[None]] | None = None
-) -> Iterator[Microbatch]:
-    """Within it code computes for all examples of a batch at once; gives the arguments of one example.
-
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
-    """
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-        try:
-            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
-                tensors = [add_example_axis(row, 0, level) for row in rows]
-                watch.begin(level, tensors)
-                yield batch.with_tensors(tensors)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-                raise
-            raise said from error
-
-
-def vectorized_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    buffers: ModelBuffers,
-    watch: Watch,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
-) -> Tensor:
-    """The loss of each example of the batch, computed for all at once, shape (b,).
-
-    The arguments are those of :func:`one_example`, and the buffers of the model, of which the loss gets copies.
-
-    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
-    """
-    with one_example(model, batch, watch, checkpoint) as one:
-        with watch, buffers.lent(watch.buffer):
-            value = loss(model, *one.args, **one.kwargs)
-        value = one_value(value)
-        return physical(value) if is_wrapped(value) else value.expand(batch.count)
-
-
-def recorded(
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    compute: Callable[[Recorder], Value],
-) -> tuple[Value, Draft]:
-    """What ``compute`` gives with a recorder of these examples, and what that has recorded.
-
-    It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
-    a buffer, with a constant for each example; and where a random number decides a branch, with one for all.
-    """
-    own_for_each, draws = set[int](), Draws(buffers.seed)
-    outside.begin(public)
-    versions = batch.versions()
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each, draws)
-        try:
-            with outside.watching():
-                value = compute(recorder)
-            break
-        except CallAgainError as error:
-            batch.check_unwritten(versions)
-            own_for_each |= error.own_for_each
-            draws.share(error.shared)
-    outside.end()
-    draft, recorder.draft = recorder.draft, Draft()
-    return value, draft
-
-
-def record_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None,
-) -> ForwardPass:
-    """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
-
-    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
-            that is not constant.
-    """
-
-    def compute(recorder: Recorder) -> Tensor:
-        recorder.make_blocks = blocks
-        return vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
-
-    losses, draft = recorded(model, batch, parameters, buffers, outside, public, compute)
-    if not losses.requires_grad and draft.has_asked:
-        draft.uses.clear()  # the loss of such examples depends on no parameter, that of others may
-    elif not losses.requires_grad:
-        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
-    device = losses.device.type
-    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
-    call = LossCall(loss, model, batch, buffers, autocast)
-    recording = Recording(draft.uses, draft.derived, call, draft.has_asked)
-    return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
 
 
 def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -313,9 +128,11 @@ def per_example_gradients(
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
         UncoveredError: the losses depend on a parameter otherwise than through the recorded forward pass.
     """
-    if uncovered := forward.graph.uncovered:
+    graph = search(forward.losses, forward.recording.uses, parameters)
+    if graph.uncovered:
         raise UncoveredError(
-            f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
+            f"{len(graph.uncovered)} parameters reach the losses outside the recorded forward pass: "
+            f"{', '.join(graph.uncovered)}. "
             "Compute the loss by operations of torch on the model that it is given; parts in TorchScript are not "
             "recorded. A penalty on weights belongs to the optimizer (weight_decay)."
         )
@@ -334,9 +151,10 @@ def per_example_gradients(
 
     if uses:
         with user_hooks_disabled(parameters.values()):
-            visit_output_gradients(forward.losses, uses, forward.graph, visit, retain_graph=retain_graph)
+            visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                values.update(values_of(forms.completed_last()))
+                if completed := forms.completed_last():
+                    values.update(values_of(completed))
     return values
 
 

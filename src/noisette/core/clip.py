@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.backward import ForwardPass, per_example_gradients
+from noisette.core.backward import per_example_gradients
 from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
 from noisette.core.release import BoundedSum
+from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone

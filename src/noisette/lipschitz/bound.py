@@ -15,13 +15,13 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled, vectorized_losses
+from noisette.core import vmap
+from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.vmap import is_wrapped, one_example, one_value, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
@@ -226,12 +226,12 @@ class LossWatch(TorchFunctionMode):
         self._outside = outside
         self._call = object()
 
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+    def begin(self, tensors: Sequence[Tensor]) -> None:
         """The loss begins, with these tensors of the examples."""
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
+    def buffer(self, copy: Tensor) -> Tensor:
         """What stands in the model for the copy of a buffer: the copy."""
         self._known[id(copy)] = copy
         return copy
@@ -585,8 +585,13 @@ class LipschitzBound:
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
         drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input.shape) as calls:
-            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch)
+        with drawn, recorded_calls(self.model, self.input.shape) as calls, one_example(self.model, batch) as (_, rows):
+            watch.begin(rows)
+            one = batch.with_tensors(rows)
+            with watch, self._buffers.lent(watch.buffer):
+                value = loss(self.model, *one.args, **one.kwargs)
+            value = one_value(value)
+            losses = vmap.physical(value) if is_wrapped(value) else value.expand(batch.count)
         self._outside.end()
         self._was_called = True
         return losses, calls
