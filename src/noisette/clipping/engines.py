@@ -27,12 +27,13 @@ from noisette.core.trace import (
     LossCall,
     Recording,
     kept_from_another_call,
+    one_value,
     outputs_of,
     recorded,
     tensors_among,
 )
 from noisette.core.trees import leaves, with_leaves
-from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled, one_value
+from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
 # The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: each example is in

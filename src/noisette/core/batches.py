@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -175,8 +174,8 @@ class Records:
 class Fetch(Protocol):
     """Hands out the microbatch that is asked for, and fetches those that will probably follow."""
 
-    def __call__(self, part: np.ndarray, plan: Callable[[], Iterator[np.ndarray]]) -> Any:
-        """The microbatch with these indices; the plan gives the parts from this one on."""
+    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any:
+        """The microbatch with these indices; the plan gives the parts that will follow."""
         ...
 
     def close(self) -> None:
@@ -300,7 +299,7 @@ class Batch:
         self.begin()
         while start < len(self.indices):
             chosen, end = self._size_and_end(sizes, start)
-            microbatch = self.fetch(self.indices[start:end], partial(self._planned, sizes, start))
+            microbatch = self.fetch(self.indices[start:end], self._planned(sizes, end))
             self.size = chosen
             chosen.begin()
             self.current = end - start

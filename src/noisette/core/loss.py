@@ -12,6 +12,7 @@ from typing import Any, Never, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
@@ -40,6 +41,7 @@ class Loss(Protocol):
         ...
 
 
+Lent = AbstractContextManager[object]
 Place = tuple[Any, int]  # a place in code: of a function, and of an instruction in it
 
 
@@ -342,9 +344,9 @@ class ModelBuffers:
             return dict(self._model.named_buffers())
         return {name: values for name, (_, _, values) in self._kept.items()}
 
-    def lent(self, change: Callable[[Tensor], Tensor] = lambda copy: copy) -> AbstractContextManager[object]:
-        """Within it the model has copies of its buffers, each of them changed by this function."""
-        copies = {name: change(values.detach().clone()) for name, values in self.values().items()}
+    def lent(self, copy: Callable[[Tensor], Tensor] = lambda values: values.detach().clone()) -> Lent:
+        """Within it the model has copies of its buffers, made by this function."""
+        copies = {name: copy(values) for name, values in self.values().items()}
         return _reparametrize_module(self._model, copies) if copies else nullcontext()
 
 
@@ -390,3 +392,46 @@ def advance_spectral_norms(model: nn.Module) -> None:
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
                 hook.compute_weight(module, do_power_iteration=module.training)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of the tensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+# What keeps a wrapper from exchanging anything: buffers in its call, gradients in a backward pass, and the first
+# gradients of a graph that it was told is always the same.
+_AT_REST = {
+    "require_forward_param_sync": False,
+    "require_backward_grad_sync": False,
+    "_static_graph_delay_allreduce_enqueued": True,
+}
+
+
+class Unwrapped:
+    """The module inside ``DistributedDataParallel``, whose exchange between ranks rests until :meth:`close`.
+
+    A private run adds up the sums of the ranks itself. What the wrapper sends in each call would make ranks wait for
+    each other that have different numbers of microbatches.
+
+    Raises:
+        PrivacyError: the module is ``nn.DataParallel``, which divides a batch among threads.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if isinstance(model, DataParallel):
+            raise PrivacyError(
+                "nn.DataParallel copies the model into threads, whose uses of parameters cannot be recorded; start one "
+                "process for each GPU with torchrun, and give the bound the model itself"
+            )
+        self.module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._before: list[tuple[nn.Module, str, bool]] = []
+        for wrapper in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
+            for flag, value in _AT_REST.items():
+                self._before.append((wrapper, flag, getattr(wrapper, flag, value)))
+                setattr(wrapper, flag, value)
+
+    def close(self) -> None:
+        for wrapper, flag, before in self._before:
+            setattr(wrapper, flag, before)
+        self._before = []

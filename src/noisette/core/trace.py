@@ -139,7 +139,6 @@ class Recorder(TorchFunctionMode):
         self,
         model: nn.Module,
         parameters: Mapping[str, Tensor],
-        buffers: ModelBuffers,
         count: int,
         outside: OutsideTensors,
         own_for_each: set[int],
@@ -152,7 +151,7 @@ class Recorder(TorchFunctionMode):
         self.recording = Recording()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
-        self._constants = {id(tensor): tensor for tensor in (*buffers.values().values(), *frozen)}
+        self._constants: dict[int, Tensor] = {id(tensor): tensor for tensor in frozen}
         self._count = count
         self._outside = outside
         self._own_for_each = own_for_each
@@ -172,8 +171,10 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer; the recorder saw it made, as it sees other constants."""
+    def buffer(self, values: Tensor) -> Tensor:
+        """What stands in the model for a buffer: a copy that the recorder sees made, as it sees other constants."""
+        self._constants[id(values)] = values
+        copy = values.detach().clone()
         if not vmap.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
         return copy
@@ -620,6 +621,19 @@ def _writes(func: Operation) -> bool:
     return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))
 
 
+def check_one_value(value: object) -> None:
+    """Check that the loss of one example is a tensor with one value."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
+
+
+def one_value(value: Any) -> Tensor:
+    """The loss of one example as a scalar, checked as by :func:`check_one_value`."""
+    check_one_value(value)
+    return value.reshape(())
+
+
 def recorded(
     function: Callable[..., Any],
     model: nn.Module,
@@ -647,7 +661,7 @@ def recorded(
     own_for_each, draws = set[int](), Draws(buffers.seed)
     outside.begin(public, is_repeatable=True)
     while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each, draws, blocks)
+        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
             with watched, one_example(model, batch, recorder.checkpoint if blocks else None) as (level, tensors):
@@ -689,7 +703,7 @@ def record_losses(
     """
     function = partial(loss, model)
     value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, blocks)
-    vmap.check_one_value(value)
+    check_one_value(value)
     losses = value.reshape(()).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
     if not losses.requires_grad and recording.has_asked:
         recording.uses.clear()  # the loss of such examples depends on no parameter, that of others may

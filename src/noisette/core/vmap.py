@@ -444,19 +444,6 @@ def vmap_level(count: int) -> Iterator[int]:
         _functorch._vmap_decrement_nesting()
 
 
-def check_one_value(value: object) -> None:
-    """Check that the loss of one example is a tensor with one value."""
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-
-
-def one_value(value: Any) -> Tensor:
-    """The loss of one example as a scalar, checked as by :func:`check_one_value`."""
-    check_one_value(value)
-    return value.reshape(())
-
-
 @contextmanager
 def one_example(
     model: nn.Module, batch: Microbatch, checkpoint: Callable[..., Iterator[None]] | None = None

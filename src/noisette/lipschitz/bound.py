@@ -18,16 +18,14 @@ from torch.utils._pytree import tree_leaves
 from noisette.core import vmap
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
-from noisette.core.vmap import is_wrapped, one_example, one_value, shared_numbers_refused
+from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
+from noisette.core.vmap import is_wrapped, one_example, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
 from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
-from noisette.ranks.process_group import Unwrapped
-from noisette.ranks.shards import is_sharded
 
 
 def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
@@ -231,8 +229,9 @@ class LossWatch(TorchFunctionMode):
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: the copy."""
+    def buffer(self, values: Tensor) -> Tensor:
+        """What stands in the model for a buffer: a copy."""
+        copy = values.detach().clone()
         self._known[id(copy)] = copy
         return copy
 

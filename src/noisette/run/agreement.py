@@ -24,11 +24,11 @@ from torch.utils.data import TensorDataset
 from noisette import __version__
 from noisette.accounting import atomic_files
 from noisette.core.batches import Records
+from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
 from noisette.ranks.process_group import canonical_parameters
-from noisette.ranks.shards import is_sharded
 from noisette.run.checkpoint import digest_of_tensors, names_of_groups
 from noisette.run.per_example import PerExampleClip
 

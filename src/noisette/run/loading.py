@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
 from typing import Any, Literal
@@ -382,10 +382,10 @@ class Fetch:
         self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
         self._arriving: Iterator[Any] = iter(())
 
-    def __call__(self, part: np.ndarray, plan: Callable[[], Parts]) -> Any:
-        """The microbatch with these indices; ``plan`` makes the parts from this one on, also of batches drawn ahead."""
+    def __call__(self, part: np.ndarray, plan: Parts) -> Any:
+        """The microbatch with these indices; ``plan`` gives the parts that follow, also of batches drawn ahead."""
         if not self._planned or not np.array_equal(self._planned[0], part):
-            self._arriving = self._source.microbatches(self._noted(plan()))
+            self._arriving = self._source.microbatches(self._noted(chain([part], plan)))
         try:
             microbatch = next(self._arriving)
         except BaseException:

@@ -33,13 +33,13 @@ from noisette.core.clip import (
     clipping_of,
     together,
 )
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, refresh_public_statistics
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, refresh_public_statistics
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import record_losses
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
-from noisette.ranks.process_group import Unwrapped, canonical_parameters
+from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
