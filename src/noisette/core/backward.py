@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, Node
 from noisette.core.forms import (
     AS_COMPUTED,
     AT_LEAST_SINGLE,
+    TO_PARAMETERS,
     DerivedWeight,
     ExampleGradients,
     Examples,
@@ -33,7 +34,6 @@ from noisette.core.forms import (
     match,
     operation_name,
     overwritten,
-    to_parameters,
 )
 from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
@@ -61,8 +61,7 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
     is covered is a question about the tape: at the output of a use the search for uncovered parameters continues at
     the use's data arguments, so that it meets a parameter only where the losses depend on it otherwise.
 
-    For the losses of ``y = relu(x @ A) @ B`` both uses ``@ A`` and ``@ B`` are reached, ``@ B`` is above ``@ A``, and
-    no parameter is uncovered. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
+    For ``relu(x @ A) @ B`` the use ``@ B`` is above ``@ A``; where ``A.square().sum()`` is added, A is uncovered.
     """
     upstream: dict[Node, list[Node]] = {}
     for use in uses:
@@ -110,19 +109,13 @@ def per_example_gradients(
     *,
     retain_graph: bool = False,
 ) -> dict[str, Value]:
-    """What ``values_of`` computes from the per-example gradients of each parameter, by name.
+    """What ``values_of`` computes from the gradients of the b examples of each parameter, by name.
 
     One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
     ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
-    ``values_of`` returns them.
-
-    Args:
-        forward: the forward pass. Unless the graph is retained, its activations are freed as the pass goes: the uses
-            are taken out of its recording.
-        parameters: the trainable parameters by name.
-        values_of: gets the gradients of the b examples of parameters that are complete, by name.
-        retain_graph: whether another backward pass will follow.
+    ``values_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
+    so that activations are freed as the pass goes.
 
     Raises:
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
@@ -176,13 +169,15 @@ def visit_output_gradients(
 ) -> None:
     """Call ``visit`` for each use that the losses depend on, as soon as its output's gradient is complete.
 
-    One backward pass over activations; no weight gradient is computed. A gradient is dropped after its visit, so the
-    gradients of two layers need no memory at the same time.
-
     The pass ends at the lowest uses, those with no other use below them, and returns their gradients. It goes through
     all others on its way, where a hook on their output node calls ``visit``: of autograd, that is the only way to see a
-    gradient before the pass has ended.
+    gradient before the pass has ended, and to drop it before that of the next layer.
     """
+
+    def visit_on_arrival(k: int, output: int, gradients: Sequence[Tensor | None]) -> None:
+        if (dy := gradients[output]) is not None:
+            visit(k, dy)
+
     targets: list[tuple[int, int | None, GradientEdge]] = []  # number of the use, output if it has several, edge
     joint: dict[int, list[Tensor | None]] = {}
     handles: list[Any] = []
@@ -191,7 +186,7 @@ def visit_output_gradients(
             joint[k] = [None] * len(use.outputs)
             targets += [(k, output, edge) for output, edge in enumerate(use.outputs) if edge is not None]
         elif (edge := use.edges[0]).node in graph.above:
-            handles.append(edge.node.register_prehook(partial(_visit_on_arrival, visit, k, edge.output_nr)))
+            handles.append(edge.node.register_prehook(partial(visit_on_arrival, k, edge.output_nr)))
         else:
             targets.append((k, None, edge))
     try:
@@ -213,14 +208,6 @@ def visit_output_gradients(
     for k, gradients in joint.items():
         if any(dy is not None for dy in gradients):
             visit(k, tuple(gradients))
-
-
-def _visit_on_arrival(
-    visit: Callable[[int, Any], None], k: int, output: int, gradients: Sequence[Tensor | None]
-) -> None:
-    """A hook on the output node of use ``k``: ``gradients`` has one entry for each output of that node."""
-    if (dy := gradients[output]) is not None:
-        visit(k, dy)
 
 
 class _Forms:
@@ -286,7 +273,7 @@ class _Forms:
         if not self._arrived:
             return {}
         left = [pair for arrived in self._arrived.values() for pair in arrived]
-        return {self._names[id(parameter)]: form for parameter, form in to_parameters(left, self._derived)}
+        return {self._names[id(parameter)]: form for parameter, form in TO_PARAMETERS[0](left, self._derived)}
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
@@ -319,17 +306,8 @@ def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *
             return operand.rule(examples, dy, **found.arguments)
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
-    arguments = found.arguments
-    if any(_differs(value, dtype) for value in (dy, *arguments.values())):
-        dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
-    return operand.rule(examples, dy, **arguments)
-
-
-def _differs(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a value has, or may have, floating-point tensors of another type."""
-    return type(value) in (list, tuple) or (
-        isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point()
-    )
+    arguments = {name: _cast(value, dtype) for name, value in found.arguments.items()}
+    return operand.rule(examples, _cast(dy, dtype), **arguments)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

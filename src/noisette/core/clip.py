@@ -73,7 +73,6 @@ class AdaptiveRule(Protocol):
 
     def adapt(self, released_count: Tensor) -> None:
         """Choose the bound of the next batch, by the noised count over the expected size; a tensor counts once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,7 @@ def clipping_of(groups: Sequence[Group]) -> Clipping:
 
 
 def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
-    """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
-
-    An example with norm 5 and a bound of 1 is multiplied with 0.2, one with norm 0.5 stays as it is.
+    """What each gradient is multiplied with, norms (groups, b) -> factors (groups, b): for norm 5 and bound 1, by 0.2.
 
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
@@ -200,8 +197,8 @@ def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipp
 class Weights:
     """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
 
-    Where the host may wait for the weights, such an example is cut out. Otherwise another one takes its place, with the
-    weight zero: zero times a gradient that is not a number would not be zero.
+    It is cut out, or where the host cannot wait for the weights another one takes its place, with the weight zero: zero
+    times a gradient that is not a number would not be zero.
     """
 
     rows: Sequence[Tensor]  # for each group the weights of the kept examples
@@ -254,8 +251,8 @@ class BookKeeping:
 class Accumulator:
     """Sums by parameter name, added to microbatch by microbatch.
 
-    The microbatches of a batch are added in double precision, so that their order and number hardly matter, in one
-    tensor for each parameter. A sum is never rounded to half precision, whatever the dtype of its parameter.
+    The microbatches of a batch are added in double precision, so that their order and number hardly matter. A sum is
+    never rounded to half precision, whatever the dtype of its parameter.
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ Axes: b example, t position within an example, o output feature, i input feature
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
@@ -53,11 +54,7 @@ class Examples:
     count: int
 
     def first(self, tensor: Tensor) -> Tensor:
-        """The tensor with axes (example, position, ...).
-
-        Raises:
-            ValueError: the first axis does not hold the examples.
-        """
+        """The tensor with axes (example, position, ...); a ValueError if the first axis does not hold the examples."""
         size = tensor.shape[0] if tensor.dim() else 0
         if size == 0 or self.count == 0 or size % self.count:
             raise ValueError(
@@ -146,8 +143,7 @@ class Outer:
 
         Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
         the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
-        (o, i) matrix. For L = [1, 2]^T and R = [3, 4]^T, G = 1 * 3 + 2 * 4 = 11 and the squared norm is 121. The Gram
-        matrices are [[1, 2], [2, 4]] and [[9, 12], [12, 16]]: 9 + 24 + 24 + 64 = 121.
+        (o, i) matrix.
         """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
@@ -211,10 +207,7 @@ class Rows:
     table: torch.Size  # shape of the table
 
     def squared_norms(self) -> Tensor:
-        """Norms of the rows after adding up those of equal ids.
-
-        Ids [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]; rows are added up by these numbers.
-        """
+        """Of rows added up by equal ids: [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]."""
         order = self.ids.argsort(dim=1)
         ids, rows = self.ids.gather(1, order), self.rows.gather(1, order.unsqueeze(2).expand_as(self.rows))
         is_new = torch.ones_like(ids)
@@ -411,24 +404,11 @@ DATA_OPERANDS: dict[Operation, frozenset[int | str]] = {}
 Derivation = Callable[[DerivedWeight, ExampleGradients], list[tuple[Tensor, ExampleGradients]] | None]
 DERIVATIONS: dict[Operation, Derivation] = {}
 
-# From the gradients of parameters and derived weights to those of each parameter, once.
+# From the gradients of parameters and derived weights that were used to those of each parameter, once.
 ToParameters = Callable[
     [Sequence[tuple[Tensor, ExampleGradients]], Mapping[int, DerivedWeight]], list[tuple[Tensor, ExampleGradients]]
 ]
-_TO_PARAMETERS: list[ToParameters] = []
-
-
-def of_derived_weights(function: ToParameters) -> ToParameters:
-    """Register how the gradients of weights that were derived from parameters become those of the parameters."""
-    _TO_PARAMETERS[:] = [function]
-    return function
-
-
-def to_parameters(
-    gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
-) -> list[tuple[Tensor, ExampleGradients]]:
-    """The gradients of each parameter, once, given those of the parameters and derived weights that were used."""
-    return _TO_PARAMETERS[0](gradients, derived)
+TO_PARAMETERS: list[ToParameters] = []  # the one function that the rules hand in
 
 
 def leaves(*operations: Operation, data: Sequence[int | str] = ()) -> Callable[[Leave], Leave]:
@@ -461,11 +441,7 @@ def rule(
     operation's output (of several outputs a tuple, with ``None`` where no loss depends on one), and the operation's own
     arguments under its own names, all data with the examples on the first axis. It returns the per-example gradients of
     ``operand``, a list where that is a list of tensors. Of several operands it gets the name of the wanted one first.
-
-    Args:
-        operations: those that the rule is for.
-        operand: the name of the argument, or of several.
-        names: of all arguments of the operations; those of the function unless given.
+    ``names`` are those of all arguments of the operations: of the function's own unless given.
 
     Raises:
         ValueError: an operand has a rule already, or the rule does not take it.
@@ -537,11 +513,7 @@ class Match:
 
 
 def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Sequence[Tensor]) -> Match:
-    """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights.
-
-    ``linear(x, W, b)`` with the weights W and b has the arguments input, weight and bias and two operands: weight with
-    the rule ``linear_weight`` and bias with the rule ``linear_bias``.
-    """
+    """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights."""
     arguments = named_arguments(operation, args, kwargs)
     names = OPERANDS.get(operation, ())
     found = []
@@ -574,8 +546,4 @@ def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
 def operation_name(operation: Operation) -> str:
     """The name that users know: ``linear``, ``Tensor.add``."""
     qualified = getattr(operation, "__qualname__", None) or getattr(operation, "__name__", repr(operation))
-    return (
-        qualified.replace("_VariableFunctionsClass.", "")
-        .replace("_TensorBase", "Tensor")
-        .replace("TensorBase", "Tensor")
-    )
+    return re.sub(r"_VariableFunctionsClass\.", "", re.sub("_?TensorBase", "Tensor", qualified))

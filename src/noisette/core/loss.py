@@ -69,11 +69,7 @@ class Microbatch:
 
     @cached_property
     def count(self) -> int:
-        """The number of examples.
-
-        Raises:
-            PrivacyError: there is no tensor, or the tensors do not agree in their number of rows.
-        """
+        """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
             raise PrivacyError("the loss has no tensor among its arguments: pass the examples after the loss")
@@ -95,8 +91,7 @@ class Microbatch:
     def with_tensors(self, tensors: Sequence[Tensor]) -> Microbatch:
         """The same with these tensors, which stand for one example each.
 
-        A sequence without tensors has entries of several examples. In its place is a value that refuses to be read,
-        unless there is only one example.
+        A sequence without tensors has entries of several examples: unless there is one, it refuses to be read.
         """
         if self.are_tensors_alone:
             return Microbatch(tuple(tensors), {})
@@ -130,8 +125,7 @@ class Microbatch:
 def _has_entries(value: Any) -> bool:
     """Whether a value may have an entry for each example though it is no tensor; ``None`` for all of them is nothing.
 
-    Whether it has as many entries as there are examples does not matter: the number of examples is random, and an
-    error must not be.
+    Its length does not matter: the number of examples is random, and an error must not be.
     """
     if isinstance(value, list | tuple | set | frozenset):
         inside = leaves(list(value))
@@ -223,11 +217,7 @@ class OutsideTensors:
             self._is_watched = False
 
     def _is_new(self, tensor: Tensor) -> bool:
-        """Whether a tensor was made inside of this call.
-
-        Raises:
-            CallAgainError: that is not known; it will be when the call is made once more.
-        """
+        """Whether a tensor was made inside of this call; a CallAgainError where only another call can tell."""
         if self._is_watched is False and gc.isenabled():
             self.watches = True
             raise CallAgainError
@@ -251,10 +241,8 @@ class OutsideTensors:
         return [self._known[key][0] for key in self._current if key in self._known]
 
     def check(self, tensor: Tensor) -> None:
-        """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
-
-        Raises:
-            PrivacyError: it was made after the first batch was drawn, or was written to since, or it holds records.
+        """Check that a tensor that the loss has reached, which is neither of the model nor made inside of the call, was
+        there before the first batch, was not written to since, and holds no records.
         """
         key = id(tensor)
         if key in self._current or key in self._public or tensor.is_meta:
@@ -318,10 +306,7 @@ class ModelBuffers:
         self._kept = {name: (b, version_of(b), b.detach().clone()) for name, b in self._model.named_buffers()}
 
     def end_batch(self) -> list[str]:
-        """Put back what was written since the batch began, and give the names of the buffers that were.
-
-        Otherwise spectral norms go on, as in a forward pass of the model.
-        """
+        """Put back the buffers that were written since the batch began; their names. If none, spectral norms go on."""
         kept, self._kept = self._kept or {}, None
         now = dict(self._model.named_buffers())
         written = [
@@ -366,7 +351,6 @@ class RefreshesFromPublicData(Protocol):
 
     def refresh(self, model: nn.Module) -> None:
         """Recompute the statistics if weights have changed."""
-        ...
 
 
 def refresh_public_statistics(model: nn.Module) -> None:
@@ -383,8 +367,7 @@ def refresh_public_statistics(model: nn.Module) -> None:
 def advance_spectral_norms(model: nn.Module) -> None:
     """One power iteration of each spectral norm in training mode; other parametrizations with buffers likewise.
 
-    They read the weights alone, so this tells nothing about the batch. In the forward pass each microbatch starts from
-    the same vectors, so that the weights of a step are the same in all of them.
+    It reads the weights alone. In a batch all microbatches start from the same vectors, and so have the same weights.
     """
     for module in model.modules():
         if isinstance(module, ParametrizationList) and module.training and next(module.buffers(), None) is not None:
@@ -412,10 +395,7 @@ class Unwrapped:
     """The module inside ``DistributedDataParallel``, whose exchange between ranks rests until :meth:`close`.
 
     A private run adds up the sums of the ranks itself. What the wrapper sends in each call would make ranks wait for
-    each other that have different numbers of microbatches.
-
-    Raises:
-        PrivacyError: the module is ``nn.DataParallel``, which divides a batch among threads.
+    each other that have different numbers of microbatches. ``nn.DataParallel`` is refused.
     """
 
     def __init__(self, model: nn.Module) -> None:

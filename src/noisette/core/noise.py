@@ -395,7 +395,6 @@ class Noise(Protocol):
         self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
     ) -> None:
         """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
-        ...
 
 
 # (key, type, device, number of values) -> a quicker noise than the plain one if it is there, as compiled code or a

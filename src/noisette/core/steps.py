@@ -52,11 +52,9 @@ class StepAccount(Protocol):
 
     def reserve(self, step: int, steps_left: int) -> None:
         """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
-        ...
 
     def commit(self) -> None:
         """Account for a release before its noise is drawn; from here on it cannot be taken back."""
-        ...
 
 
 class Parts(NamedTuple):
@@ -143,7 +141,7 @@ class DpSgd:
         """Line 1: the batches that remain, drawn as declared: Poisson batches unless others were.
 
         Each may be empty, and each needs one step. Of several ranks, each gets a part of each. Their ``len`` is the
-        number of steps left, the total of a progress bar; a finished run warns that it has none.
+        number of steps left, as for a progress bar; a finished run warns that it has none.
 
         Args:
             workers: processes that load records, for a picklable data set and a script with
@@ -221,10 +219,8 @@ class DpSgd:
         self._seed = seed_secretly()
 
     def _end_batch(self) -> None:
-        """The model and torch's generators are as they were when the first records of the batch were read.
-
-        Raises:
-            PrivacyError: a buffer was written since, and was put back; or a parameter was, and the run cannot go on.
+        """Put the model and torch's generators back as they were when the first records of the batch were read; refuse
+        a buffer that was written since, and a parameter, with which the run cannot go on.
         """
         self._begin_batch()  # of an empty batch that was not read
         versions, buffers = self._close_batch()
@@ -322,11 +318,7 @@ class DpSgd:
             self._seed = seed_secretly()
 
     def _current_batch(self, count: int) -> Batch:
-        """The batch whose microbatch has so many examples.
-
-        Raises:
-            PrivacyError: there is no microbatch, or it has another number of examples.
-        """
+        """The batch whose microbatch has so many examples, or a PrivacyError."""
         batch = self._batch
         if batch is not None and batch.current is None and batch.bounded:
             raise PrivacyError(
@@ -467,11 +459,7 @@ def unfinished_runs(of: Optimizer | nn.Module) -> list[DpSgd]:
 
 
 def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that no other run steps this optimizer or trains parameters of this bound.
-
-    Raises:
-        PrivacyError: one does, and has not taken its last step.
-    """
+    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
     for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
         raise PrivacyError(
             f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
@@ -541,7 +529,7 @@ def seed_secretly() -> int:
     """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
 
     It has 256 bits, and 63 on accelerators. Of 32 bits, all that ``torch.manual_seed`` uses on a processor, others can
-    try each one: by a known seed, one record more would give those behind it other masks, which they could compute.
+    try each one.
     """
     seed_torch(secrets.randbits(_SECRET_BITS))
     return torch.initial_seed()

@@ -313,10 +313,8 @@ class Recorder(TorchFunctionMode):
     def _check_separate(
         self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
     ) -> None:
-        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given.
-
-        Raises:
-            NotVectorizedError: it looked at more than one example.
+        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given:
+        it would have looked at more than one example.
         """
         for tensor in outputs_of(output):
             if not vmap.is_wrapped(tensor):
@@ -327,10 +325,7 @@ class Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
 
     def _check_of_this_call(self, tensor: Tensor) -> None:
-        """Check that a batched tensor is not one that was kept since another call.
-
-        ``vmap`` itself would take it, row by row, as values of the examples that have the same places now.
-        """
+        """Check that a batched tensor is none of another call: ``vmap`` would take its rows as those of now."""
         if getattr(tensor, CALL, self._call) is not self._call:
             raise kept_from_another_call(tensor)
         setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
@@ -367,10 +362,7 @@ class Recorder(TorchFunctionMode):
             return args[0].copy_(drawn)
 
     def _numbered(self, constant: Tensor) -> bool:
-        """Give a constant its number; whether each example needs one of its own.
-
-        It is known by its memory, which its views and what ``.data`` gives share.
-        """
+        """Give a constant, known by its memory, its number; whether each example needs one of its own."""
         number = len(self._made)
         if (memory := _memory(constant)) is not None:
             self._made[memory] = number
@@ -443,10 +435,7 @@ class Recorder(TorchFunctionMode):
         weights: Mapping[int, Tensor],
         operands: Set[int | str] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an operation with the weights in them replaced by a copy for each example.
-
-        ``operands`` are the positions and names of the arguments where that happens; everywhere for ``None``.
-        """
+        """The arguments, with the weights in these operands, or in all, replaced by a copy for each example."""
 
         def own(tensor: Tensor) -> Tensor:
             return self._own_copy(tensor, func) if id(tensor) in weights else tensor

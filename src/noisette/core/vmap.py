@@ -57,11 +57,7 @@ def example_axis(tensor: Tensor) -> int | None:
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """The physical tensor within a batched tensor, with its own order of axes; any other tensor is itself.
-
-    Raises:
-        PrivacyError: the tensor is inside of a ``vmap`` of the user's own, too.
-    """
+    """The physical tensor within a batched tensor, with its own order of axes; any other tensor is itself."""
     inner = _functorch.get_unwrapped(tensor) if is_batched(tensor) else tensor
     if is_batched(inner):
         raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
@@ -133,30 +129,22 @@ _WAY_OUT = "PerExampleClip in one process would compute such a loss one example 
 
 
 class NotVectorizedError(PrivacyError):
-    """A loss that ``vmap`` cannot take, though one example at a time may be computed by it.
-
-    Attributes:
-        cause: the reason in words, without a way out.
-    """
+    """A loss that ``vmap`` cannot take, though one example at a time may be computed by it."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"{cause} {_WAY_OUT}")
-        self.cause = cause
+        self.cause = cause  # without a way out
 
 
 class ExamplesDisagreeError(NotVectorizedError):
-    """Code asks for a value, as for a branch, and examples give different answers.
-
-    Attributes:
-        groups: the numbers of the examples that give the same answer, for each answer.
-    """
+    """Code asks for a value, as for a branch, and examples give different answers."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(
             "The loss takes the value of one example as a Python number, as a branch on it, .item() or a shape from it "
             f"does, and there are {len(groups)} different ones."
         )
-        self.groups = groups
+        self.groups = groups  # the numbers of the examples that give the same answer, for each answer
 
 
 # What gives Python the values of a tensor, and for each of its values the answer.
@@ -278,11 +266,7 @@ class Draws:
                 setattr(tensor, DRAWN, places or None)
 
     def check(self, tensor: Tensor) -> None:
-        """Before code takes a value out of a tensor.
-
-        Raises:
-            CallAgainError: it follows from random numbers alone, which are to be shared.
-        """
+        """Before code takes a value out of a tensor: CallAgainError if it follows from draws that are to be shared."""
         if (places := getattr(tensor, DRAWN, None)) and not places <= self.places:
             raise CallAgainError(shared=places)
 
@@ -326,9 +310,6 @@ def shared_numbers_refused() -> Iterator[None]:
 
     Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
     which ones share it would depend on the others.
-
-    Raises:
-        NotVectorizedError: numbers were drawn.
     """
     before = _states_of_python_and_numpy()
     yield

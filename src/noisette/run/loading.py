@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from noisette import errors as checks
-from noisette.core.batches import Batch, Records
+from noisette.core.batches import Batch, MicrobatchSize, Records
 from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -600,11 +600,11 @@ def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
     return UnmeasuredMemory()
 
 
-class MeasuredSize:
+class MeasuredSize(MicrobatchSize):
     """Doubles from one example while twice the last memory is free; half a size that failed is the most."""
 
     def __init__(self, memory: UnmeasuredMemory) -> None:
-        self.now = 1
+        super().__init__(1)
         self._memory = memory
         self._most = memory.most
         self._in_bucket: dict[int, MeasuredSize] = {0: self}
