@@ -229,8 +229,7 @@ class Batch:
         """The batch in microbatches of at most ``size`` examples, which only bounds memory: the sum is the same.
 
         A microbatch has the form in which the data set returns its examples, collated. An empty batch has none. Where
-        the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket. The next
-        microbatch is loaded while the current one is processed; more of them as ``run.batches`` is told.
+        the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
         free; it is kept for the next batches. Where memory runs out in ``run.accumulate``, the same examples come again

@@ -92,13 +92,15 @@ class ClippedSum:
     norms: Tensor  # (groups, b)
 
 
-def together(parts: Sequence[ClippedSum]) -> ClippedSum:
-    """The clipped sum of examples that were computed in parts, and their norms in the order of the parts."""
+def together(parts: Iterable[ClippedSum]) -> ClippedSum:
+    """The clipped sum of examples that were computed in parts, which are used up; norms are in their order."""
     sums: Sums = {}
+    norms: list[Tensor] = []
     for part in parts:
+        norms.append(part.norms)
         for name, total in part.sums.items():
-            sums[name] = sums[name] + total if name in sums else total.double()
-    return ClippedSum(sums, torch.cat([part.norms for part in parts], 1))
+            sums[name] = sums[name].add_(total) if name in sums else total.double()
+    return ClippedSum(sums, torch.cat(norms, 1))
 
 
 class Engine(Protocol):
@@ -183,14 +185,10 @@ def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tens
 
 def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    sums: Sums = {}
-    norms: list[Tensor] = []
-    for losses, gradients in parts:
-        part = clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
-        norms.append(part.norms)
-        for name, total in part.sums.items():
-            sums[name] = sums[name].add_(total) if name in sums else total.double()
-    return ClippedSum(sums, torch.cat(norms, 1))
+    return together(
+        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
+        for losses, gradients in parts
+    )
 
 
 @dataclass(frozen=True)

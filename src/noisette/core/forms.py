@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+
+Sums = dict[str, Tensor]  # by name of the parameter
+Key, Function = TypeVar("Key"), TypeVar("Function", bound=Callable[..., Any])
 
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
@@ -32,7 +35,6 @@ _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 _MIN_POSITIONS_TO_KEEP = 16
 # The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
 # the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
-Sums = dict[str, Tensor]  # by name of the parameter
 AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
@@ -280,10 +282,15 @@ _INNER_PRODUCTS: dict[tuple[type, type], InnerProduct] = {}
 
 def inner_product(one: type, other: type) -> Callable[[InnerProduct], InnerProduct]:
     """Register a function that computes each example's inner product of two forms without writing them out."""
+    return _entered(_INNER_PRODUCTS, (one, other))
 
-    def register(product: InnerProduct) -> InnerProduct:
-        _INNER_PRODUCTS[one, other] = product
-        return product
+
+def _entered(table: dict[Key, Function], *keys: Key) -> Callable[[Function], Function]:
+    """A decorator that enters a function into a table under these keys."""
+
+    def register(function: Function) -> Function:
+        table.update(dict.fromkeys(keys, function))
+        return function
 
     return register
 
@@ -413,23 +420,13 @@ TO_PARAMETERS: list[ToParameters] = []  # the one function that the rules hand i
 
 def leaves(*operations: Operation, data: Sequence[int | str] = ()) -> Callable[[Leave], Leave]:
     """Register how these operations leave ``vmap``, and which of their operands are data to them."""
-
-    def register(function: Leave) -> Leave:
-        PHYSICAL.update(dict.fromkeys(operations, function))
-        DATA_OPERANDS.update(dict.fromkeys(operations, frozenset(data)))
-        return function
-
-    return register
+    DATA_OPERANDS.update(dict.fromkeys(operations, frozenset(data)))
+    return _entered(PHYSICAL, *operations)
 
 
 def derivation(*operations: Operation) -> Callable[[Derivation], Derivation]:
     """Register how the gradients of a weight that these operations derive become those of its operands."""
-
-    def register(function: Derivation) -> Derivation:
-        DERIVATIONS.update(dict.fromkeys(operations, function))
-        return function
-
-    return register
+    return _entered(DERIVATIONS, *operations)
 
 
 def rule(
@@ -478,19 +475,8 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
 
     It gets the operation's own arguments whenever one of them is a trainable weight, and returns ``NotImplemented``
     where the operation should run as it is.
-
-    Raises:
-        ValueError: an operation is rewritten already.
     """
-
-    def register(function: Rewrite) -> Rewrite:
-        for operation in operations:
-            if operation in REWRITES:
-                raise ValueError(f"{operation_name(operation)} is rewritten already")
-            REWRITES[operation] = function
-        return function
-
-    return register
+    return _entered(REWRITES, *operations)
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ class GradientBound(Stateful, Protocol):
         """Called before any record is read; records are rows of the columns, or come from elsewhere."""
 
     def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
-        """Called before the first records of a batch are read; the work so far is still to come so many times.
-
-        ``seed`` is that of the random numbers that all records of the batch share, on whichever rank they are.
+        """Called before the first records of a batch are read; the work so far is still to come so many times, and
+        ``seed`` is that of the random numbers that all records of the batch share, on whichever rank.
         """
 
     def end_batch(self) -> list[str]:
@@ -84,10 +83,9 @@ class GradientBound(Stateful, Protocol):
         ...
 
     def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
-        """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
+        """Add the bounded gradients of these examples, given the loss of one, to the pending sums, or none.
 
-        ``public`` are other tensors that the loss uses, computed from no record but through released weights. An error
-        does not change the pending sums.
+        ``public`` are other tensors that the loss uses, computed from no record but through released weights.
         """
 
     def accumulate_nothing(self) -> None:
@@ -216,13 +214,12 @@ class GaussianRelease:
 
         Args:
             sums: the bounded sums of this batch.
-            names: the name of each parameter, by ``id``; it selects the parameter's noise. A tensor without an entry is
-                named after its sum.
+            names: the name of each parameter, by ``id``, which selects its noise; others are named after their sum.
             step: number of the step; each number is used once with one key.
 
         Raises:
-            ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares
-                do not add up to one, or two tensors have the same name, so they would get the same noise.
+            ValueError: the noise would be out of the range of single precision, the shares do not add up to one, or two
+                tensors have the same name, so they would get the same noise.
         """
         stds = self._deviations_of(sums)
         # Names of parameters do not start with a dot, so these cannot coincide with one.

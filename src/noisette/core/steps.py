@@ -202,10 +202,10 @@ class DpSgd:
         return self._new_batch(own, fetch=fetch, begin=begin, later=later, expected=self.expected_batch_size)
 
     def _begin_batch(self) -> None:
-        """The first records of a batch are about to be read: from here on nobody writes into the model.
+        """The first records of a batch are about to be read: from here to the release nobody writes into the model.
 
-        Random numbers of torch have a secret seed from here to the release. By a known one, one record more would give
-        those behind it other views and masks, which others could compute.
+        Random numbers of torch have a secret seed. By a known one, one record more would give those behind it other
+        views and masks, which others could compute.
         """
         if self._opened is not None:
             return
@@ -292,8 +292,7 @@ class DpSgd:
         Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
 
         Raises:
-            PrivacyError: the examples are not those of the current microbatch, or they were added before; and as the
-                bound raises it.
+            PrivacyError: these are not the examples of the current microbatch, or were added before; or by the bound.
         """
         microbatch = Microbatch(batch, keywords)
         current = self._current_batch(microbatch.count)
@@ -470,8 +469,7 @@ def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
 def close_run(of: Optimizer | nn.Module) -> None:
     """Close the unfinished runs that step this optimizer or train this model, where their handles are lost.
 
-    As after a cell of a notebook that was interrupted: the optimizer and the model are plain again, and steps that were
-    reserved and not released are given back to the ledger.
+    As after an interrupted cell: the optimizer and the model are plain again, and reserved steps are given back.
     """
     for run in unfinished_runs(of):
         run.close()
@@ -538,9 +536,8 @@ def seed_secretly() -> int:
 def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
     """Seed a generator of torch; through the global one, those of accelerators too.
 
-    On the processor torch uses the lower 32 bits of a seed alone; of a longer one all is brought into the state. Where
-    there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with their tracebacks for one that may
-    come, which takes up to a millisecond each.
+    On the processor torch uses the lower 32 bits of a seed alone; of a longer one all is brought into the state.
+    Without an accelerator ``torch.manual_seed`` would note each call with its traceback, in up to a millisecond.
     """
     short = seed % 2**63
     if generator is torch.default_generator and torch.accelerator.is_available():
@@ -607,10 +604,7 @@ def _steps_under_way(optimizer: Optimizer) -> int:
 
 
 class StepsOfScaler:
-    """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
-
-    With gradients in ``.grad`` that are not there yet, a ``GradScaler`` fails before the optimizer is called.
-    """
+    """Makes a ``GradScaler``, which fails without ``.grad``, leave its skipping to the steps of the optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._of = vars(optimizer)

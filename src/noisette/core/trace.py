@@ -129,10 +129,8 @@ class Recorder(TorchFunctionMode):
     """Records a loss inside of ``vmap``: every torch call as a use, a derived weight, a constant or plain data.
 
     What is recorded are physical tensors, with the examples on their first axis. An operation on a weight is recorded
-    as in an ordinary pass if it can leave ``vmap`` (``registry.PHYSICAL``). In any other, each example gets its own
-    copy of the weight (:func:`own_copies`).
-
-    ``own_for_each`` are the numbers of the constants of which each example needs one, because it writes into it.
+    as in an ordinary pass if it can leave ``vmap`` (``forms.PHYSICAL``). In any other, each example gets its own copy
+    of the weight (:func:`own_copies`), as of constants with numbers in ``own_for_each``, into which it writes.
     """
 
     def __init__(
@@ -378,10 +376,8 @@ class Recorder(TorchFunctionMode):
     def _check_written(self, target: Any) -> None:
         """Before values of examples are written into a tensor that does not depend on them.
 
-        Raises:
-            CallAgainError: it is a constant that was made inside, or the copy of a buffer.
-            NotVectorizedError: it is a view of what is derived from a parameter.
-            PrivacyError: it is a parameter, a view of one, or a tensor from outside.
+        Of a constant that was made inside, or the copy of a buffer, each example gets one in another call. A parameter,
+        a view of one, and a tensor from outside are refused.
         """
         if not isinstance(target, Tensor) or vmap.is_wrapped(target):
             return
@@ -422,7 +418,7 @@ class Recorder(TorchFunctionMode):
             self._is_physical = False
             vmap.enter_level(level)
         if isinstance(output, Tensor):
-            return vmap.add_example_axis(output, 0, self._level)
+            return vmap.batched(output, self._level)
         if output is NotImplemented:
             return output
         return tree_map_only(Tensor, lambda tensor: vmap.batched(tensor, self._level), output)
@@ -636,11 +632,8 @@ def recorded(
     """Call a function that uses the model with one example, for all of them at once, and record it.
 
     It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
-    a buffer, with a constant for each example; and where a random number decides a branch, with one for all.
-
-    Returns:
-        What the function returns; of each value in it the rows, (b, ...), or ``None`` where it depends on no example;
-        and what was recorded.
+    a buffer, with a constant for each example; and where a random number decides a branch, with one for all. Gives what
+    it returns; of each value in that the rows, (b, ...), or ``None`` where it depends on no example; and the recording.
 
     Guarantee: no operation of torch sees two examples, and what the function writes into buffers is dropped.
 
@@ -686,9 +679,6 @@ def record_losses(
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
     ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
-
-    Raises:
-        PrivacyError: as by :func:`recorded`; or the losses are not one value each, or depend on no trainable parameter.
     """
     function = partial(loss, model)
     value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, blocks)

@@ -41,7 +41,6 @@ is_batched = _functorch.is_batchedtensor  # by vmap
 
 current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
 level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
-add_example_axis = _functorch._add_batch_dim  # (physical tensor, its axis of examples, level): the tensor, wrapped
 leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
 
 
@@ -49,11 +48,6 @@ def physical(tensor: Tensor) -> Tensor:
     """The tensor of all examples within a batched tensor, with the examples on its first axis."""
     inner, axis = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
     return inner if axis == 0 else inner.movedim(axis, 0)
-
-
-def example_axis(tensor: Tensor) -> int | None:
-    """The axis of the physical tensor on which ``vmap`` has the examples; ``None`` for a tensor that is not batched."""
-    return _functorch.maybe_get_bdim(tensor) if is_batched(tensor) else None
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
@@ -165,14 +159,9 @@ QUESTIONS = _ANSWERS.keys() | _PROPERTIES.keys() | _OF_GRAPH.keys()
 def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
     """What code asks of a tensor of each example and takes on as a value of Python, where all give the same answer.
 
-    Guarantee: each example goes on with the answer that it alone gives. Where all answers are equal, no example can
-    tell that there are others; where they are not, examples with different answers are computed apart. So an example's
-    gradient is a function of that example, though which ones are computed together depends on all of them. Rows that
-    stand for no example repeat the first one, so they have no answer of their own.
-
-    Raises:
-        ExamplesDisagreeError: the examples give different answers.
-        NotVectorizedError: the question is about the graph of one example.
+    Guarantee: each example goes on with the answer that it alone gives: an ``ExamplesDisagreeError`` lets those with
+    different answers be computed apart. So an example's gradient is a function of that example, though which ones are
+    computed together depends on all of them. Rows that stand for no example repeat the first one.
     """
     inner = physical(tensor)
     if question in _PROPERTIES:
@@ -210,8 +199,8 @@ DRAWN = "_noisette_drawn"  # the attribute of a tensor that follows from draws a
 class Draws:
     """Random numbers that decide a branch, as whether a layer is dropped: one draw for all records of a batch.
 
-    All others are drawn for each example. Which of them decide a branch is known when code asks: then the loss begins
-    anew, and what is drawn at the same places in code is shared.
+    All others are drawn for each example. Which decide a branch is known when code asks: then the loss begins anew, and
+    what is drawn at the same places in code is shared.
 
     Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
     places it shares, and the numbers follow from the batch's seed, which all microbatches and ranks have, and from how
@@ -330,10 +319,9 @@ def _states_of_python_and_numpy() -> tuple[object, ...]:
 def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
     """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
 
-    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
-    batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
-    place of what it does before and after the function, which is nothing where it is not given.
-    ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
+    Code that asks ``torch.compiler.is_compiling()`` does not branch on values. ``torch.compile`` cannot take batched
+    tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in place of
+    what it does before and after the function. ``torch.distributions`` would check parameters of all examples at once.
     """
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
@@ -441,7 +429,7 @@ def one_example(
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
             with vmap_level(batch.count) as level:
-                yield level, [add_example_axis(row, 0, level) for row in rows]
+                yield level, [batched(row, level) for row in rows]
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
