@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 Sums = dict[str, Tensor]  # by name of the parameter
-Key, Function = TypeVar("Key"), TypeVar("Function", bound=Callable[..., Any])
+Key = TypeVar("Key")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.

@@ -369,7 +369,7 @@ class Recorder(TorchFunctionMode):
     def _own_of_each(self, constant: Tensor) -> Tensor:
         """Copies of a constant, one for each example."""
         with vmap.outside():
-            own = vmap.batched(constant.expand(self._count, *constant.shape).clone(), self._level)
+            own = vmap.add_example_axis(constant.expand(self._count, *constant.shape).clone(), 0, self._level)
         setattr(own, CALL, self._call)
         return own
 
@@ -393,7 +393,7 @@ class Recorder(TorchFunctionMode):
                 raise NotVectorizedError("The loss writes values of an example into a view of what a weight gives.")
             copy = self._own_copy(target, Tensor.copy_)
             with vmap.outside(), torch.enable_grad():
-                self._replaced[id(target)] = vmap.batched(vmap.physical(copy).clone(), self._level)
+                self._replaced[id(target)] = vmap.add_example_axis(vmap.physical(copy).clone(), 0, self._level)
             return
         if (number := self._made.get(_memory(target))) is not None:
             raise CallAgainError(own_for_each={number})
@@ -418,10 +418,10 @@ class Recorder(TorchFunctionMode):
             self._is_physical = False
             vmap.enter_level(level)
         if isinstance(output, Tensor):
-            return vmap.batched(output, self._level)
+            return vmap.add_example_axis(output, 0, self._level)
         if output is NotImplemented:
             return output
-        return tree_map_only(Tensor, lambda tensor: vmap.batched(tensor, self._level), output)
+        return tree_map_only(Tensor, lambda tensor: vmap.add_example_axis(tensor, 0, self._level), output)
 
     def _with_own_copies(
         self,
@@ -448,7 +448,7 @@ class Recorder(TorchFunctionMode):
             with vmap.outside(), torch.enable_grad():  # a later use may need its gradient
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
-                self._copies[key] = vmap.batched(copy, self._level)
+                self._copies[key] = vmap.add_example_axis(copy, 0, self._level)
             if weight.numel() >= _LARGE and (func, weight.shape) not in _SAID:
                 _SAID.add((func, weight.shape))
                 gradients = weight.numel() * weight.element_size() * self._count / 2**20

@@ -41,6 +41,8 @@ is_batched = _functorch.is_batchedtensor  # by vmap
 
 current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
 level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
+# (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.
+add_example_axis = _functorch._add_batch_dim
 leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
 
 
@@ -56,11 +58,6 @@ def unwrapped(tensor: Tensor) -> Tensor:
     if is_batched(inner):
         raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
     return inner
-
-
-def batched(tensor: Tensor, level: int) -> Tensor:
-    """A physical tensor, wrapped: the inverse of :func:`physical`."""
-    return _functorch._add_batch_dim(tensor, 0, level)
 
 
 class outside:  # noqa: N801
@@ -429,7 +426,7 @@ def one_example(
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
             with vmap_level(batch.count) as level:
-                yield level, [batched(row, level) for row in rows]
+                yield level, [add_example_axis(row, 0, level) for row in rows]
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:

@@ -298,7 +298,7 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
                     raise PrivacyError("the scores depend on no trainable parameter: unfreeze one (requires_grad_())")
                 call = ModelCall(scores, scores.detach().requires_grad_())
         calls.append(call)
-        return vmap.batched(call.leaf, level).clone()  # which the loss may write into
+        return vmap.add_example_axis(call.leaf, 0, level).clone()  # which the loss may write into
 
     if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
         warnings.warn(
