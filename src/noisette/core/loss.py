@@ -377,8 +377,8 @@ def advance_spectral_norms(model: nn.Module) -> None:
                 hook.compute_weight(module, do_power_iteration=module.training)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank holds a part of the tensor."""
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a tensor of which each rank holds a part."""
     return type(tensor).__name__ == "DTensor"
 
 

@@ -19,11 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
-from noisette.run.agreement import Fingerprint, check_declared_again
-from noisette.run.checkpoint import SavedRun, capture_state
+from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 
 class NotComputed:
