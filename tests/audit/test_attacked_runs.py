@@ -177,7 +177,7 @@ def of_users(
 USERS = 40_000
 
 
-@pytest.mark.parametrize("records", [4, 12])
+@pytest.mark.parametrize("records", [pytest.param(4, marks=pytest.mark.slow), 12])
 def test_the_guarantee_holds_for_users_and_is_nearly_reached(records: int) -> None:
     """Also for users with more records than are kept."""
     found, guaranteed, event = of_users(

@@ -48,7 +48,16 @@ def test_the_table_above_has_every_model() -> None:
     assert own == set(NETWORKS)  # test_text_models.py has those of words
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "numbers"), [(name, *rest) for name, rest in NETWORKS.items()])
+LARGE = (
+    "multi-scale-patches",
+    "patches-and-scattering",
+)  # their dictionaries take long; small ones have tests of theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "numbers"),
+    [pytest.param(name, *rest, marks=pytest.mark.slow if name in LARGE else []) for name, rest in NETWORKS.items()],
+)
 def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_for_each_example(
     name: str, shape: tuple[int, ...], classes: int, numbers: int
 ) -> None:

@@ -64,7 +64,7 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", table_tabular.METHODS)
-@pytest.mark.parametrize("name", ["yeast", "magic", "donors", "campaign"])
+@pytest.mark.parametrize("name", ["yeast", "donors"])
 def test_a_table_of_any_size_is_trained_by_both_methods(
     name: str, method: table_tabular.Method, tmp_path: Path
 ) -> None:

@@ -103,6 +103,9 @@ def test_a_record_that_two_ranks_hold_is_refused() -> None:
     for outcome in on_ranks(2, partial(take_steps, own=1)):
         assert outcome.error == "PrivacyError"
         assert "without overlaps" in outcome.text
+    for outcome in on_ranks(2, partial(take_steps, own=0, copied=True)):
+        assert outcome.error == "PrivacyError"
+        assert "ranks 0 and 1 hold the same records" in outcome.text
 
 
 # Names do not depend on how a model is wrapped

@@ -73,6 +73,7 @@ def take_steps(
     expected: float | None = None,
     spoilt: bool = False,
     own: float | None = None,
+    copied: bool = False,
     bands: int | None = None,
 ) -> Course:
     """Train for some steps, and return what they released."""
@@ -82,7 +83,8 @@ def take_steps(
     if own is not None and dist.is_initialized():  # each rank holds a part; ``own`` of a record more than its own
         size, rank = dist.get_world_size(), dist.get_rank()
         first, end = rank * RECORDS // size, min(RECORDS, (rank + 1) * RECORDS // size + int(own))
-        data = OwnRecords((data[0][first:end], data[1][first:end]), first=first, of=RECORDS)
+        held = slice(0, end - first) if copied else slice(first, end)
+        data = OwnRecords((data[0][held], data[1][held]), first=first, of=RECORDS)
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)

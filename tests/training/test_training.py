@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -66,6 +68,18 @@ def test_seed_sets_the_first_weights_and_nothing_else() -> None:
     first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
     weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
     assert not torch.equal(*weights), "noise and batches are fresh in every run"
+
+
+def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
+    data = load("digits")
+    outcome = run(quick(epochs=0.5), data)
+    inputs = weakref.ref(data.train.inputs), weakref.ref(outcome.run._records.columns[0])
+    gc.disable()
+    try:
+        del outcome, data
+        assert [array() for array in inputs] == [None, None]
+    finally:
+        gc.enable()
 
 
 def study(noise_multiplier: float, *, epochs: float = 3.0, **privacy: object) -> Recipe:

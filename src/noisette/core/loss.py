@@ -177,7 +177,7 @@ class OutsideTensors:
     """
 
     def __init__(self) -> None:
-        self._existing: dict[int, weakref.ref[Tensor]] | None = None  # before the first batch; None without a run
+        self._since: set[int] | None = None  # ids of tensors made since the first batch; None without a run
         self._known: dict[int, tuple[Tensor, int]] = {}  # used in a call so far, and their versions
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # inside of calls, from constants alone
         self._columns: list[tuple[int, int]] = []  # where the records lie
@@ -190,11 +190,15 @@ class OutsideTensors:
     def before_first_batch(self, columns: Iterable[Tensor] = ()) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch, but from the columns."""
         self._columns = [_memory_of(column) for column in columns]
-        kinds = [Tensor]
-        for kind in kinds:  # grows meanwhile
-            kinds += type.__subclasses__(kind)
-        found = [each for each in gc.get_referrers(*kinds) if issubclass(type(each), Tensor)]  # a search in C
-        self._existing = {id(tensor): weakref.ref(tensor) for tensor in found}
+        gc.collect(0)  # what exists leaves the youngest generation, in which all that is made from now on begins
+        since = self._since = set()
+
+        def remember(phase: str, _: object) -> None:
+            if phase == "start":  # before a collection moves what is young to an older generation
+                since.update(id(each) for each in gc.get_objects(0) if issubclass(type(each), Tensor))
+
+        gc.callbacks.append(remember)
+        weakref.finalize(self, gc.callbacks.remove, remember)
 
     def begin(self, public: Iterable[Tensor], *, is_repeatable: bool = False) -> None:
         """A call of the loss begins, for which these tensors are declared public."""
@@ -268,9 +272,9 @@ class OutsideTensors:
 
     def _may_be_new(self, tensor: Tensor) -> bool:
         """Whether a tensor that no call has used yet may be used: in a run an older one, else one of the first call."""
-        if self._existing is None:
+        if self._since is None:
             return self._calls == 1
-        return self._existing.get(id(tensor), lambda: None)() is tensor
+        return id(tensor) not in self._since and all(each is not tensor for each in gc.get_objects(0))
 
     def _holds_records(self, tensor: Tensor) -> bool:
         begin, end = _memory_of(tensor) if self._columns else (0, 0)

@@ -44,6 +44,7 @@ _FORMAT = "noisette checkpoint 3"
 _WAY_OUT = "finish the run with the version of noisette that began it"
 FINGERPRINT = "fingerprint.json"
 _KEY_BYTES = 32
+_EXACT = 6  # bytes of a whole number that is exact in double precision
 _SAMPLED = 64  # records that are read of a data set that can only be read record by record
 _AT_ONCE = 2**24  # elements
 
@@ -385,6 +386,7 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
                 "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
                 "of=...) with the place of its first record, without overlaps or gaps"
             )
+        _check_different_parts(dataset, ranks)
     told = ranks.from_first("the records", lambda: asdict(Fingerprint.of(dataset, users)))
     with ranks.unanimous("the records"):
         if not Fingerprint(**told).fits(dataset, users):
@@ -392,6 +394,19 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
                 f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
                 "give each rank the same data set. Where each rank holds a part of the records, give it "
                 "noisette.OwnRecords(part, first=..., of=...)"
+            )
+
+
+def _check_different_parts(dataset: Any, ranks: AnyRanks) -> None:
+    """Check by keyed digests that no two ranks hold the same records: each of these would count twice in a sum."""
+    key = bytes.fromhex(ranks.from_first("the key", lambda: os.urandom(_KEY_BYTES).hex()))
+    digest = _digest_of_dataset(key, dataset.part)[:_EXACT] if len(dataset.part) else os.urandom(_EXACT)
+    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest)})]
+    for rank, found in enumerate(held):
+        if (other := held.index(found)) < rank:
+            raise PrivacyError(
+                f"ranks {other} and {rank} hold the same records: give each rank its own part, as from a file of its "
+                "own, so that no record counts twice"
             )
 
 

@@ -12,10 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
-from noisette.core.trees import children, leaves, map_leaves, tensors
+from noisette.core.trees import children, map_leaves, tensors
 
 _NUMERIC = "biufc"  # kinds of arrays that become tensors
-_WITHOUT_PARTS = frozenset((int, float, bool, str, bytes, type(None), Tensor, np.ndarray))
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_WITHOUT_PARTS = _PLAIN | {Tensor, np.ndarray}
 _ONE_SHAPE = (
     ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape. Graphs, "
     "and other records that have no common shape, come one at a time from batch.microbatches(1)"
@@ -23,10 +24,28 @@ _ONE_SHAPE = (
 
 
 def collated(records: list[Any], remedy: str = _ONE_SHAPE) -> Any:
-    """The records as one microbatch: each is collated alone by ``default_collate``, then they are :func:`joined`."""
-    for value in leaves(records):
-        _check_unmasked(value)
+    """The records as one microbatch: each is collated alone by ``default_collate``, then they are :func:`joined`.
+
+    Records of one form are collated in one call, which takes a fraction of the time and treats each by itself.
+    """
+    if len(set(map(_form, records))) == 1:
+        return default_collate(records)
     return joined([default_collate([one]) for one in records], remedy)
+
+
+def _form(value: Any) -> object:
+    """The containers, keys and types of a record, and the shapes of its arrays; masked values are refused."""
+    kind = type(value)
+    if kind in (list, tuple) and _PLAIN.issuperset(map(type, value)):  # as of token ids, which are many
+        return kind, *map(type, value)
+    if kind in (Tensor, np.ndarray):
+        return kind, value.dtype, value.shape
+    if isinstance(value, Mapping):
+        return kind, *((key, _form(part)) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return kind, *map(_form, value)
+    _check_unmasked(value)
+    return kind
 
 
 def joined(microbatches: list[Any], remedy: str = _ONE_SHAPE) -> Any:

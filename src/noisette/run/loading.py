@@ -50,9 +50,9 @@ class OwnRecords:
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
         checks.whole(first=first, of=of)
-        self._dataset = without_frames(dataset)
+        self.part = without_frames(dataset)
         self._of = of
-        self._own = range(first, first + records_of(self._dataset).size)
+        self._own = range(first, first + records_of(self.part).size)
         if self._own.stop > of:
             raise ValueError(
                 f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
@@ -118,7 +118,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
         ValueError: its columns differ in length, or a list may stand for records or for columns.
     """
     if isinstance(dataset, OwnRecords):
-        return replace(records_of(dataset._dataset, collate_fn, dtype), size=dataset._of, own=dataset._own)
+        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset._of, own=dataset._own)
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):

@@ -134,7 +134,8 @@ class TrainingSetup:
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
         self.at_once = _EVALUATED_AT_ONCE
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
-        self.losses: Loss = lambda model, inputs, targets: self.loss(model(inputs), targets)
+        loss = self.loss  # a function that holds self would keep the records in memory until a collection
+        self.losses: Loss = lambda model, inputs, targets: loss(model(inputs), targets)
         if stored is not None:
             self.losses = mean_over_stored_views(self.losses)
         elif section.moves:

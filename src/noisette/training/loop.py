@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import secrets
@@ -141,7 +140,6 @@ def train(
         PrivacyError: the model mixes examples, or public examples are private records too.
     """
     start = time.perf_counter()
-    gc.collect()  # runs are parts of cycles: the records of earlier ones would stay in memory for many runs
     ranks = ranks_of(ranks)
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
