@@ -28,7 +28,7 @@ _PUBLIC = {
     "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
     "lipschitz.bound": ("GlobalAllocation", "LipschitzBound", "OptimalAllocation", "PerLayerAllocation"),
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
-    "noise.pca": ("PrivatePCA",),
+    "run.pca": ("PrivatePCA",),
     "ranks": ("Alone", "Ranks"),
     "rules.rule_check": ("rule",),
     "run.collation": ("PaddedBuckets",),

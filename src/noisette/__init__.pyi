@@ -55,13 +55,13 @@ from noisette.lipschitz.bound import OptimalAllocation as OptimalAllocation
 from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
-from noisette.noise.pca import PrivatePCA as PrivatePCA
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
 from noisette.rules.rule_check import rule as rule
 from noisette.run.collation import PaddedBuckets as PaddedBuckets
 from noisette.run.explain import explain as explain
 from noisette.run.loading import OwnRecords as OwnRecords
+from noisette.run.pca import PrivatePCA as PrivatePCA
 from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize

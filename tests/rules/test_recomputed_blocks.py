@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from noisette.clipping.engines import BookKeeping, ReweightGP
-from noisette.core.backward import ForwardPass, per_example_gradients
+from noisette.core.backward import per_example_gradients
 from noisette.core.clip import ClippedSum, Clipping, Engine
+from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
 from noisette.rules.recomputed_blocks import _Block
 from noisette.run.per_example import PerExampleClip

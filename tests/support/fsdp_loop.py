@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun
 from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
+from noisette.core.trace import ForwardPass
 from ranks_loop import RECORDS, Course, course_of, whole
 from small_loop import start
 from small_loop import take_steps as all_steps

@@ -15,19 +15,17 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled, vectorized_losses
+from noisette.core import vmap
+from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum
-from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
+from noisette.core.vmap import is_wrapped, one_example, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
 from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
-from noisette.ranks.process_group import Unwrapped
-from noisette.ranks.shards import is_sharded
 
 
 def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
@@ -193,13 +191,14 @@ class LossWatch(TorchFunctionMode):
         self._outside = outside
         self._call = object()
 
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+    def begin(self, tensors: Sequence[Tensor]) -> None:
         """The loss begins, with these tensors of the examples."""
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: the copy."""
+    def buffer(self, values: Tensor) -> Tensor:
+        """What stands in the model for a buffer: a copy."""
+        copy = values.detach().clone()
         self._known[id(copy)] = copy
         return copy
 
@@ -266,7 +265,7 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
                     raise PrivacyError("the scores depend on no trainable parameter: unfreeze one (requires_grad_())")
                 call = ModelCall(scores, scores.detach().requires_grad_())
         calls.append(call)
-        return vmap.batched(call.leaf, level).clone()  # which the loss may write into
+        return vmap.add_example_axis(call.leaf, 0, level).clone()  # which the loss may write into
 
     if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
         warnings.warn(
@@ -532,8 +531,13 @@ class LipschitzBound:
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
         drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input_shape) as calls:
-            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch)
+        with drawn, recorded_calls(self.model, self.input_shape) as calls, one_example(self.model, batch) as (_, rows):
+            watch.begin(rows)
+            one = batch.with_tensors(rows)
+            with watch, self._buffers.lent(watch.buffer):
+                value = loss(self.model, *one.args, **one.kwargs)
+            value = one_value(value)
+            losses = vmap.physical(value) if is_wrapped(value) else value.expand(batch.count)
         self._outside.end()
         self._was_called = True
         return losses, calls

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from noisette.core.state import ModelBuffers
+from noisette.core.loss import ModelBuffers
 from noisette.errors import PrivacyError
 
 

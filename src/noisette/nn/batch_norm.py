@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from noisette.core.loss import is_wrapped, outside
+from noisette.core.vmap import is_wrapped, outside
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
 __all__ = ["FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]

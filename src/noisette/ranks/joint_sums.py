@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisette.core.loss import is_sharded
 from noisette.core.noise import Window
 from noisette.ranks.launch import AnyRanks
-from noisette.ranks.shards import elements_held, from_local, is_sharded
+from noisette.ranks.shards import elements_held, from_local
 
 _BUCKET = 2**24  # values from which on a bucket is full: few exchanges, which need little memory
 

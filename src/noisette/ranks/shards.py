@@ -14,14 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette.core.loss import is_sharded
 from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
 from noisette.ranks.process_group import canonical_parameters
-
-
-def is_sharded(tensor: object) -> bool:
-    """Whether it is a tensor of which each rank holds a part."""
-    return type(tensor).__name__ == "DTensor"
 
 
 def local(tensor: Any) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.forms import OPERANDS, Operation, Run, leaves
-from noisette.core.loss import is_wrapped, physical
+from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 from noisette.rules.normalization import normalise_channels
 

@@ -22,7 +22,7 @@ from noisette.core.forms import (
     named_arguments,
     operation_name,
 )
-from noisette.core.loss import is_wrapped, physical
+from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}

@@ -31,11 +31,12 @@ from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.budget import RunParameters
 from noisette.accounting.events import in_whole_rounds
 from noisette.core.batches import Records
+from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
 from noisette.ranks.process_group import canonical_name, canonical_parameters
-from noisette.ranks.shards import is_sharded, part_of, whole
+from noisette.ranks.shards import part_of, whole
 from noisette.run.per_example import PerExampleClip
 
 FILE = "checkpoint.safetensors"

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
-from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
-from noisette.core.loss import ExamplesDisagreeError, Loss, Microbatch
-from noisette.core.trace import own_copies
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.trace import ForwardPass, Recording, own_copies
+from noisette.core.vmap import ExamplesDisagreeError
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone

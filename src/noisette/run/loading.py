@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from noisette import errors as checks
-from noisette.core.batches import Batch, Records
+from noisette.core.batches import Batch, MicrobatchSize, Records
 from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -341,10 +341,10 @@ class Fetch:
         self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
         self._arriving: Iterator[Any] = iter(())
 
-    def __call__(self, part: np.ndarray, plan: Callable[[], Parts]) -> Any:
-        """The microbatch with these indices; ``plan`` makes the parts from this one on, also of batches drawn ahead."""
+    def __call__(self, part: np.ndarray, plan: Parts) -> Any:
+        """The microbatch with these indices; ``plan`` gives the parts that follow, also of batches drawn ahead."""
         if not self._planned or not np.array_equal(self._planned[0], part):
-            self._arriving = self._source.microbatches(self._noted(plan()))
+            self._arriving = self._source.microbatches(self._noted(chain([part], plan)))
         try:
             microbatch = next(self._arriving)
         except BaseException:
@@ -546,11 +546,11 @@ def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
     return UnmeasuredMemory()
 
 
-class MeasuredSize:
+class MeasuredSize(MicrobatchSize):
     """Doubles from one example while twice the last memory is free; half a size that failed is the most."""
 
     def __init__(self, memory: UnmeasuredMemory) -> None:
-        self.now = 1
+        super().__init__(1)
         self._memory = memory
         self._most = memory.most
         self._in_bucket: dict[int, MeasuredSize] = {0: self}

@@ -18,7 +18,7 @@ from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
-from noisette.core.backward import UncoveredError, record_losses
+from noisette.core.backward import UncoveredError
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -33,19 +33,13 @@ from noisette.core.clip import (
     clipping_of,
     together,
 )
-from noisette.core.loss import (
-    ExamplesDisagreeError,
-    Loss,
-    Microbatch,
-    NotVectorizedError,
-    OutsideTensors,
-    shared_numbers_refused,
-)
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, refresh_public_statistics
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers, refresh_public_statistics
+from noisette.core.trace import record_losses
+from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
-from noisette.ranks.process_group import Unwrapped, canonical_parameters
+from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
@@ -303,13 +297,12 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         if not self._is_one_by_one:
-            versions = microbatch.versions()
             try:
                 return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 if self._is_sharded:  # other ranks wait
                     raise
-                microbatch.check_unwritten(versions)
+                microbatch.check_unwritten()
                 groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
                 if 0 < len(groups) <= max(2, microbatch.count // 2):
                     rows = (microbatch.of_rows(numbers) for numbers in groups)

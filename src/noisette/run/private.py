@@ -22,12 +22,12 @@ from noisette.accounting.filters import accountant_beside
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
+from noisette.core.loss import is_sharded
 from noisette.core.noise import GaussianNoise, SecretKey, Source, never
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differing_parameters, seed_torch
 from noisette.errors import PrivacyError, plain
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.ranks.shards import is_sharded
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Poisson, Sampling, Users, releases, sampler_of, user_records

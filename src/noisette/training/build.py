@@ -190,7 +190,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.noise.pca import PrivatePCA
+    from noisette.run.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection

@@ -20,9 +20,9 @@ from sklearn.preprocessing import FunctionTransformer
 
 from noisette.accounting import Gaussian, Ledger
 from noisette.errors import PrivacyError
-from noisette.noise import pca
-from noisette.noise.pca import PrivatePCA
 from noisette.ranks import Alone
+from noisette.run import pca
+from noisette.run.pca import PrivatePCA
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
 COST = (("principal components", 1.0),)
