@@ -17,7 +17,7 @@ from noisette.data import DataError, Declaration, load
 from noisette.data.columns import Columns
 from noisette.data.dataset import Target
 from noisette.data.declaration import ImageForm
-from noisette.data.own_files import unlabelled
+from noisette.data.load import unlabelled
 
 DECLARED = Declaration(classes=3, size=50)
 PETS = Declaration(classes=("cat", "dog"), size=20)

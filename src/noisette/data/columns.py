@@ -34,11 +34,7 @@ def missing(values: Iterable[Any], words: Iterable[str] = ()) -> np.ndarray:
 
 
 def numbers(values: Iterable[Any]) -> np.ndarray:
-    """The numbers of a column, float64, (n,); NaN where a value is missing or no number.
-
-    >>> numbers(["1.5", "", "tall", "-inf"])
-    array([ 1.5,  nan,  nan, -inf])
-    """
+    """The numbers of a column, float64, (n,); NaN where a value is missing or no number."""
     import pandas
 
     return np.asarray(pandas.to_numeric(pandas.Series(list(values), dtype=object), errors="coerce"), np.float64)
@@ -85,17 +81,22 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
 
 
 class DeclarationError(ValueError):
-    """What is declared contradicts itself or has another form; ``problems`` has a message for each."""
+    """What is declared contradicts itself or has another form, as ``problems`` say."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
 
 
+def close_name(name: str, names: Iterable[str]) -> str:
+    """The name among these that may have been meant, or ""."""
+    return next(iter(get_close_matches(name, list(names), n=1)), "")
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """A message that names the nearest known key, or all of them."""
-    close = get_close_matches(key, names := list(known), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names) or 'no other'}"
+    close = close_name(key, known := list(known))
+    hint = f"did you mean {close!r}?" if close else f"known here: {', '.join(known) or 'no other'}"
     return f"unknown key {key}: {hint}"
 
 
@@ -168,6 +169,8 @@ _Text = Annotated[str, pydantic.BeforeValidator(lambda value: value if isinstanc
 _Texts = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_texts)]
 _Date = Annotated[date, pydantic.BeforeValidator(_as_date)]
 _Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a mask, by their problem
+# Each kind of column has ``inputs``, a name for each input that it makes, and ``encode``, the inputs of its values,
+# float32, (n, width), with what is refused. ``problems`` says what contradicts itself.
 
 
 @declared
@@ -186,7 +189,6 @@ class Number:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         low, high, missing = self.low, self.high, self.missing
         if (low is None) != (high is None):
             yield "declare both low and high, or none of them"
@@ -196,11 +198,9 @@ class Number:
             yield f"expected missing from {low:g} to {high:g}, got {missing:g}"
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, 1 or 2), and the rows that the declaration refuses, by their problem."""
         problem = "not a finite number (for a column of text, declare its categories)"
         return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
 
@@ -230,9 +230,8 @@ class Date:
     """A column of dates, with or without a time: one input, in [-1, 1], as of a number of days.
 
     low, high: the declared first and last day, as texts such as "1930-01-01"; dates outside are clipped.
-    missing: what a missing value counts as: "indicator" or "refuse", as for a number.
+    missing, missing_words: as for a number.
     format: how dates are written, in the letters of Python, such as "%d.%m.%Y".
-    missing_words: as for a number.
     """
 
     low: _Date
@@ -242,7 +241,6 @@ class Date:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         try:
             self._number  # noqa: B018 - it is checked
         except DeclarationError as error:
@@ -254,11 +252,9 @@ class Date:
         return Number(low, high, self.missing)
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return self._number.inputs(name)
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """As :meth:`Number.encode`."""
         days, absent = _days(values, self.format), missing(values, self.missing_words)
         return self._number.encode_numbers(days, absent, f"not a date in the format {self.format}")
 
@@ -281,7 +277,6 @@ class Category:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         known = self.categories
         if not known or len(set(known)) < len(known):
             yield "expected one or more different categories"
@@ -293,12 +288,10 @@ class Category:
                 yield f'expected {name} to be one of the categories, "{OWN_CATEGORY}" or "{REFUSE}", got {rule!r}'
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         added = [word for word, rule in (("missing", self.missing), ("other", self.other)) if rule == OWN_CATEGORY]
         return [f"{name} = {text}" for text in self.categories] + [f"{name} is {word}" for word in added]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, width), and the rows that the declaration refuses, by their problem."""
         texts, width, refused = list(map(text_of, values)), len(self.categories), {}
         indices = codes(texts, self.categories)
         absent = (indices < 0) & missing(texts, self.missing_words)
@@ -319,8 +312,7 @@ class Hashed:
     """A column of texts of which too many are possible to list them, as of codes of diagnoses or names of cities.
 
     width: a text, in lower case, is hashed to one of so many inputs, which is 1; texts may share one.
-    missing: what a missing value counts as: "own category", which is one more input, or "refuse".
-    missing_words: as for a number.
+    missing, missing_words: as for a category.
 
     Guarantee: the hash is fixed, so an input depends on the text alone.
     """
@@ -330,11 +322,9 @@ class Hashed:
     missing_words: _Texts = ()
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return [f"{name} # {k}" for k in range(self.width)] + [f"{name} is missing"] * (self.missing == OWN_CATEGORY)
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, width or one more), and the rows that the declaration refuses, by their problem."""
         texts, absent = list(map(text_of, values)), missing(values, self.missing_words)
         indices = np.array([number_of(text.casefold(), self.width + 1) - 1 for text in texts], np.int64)
         block = np.where(absent, self.width, indices)[:, None] == np.arange(len(self.inputs("")))
@@ -347,13 +337,7 @@ class Ignored:
 
 
 Column = Number | Date | Category | Hashed | Ignored
-KINDS: Mapping[str, type[Column]] = {
-    "number": Number,
-    "date": Date,
-    "category": Category,
-    "hashed": Hashed,
-    "ignored": Ignored,
-}
+KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Number, Date, Category, Hashed, Ignored)}
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
@@ -384,8 +368,7 @@ class Columns:
     def of(cls, tables: Mapping[str, Mapping[str, Any]], source: str = "columns") -> Self:
         """The columns in tables of plain values, as a TOML file has them: ``kind``, and the fields of that kind.
 
-        Raises:
-            DataError: lists every unknown kind or field, value of another type and contradiction; it names ``source``.
+        A ``DataError`` lists every unknown kind or field, value of another type and contradiction.
         """
         problems: list[str] = []
         found: dict[str, Column] = {}
@@ -405,11 +388,7 @@ class Columns:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The columns in the tables ``[columns.NAME]`` of a TOML file, such as ``noisette schema`` writes.
-
-        Raises:
-            DataError: the file is no TOML, has no such tables, or they are not as :meth:`of` expects them.
-        """
+        """The columns in the tables ``[columns.NAME]`` of a TOML file, such as ``noisette schema`` writes."""
         try:
             tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -434,18 +413,14 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """The number of inputs."""
         return len(self.inputs)
 
     def encode(self, rows: Any) -> np.ndarray:
         """The inputs of each row, float32, (n, inputs).
 
         ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, dates, ``None``. Columns
-        that are not declared are not read.
-
-        Raises:
-            DataError: lists the columns that are absent, and those with a value that the declaration refuses, with the
-                rows. The message contains no value.
+        that are not declared are not read. A ``DataError`` lists the columns that are absent, and those with a value
+        that is refused, with the rows and without the value.
         """
         refuse("columns", self.absent(rows))
         inputs, problems = self.encoded(rows)
@@ -454,10 +429,9 @@ class Columns:
 
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        names = list(map(str, rows))
-        closest = {name: get_close_matches(name, names, n=1) for name in self.names if name not in rows}
+        closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
         return [
-            f"there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else "")
             for name, close in closest.items()
         ]
 

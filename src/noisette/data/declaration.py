@@ -26,17 +26,12 @@ _CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"}
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The size and the colours of images.
+    """The size of images in pixels, and whether they have one grey channel instead of three.
 
-    width, height: in pixels.
-    grey: whether images have one channel instead of three.
-    fitted: whether each image is turned as its camera says, laid on white where it is transparent, scaled until it
-        covers the size, and cut to its middle; otherwise an image of another form is refused.
+    ``fitted``: each image is turned as its camera says, laid on white where it is transparent, scaled until it covers
+    the size, and cut to its middle; otherwise an image of another form is refused.
 
     Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
-
-    Raises:
-        TypeError, ValueError: a length is not a whole number of at least 1.
     """
 
     width: int
@@ -87,13 +82,8 @@ class Declaration:
     images: the form that each image of a folder is brought to.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
-    about a record.
+    about a record. A ``DataError`` lists every value that is invalid or contradicts another.
 
-    Raises:
-        DataError: lists every value that is invalid or contradicts another.
-
-    >>> Declaration(classes=("no", "yes"), size=1000).class_names
-    ('no', 'yes')
     >>> Declaration(classes=3, size=1000).class_names
     ('0', '1', '2')
     """
@@ -116,39 +106,29 @@ class Declaration:
     def __post_init__(self) -> None:
         if isinstance(self.classes, int) and self.classes > _MOST_CLASSES:  # before their names are made
             refuse("declaration", [f"classes: expected at most {_MOST_CLASSES}, got {self.classes}"])
-        names = self.class_names
-        problems: list[str] = []
-
-        def refuse_if(wrong: bool, problem: str) -> None:
-            problems.extend([problem] if wrong else [])
-
-        refuse_if(
-            self.classes is not None and (len(names) < 2 or len(set(names)) < len(names)),
-            f"classes: expected two or more different classes, got {self.classes}",
-        )
-        refuse_if(self.size is not None and self.size < 1, f"size: expected at least 1, got {self.size}")
-        refuse_if(self.decimal not in (".", ","), f"decimal: expected a point or a comma, got {self.decimal!r}")
-        refuse_if(
-            self.thousands not in _BETWEEN or self.thousands == self.decimal,
-            f"thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
-            f"{self.thousands!r}",
-        )
+        names, label, users, text = self.class_names, self.label, self.users, self.text
+        has_classes, has_text, has_columns = self.classes is not None, text is not None, self.columns is not None
+        few = len(names) < 2 or len(set(names)) < len(names)
+        found: dict[str, bool] = {
+            f"classes: expected two or more different classes, got {self.classes}": has_classes and few,
+            f"size: expected at least 1, got {self.size}": self.size is not None and self.size < 1,
+            f"decimal: expected a point or a comma, got {self.decimal!r}": self.decimal not in (".", ","),
+            "thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
+            f"{self.thousands!r}": self.thousands not in _BETWEEN or self.thousands == self.decimal,
+            f"the column of users is no input and no label, so {users!r} cannot be both": users == label,
+            "classes are for labels and target is for a number; declare one of them": bool(self.target) and has_classes,
+            "a text is the only input; leave out columns": has_text and has_columns,
+            f"the column {text!r} is the text; it cannot be the label or the users too": has_text
+            and text in (label, users),
+        }
+        for role, name in (("label", label), ("column of users", users)):
+            problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
+            found[problem] = self.columns is not None and name in self.columns.names
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            problems.append(f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}')
-        problem = f"the column of users is no input and no label, so {self.users!r} cannot be both"
-        refuse_if(self.users is not None and self.users == self.label, problem)
-        problem = "classes are for labels and target is for a number; declare one of them"
-        refuse_if(self.target is not None and self.classes is not None, problem)
-        problem = "a text is the only input; leave out columns"
-        refuse_if(self.text is not None and self.columns is not None, problem)
-        problem = f"the column {self.text!r} is the text; it cannot be the label or the users too"
-        refuse_if(self.text is not None and self.text in (self.label, self.users), problem)
-        for role, name in (("label", self.label), ("column of users", self.users)):
-            problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
-            refuse_if(self.columns is not None and name in self.columns.names, problem)
-        refuse("declaration", problems)
+            found[f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}'] = True
+        refuse("declaration", [problem for problem, is_so in found.items() if is_so])
 
     def features(self, columns: Iterable[str]) -> Columns:
         """The columns that are inputs: those declared; or all of ``columns`` but label and users, as numbers."""
@@ -166,31 +146,24 @@ class Declaration:
     def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
         """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.
 
-        ``test_place`` is where the test examples of files that are no table are: facts about columns are not for these.
-
-        Raises:
-            DataError: names each of the two that was not declared, and each declaration that has no effect.
+        ``test_place`` is where the test examples of files that are no table are. A ``DataError`` names each of the two
+        that was not declared, and each declaration that has no effect.
         """
-        problems = []
-        if self.classes is None and self.target is None:
-            problems.append(
-                "declare classes: their number or their names; they are not inferred from the records. Or declare "
-                "target, the bounds of a number"
-            )
-        if self.size is None:
-            problems.append("declare size: the publicly known number of records; records are not counted")
-        if self.images is not None and not images:
-            problems.append("image_size: for folders of images only; leave it out")
-        if self.target is not None and images:
-            problems.append("these are images, which have classes; declare these instead of a target")
+        found: dict[str, bool] = {
+            "declare classes: their number or their names; they are not inferred from the records. Or declare target, "
+            "the bounds of a number": self.classes is None and self.target is None,
+            "declare size: the publicly known number of records; records are not counted": self.size is None,
+            "image_size: for folders of images only; leave it out": self.images is not None and not images,
+            "these are images, which have classes; declare these instead of a target": bool(self.target) and images,
+        }
         if test_place is not None:
-            of_tables = {name: getattr(self, name) for name in ("columns", "text")}
-            problems += [f"{name}: for columns of a table only; leave it out" for name in of_tables if of_tables[name]]
-            if self.test is not None:
-                problems.append(f"test: a separate file is for tables only; here the test split is {test_place}")
-            if self.decimal != "." or self.skip_unlabelled:
-                problems.append("decimal and skip_unlabelled: for tables only; leave them out")
-            if self.users is not None:
-                problems.append("users: a column of a table; for others give noisette.privatize the users of records")
-        refuse(subject, problems)
+            found |= {
+                "columns: for columns of a table only; leave it out": bool(self.columns),
+                "text: for columns of a table only; leave it out": bool(self.text),
+                f"test: a separate file is for tables only; here the test split is {test_place}": self.test is not None,
+                "decimal and skip_unlabelled: for tables only; leave them out": self.skip_unlabelled
+                or self.decimal != ".",
+                "users: a column of a table; for others give noisette.privatize the users of records": bool(self.users),
+            }
+        refuse(subject, [problem for problem, is_so in found.items() if is_so])
         return 1 if self.target else len(self.class_names), self.size or 0

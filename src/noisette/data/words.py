@@ -50,19 +50,14 @@ def split(text: str, most: int | None = None) -> list[str]:
 
 
 def number_of(word: str, words: int) -> int:
-    """A number from 1 to words - 1, the same on every machine.
-
-    >>> number_of("oil", 100)
-    29
-    """
+    """A number from 1 to words - 1, the same on every machine."""
     return 1 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) % (words - 1)
 
 
 def frequent_words() -> list[str]:
     """The 1,000 most frequent words of English in the texts that GloVe was learned from, the most frequent one first.
 
-    Source: the order of the words in glove.6B, which is in the public domain (PDDL 1.0); Pennington, Socher & Manning
-    2014.
+    Source: the order of the words in glove.6B (Pennington et al. 2014), which is in the public domain (PDDL 1.0).
     """
     return Path(__file__).with_name("frequent_words.txt").read_text(encoding="utf-8").split()
 
@@ -76,9 +71,6 @@ class Numbering:
     folder: a folder of Hugging Face, whose tokenizer numbers the words instead.
 
     Guarantee: the number of a word depends on the word alone, never on the texts: no vocabulary is learned from them.
-
-    Raises:
-        DataError: a number is too small, or the tokenizer cannot be loaded when it is used.
 
     >>> Numbering(tokens=4, words=100).number(["Oil rose", "oil"])
     array([[29,  4,  0,  0],
@@ -97,7 +89,6 @@ class Numbering:
             raise DataError(f"expected tokens >= 1 and words >= 2, got tokens={self.tokens} and words={self.words}")
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The numbers of the words of each text, int64, (n, tokens)."""
         if self.folder is None:
             numbers: dict[str, int] = {}
             found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
@@ -116,8 +107,7 @@ class Numbering:
 class Vocabulary:
     """Different public words and their vectors, float32, (words, dims); it numbers texts as :class:`Numbering` does.
 
-    ``note`` is what a report of results must mention about them, "" if nothing; ``tokens`` is how many words of a text
-    are used, the first ones.
+    ``note`` is what a report of results must mention about them; of a text the first ``tokens`` words are used.
 
     Guarantee: the number of a word depends on this list alone, so neither it nor the shape of a model reveals anything
     about the texts that are numbered.
