@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import noisette
 from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
-from noisette.integrations import lightning_run
+import noisette.integrations.lightning as module_of_lightning
 from oracle import clipped_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
@@ -238,7 +238,7 @@ class Annealed(Classifier):
 def test_a_captured_step_follows_the_numbers_that_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Any
 ) -> None:
-    monkeypatch.setattr(lightning_run, "PerExampleClip", partial(noisette.PerExampleClip, capture=capture))
+    monkeypatch.setattr(module_of_lightning, "PerExampleClip", partial(noisette.PerExampleClip, capture=capture))
 
     class Norms(lightning.Callback):
         def __init__(self) -> None:
