@@ -62,7 +62,7 @@ def test_a_huge_declared_size_takes_no_memory() -> None:
 
 
 def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> None:
-    content = idx_of(np.random.default_rng(0).integers(0, 256, (100, 28, 28)))
+    content = idx_of(np.arange(4000).reshape(5, 20, 40) % 251)
     flipped = bytearray(content)
     flipped[-6] ^= 1  # in the checksum which ends the stream
     for damaged in (content[: len(content) // 2], bytes(flipped)):
@@ -73,7 +73,7 @@ def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> N
 # MNIST and similar sets
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "kmnist"])
 def test_official_files(name: str, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
     write_idx_set(tmp_path / name)
     write_idx_set(tmp_path / name, train="train-first7011")  # the whole takes precedence over its part
@@ -260,27 +260,26 @@ def of_classes(word: str, targets: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def leaves() -> tuple[np.ndarray, np.ndarray]:
-    split = dead_leaves(400, seed=3)
+    split = dead_leaves(200, seed=3)
     return split.inputs, split.targets
 
 
 @pytest.fixture(scope="module")
 def shaded() -> np.ndarray:
-    return shaded_leaves(300, seed=3)
+    return shaded_leaves(100, seed=3)
 
 
 def test_the_same_seed_gives_the_same_images(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
-    again, other = dead_leaves(400, seed=3), dead_leaves(400, seed=4)
-    assert np.array_equal(again.targets, leaves[1])
-    for same, images, different in (
-        (again.inputs, leaves[0], other.inputs),
-        (shaded_leaves(300, seed=3), shaded, shaded_leaves(300, seed=4)),
-    ):
-        assert np.array_equal(same, images)
-        assert not np.array_equal(different, images)
+    for draw in (lambda seed: dead_leaves(5, seed, side=9).inputs, lambda seed: shaded_leaves(5, seed, side=9)):
+        assert np.array_equal(draw(3), draw(3))
+        assert not np.array_equal(draw(3), draw(4))
+    for images in (leaves[0], shaded):
         assert images.dtype == np.float32
         assert images.min() >= 0
         assert images.max() <= 1
+    # Frozen: features are learned from these images, and results are compared across versions.
+    assert leaves[1][:6].tolist() == [10, 8, 9, 3, 8, 8]
+    np.testing.assert_allclose([leaves[0][0, 0, 0, 0], shaded[0, 0, 0, 0]], [0.6919775, 0.7657604], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,8 @@ def test_other_texts_are_refused_without_a_rule() -> None:
     message = refusal(JOB | {"missing": "cook"}, ["", "CANARY", "cook"])
     assert "none of its declared categories in row 2" in message
     assert "CANARY" not in message
-
-
-def test_a_declared_mark_of_missing_values_is_a_category() -> None:
-    assert encoded({"kind": "category", "categories": ["", "?", "none"]}, ["?", "", "none"]) == [
-        [0, 1, 0],
-        [1, 0, 0],
-        [0, 0, 1],
-    ]
+    # A mark of missing values that is declared is a category.
+    assert encoded({"kind": "category", "categories": ["", "none"]}, ["none", ""]) == [[0, 1], [1, 0]]
 
 
 def test_categories_that_are_numbers() -> None:

@@ -265,8 +265,7 @@ def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Call
     assert distance(found, expected) < 1e-10
 
 
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("mean", "scale"), [(True, 1.0), (True, 1e3), (False, 1e-3)])
 def test_a_record_moves_the_sum_by_no_more_than_the_bound(mean: bool, scale: float) -> None:
     model = mlp().float()
 

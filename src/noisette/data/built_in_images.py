@@ -22,7 +22,6 @@ _NOT_COMPARABLE = "not comparable with published results"
 
 
 def _idx_files(*stems: str) -> tuple[str, ...]:
-    """The gzipped files of splits with these stems: images and labels of each."""
     return tuple(f"{stem}-{kind}-ubyte.gz" for stem in stems for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -170,7 +169,6 @@ def cifar10(data_dir: Path | None) -> DataSet:
 
 
 def _records(content: bytes) -> Split:
-    """The examples of binary batches."""
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
     return Split(unit_pixels(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))

@@ -95,7 +95,6 @@ class Anomalies:
 
     @property
     def size(self) -> int:
-        """The number of training rows: 80 %, rounded down."""
         return self.rows * 4 // 5
 
 

@@ -205,7 +205,6 @@ def read_vectors_npz(path: Path) -> Vocabulary:
 
 
 def _vocabulary(path: Path, words: list[str], vectors: np.ndarray, *, note: str) -> Vocabulary:
-    """The vocabulary, checked: all words are different and all vectors finite."""
     problems = [f"the vector of word {row + 1} is not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(1))]
     if len(set(words)) < len(words):
         problems.append(f"{len(words) - len(set(words))} words appear twice")

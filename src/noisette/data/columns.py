@@ -151,7 +151,6 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:
-    """Texts for a list, such as ``categories = [1, 2, 3]``."""
     if not isinstance(value, list | tuple):
         raise ValueError('expected a list of texts, such as ["a", "b"]')
     return tuple(map(text_of, value))
@@ -403,7 +402,6 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are inputs, in the order of declaration."""
         return tuple(self._used)
 
     @property

@@ -124,7 +124,6 @@ class DataSet:
         refuse(self.name, problems)
 
     def _problems(self, split: Split) -> list[str]:
-        """What is wrong with the labels and the words of a split."""
         inputs, targets, problems = split.inputs, split.targets, []
         if len(inputs) != len(targets):
             problems.append(f"{len(inputs)} inputs but {len(targets)} labels; expected equal")

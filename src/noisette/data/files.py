@@ -31,7 +31,6 @@ class Source:
 
     @property
     def files(self) -> Files:
-        """Their names."""
         return tuple(self.checksums)
 
 

@@ -110,7 +110,6 @@ def read_arrays(path: Path, declaration: Declaration) -> DataSet:
 
 
 def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Declaration) -> list[str]:
-    """Messages on the arrays of one split, called ``x`` and ``y``: absent, or of another shape or type."""
     absent = [name for name in (x, y) if name not in arrays]
     if absent:
         found = ", ".join(sorted(arrays)) or "none"
@@ -213,7 +212,6 @@ def _named(folder: Path, name: str) -> Path | None:
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
-    """Every image file of one split, class by class in the declared order, then by name."""
     told_apart = len({name.casefold() for name in names}) == len(names)
     # A class may have no examples, and a name such as ".." is not one.
     places = {name: place for name in names if name.strip(".") and (place := _named(folder, name))}
@@ -252,7 +250,6 @@ def _first(file: _File) -> ImageForm:
 
 
 def _split(found: Sequence[_File], form: ImageForm) -> Split:
-    """Reads the images, each of which must have this form or is brought to it."""
     images = np.zeros((len(found), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
     problems = []
     unfit = "has more than 8 bits a channel" if form.fitted else f"is not of {form}"

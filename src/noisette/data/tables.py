@@ -250,7 +250,6 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
-    """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     problems = []
     for fact in ("label", "users", "text"):
         name = getattr(declaration, fact)

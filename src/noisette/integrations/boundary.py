@@ -76,7 +76,6 @@ class Boundary:
         self._hook = optimizer.register_step_pre_hook(uncompiled)
 
     def begin(self, run: PrivateRun) -> None:
-        """This run, made after the boundary, adds up what arrives and releases it when the optimizer steps."""
         self._run = run
 
     def begin_batch(self, records: int) -> None:
@@ -136,14 +135,12 @@ class Boundary:
             self._piece.append(call)
 
     def _end_piece(self, run: PrivateRun) -> None:
-        """Add the clipped gradients of the records of this piece to the sum of the batch."""
         piece, self._piece = self._piece, []
         if piece:
             self._left -= piece[0].count
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
     def _before_step(self) -> None:
-        """Called when the optimizer is about to step, before the run releases the sum."""
         if self._run is None:
             return
         self._end_piece(self._run)

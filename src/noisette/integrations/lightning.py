@@ -496,7 +496,6 @@ class LightningRun:
         return self._loader.batch_size * self._processes
 
     def go_on_from(self, saved: Mapping[str, Any] | None) -> None:
-        """The next fit goes on from a checkpoint, of which this is the run's part."""
         if saved is None:
             raise ValueError(
                 "ckpt_path is a checkpoint of a training without privacy; load its weights with load_from_checkpoint, "
@@ -672,14 +671,12 @@ class LightningRun:
     # The end
 
     def facts(self) -> dict[str, Any] | None:
-        """What a checkpoint of Lightning says of the run: declared and released values, and where its ledger is."""
         run = self._run
         if run is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
         return facts_of(run, self._loader.dataset, self._told)
 
     def close(self) -> None:
-        """End the run, if there is one; what was reserved and not used is given back."""
         run = self._run
         if run is None:
             return
@@ -723,14 +720,12 @@ def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
 
 
 def _after_release(module: Any, optimizer: Any, *_: object) -> None:
-    """A hook before the optimizer's step, after the run's own: gradients are noised by now."""
     for callback in module.trainer.callbacks:
         callback.on_before_optimizer_step(module.trainer, module, optimizer)
     module.on_before_optimizer_step(optimizer)
 
 
 def _last_step(trainer: Any) -> int:
-    """The number of the step after which the trainer stops."""
     lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
     lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
     return min(lengths)

@@ -170,7 +170,6 @@ class PrivacyEngine:
         return self._run
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far."""
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
@@ -221,7 +220,6 @@ class PoissonLoader:
             yield batch
 
     def with_sizes(self) -> Iterator[tuple[Any, int]]:
-        """Each batch and how many records it has."""
         for k in range(self._steps):
             batch = next(self._batches, None)
             if batch is None:

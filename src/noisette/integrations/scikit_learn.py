@@ -51,6 +51,15 @@ _WAYS_OUT = {
 }
 
 
+_FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
+    "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
+    "or encode them with OneHotEncoder(categories=...)",
+    "Complex data": "Complex data not supported: X holds complex numbers; give their parts as columns of their own",
+    "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
+    "X.reshape(1, -1) if it is one row",
+}
+
+
 # Declarations
 
 
@@ -200,7 +209,6 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
 
 
 def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, from_rows: Sequence[str]) -> str:
-    """The guarantee of one fit, how it is kept, and what it does not cover."""
     paragraphs = [
         f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
         f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
@@ -246,7 +254,6 @@ class PrivateEstimator(BaseEstimator):
 
     @contextmanager
     def _unchanged_if_it_fails(self) -> Iterator[None]:
-        """Where a fit fails, the estimator stays what the last one made of it."""
         before = dict(vars(self))
         try:
             yield
@@ -406,22 +413,10 @@ def values_kept_out() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        said = str(error)
-        if "could not convert string" in said:
-            fact = (
-                "X holds texts, where numbers were expected; declare columns= with their categories, or encode them "
-                "with OneHotEncoder(categories=...)"
-            )
-        elif said.startswith("Complex data"):
-            fact = "Complex data not supported: X holds complex numbers; give their parts as columns of their own"
-        elif "array=" in said:
-            fact = (
-                f"{said.partition(':')[0]}. Reshape your data: X.reshape(-1, 1) if it has one feature, "
-                "X.reshape(1, -1) if it is one row"
-            )
-        else:
-            raise
-        raise ValueError(fact) from None
+        for words, fact in _FORMS.items():
+            if words in str(error):
+                raise ValueError(fact) from None
+        raise
 
 
 @dataclass(eq=False, repr=False)
@@ -508,7 +503,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The most probable class of each row, shape (n,)."""
-        return self.classes_[self._outputs(X).argmax(dim=1).numpy()]
+        highest = self._outputs(X).argmax(dim=1).numpy()  # which checks first that there was a fit
+        return self.classes_[highest]
 
 
 def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -105,7 +105,6 @@ class Padding:
     padded_fields: Mapping[str, float]
 
     def bucketed(self, records: Any, collate: Collate) -> Any:
-        """The training records, each collated alone and padded to the bucket of its own length."""
         if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
         padded: Any = CollatedRecords(records, collate)
@@ -355,7 +354,6 @@ class PrivateTrainer(Trainer):
     # The run
 
     def _run(self, clip: PerExampleClip, checkpoint: Path | None) -> PrivateRun:
-        """A new run, or that of a checkpoint; the trainer's state and schedule follow it."""
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         records = self._padding.bucketed(self.train_dataset, collate)
         if self._created_lr_scheduler:  # of an earlier training
@@ -463,7 +461,6 @@ class PrivateTrainer(Trainer):
             )
 
     def _train(self, run: PrivateRun) -> None:
-        """All steps that remain, in epochs that callbacks may end."""
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
         self.state.num_train_epochs = math.ceil(run.steps / steps_of_epoch)
         batches = run.batches()
@@ -520,7 +517,6 @@ class PrivateTrainer(Trainer):
             self.state, self._is_silent = state, False
 
     def _follow_up(self, run: PrivateRun) -> None:
-        """What callbacks have asked for: logs, evaluation, a checkpoint."""
         if self.control.should_log:
             self.control.should_log = False
             self.log({"learning_rate": self._get_learning_rate(), "epsilon": self._epsilon(run)})
@@ -570,7 +566,6 @@ def _first(records: Any, number: int) -> Any:
 
 
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:
-    """The folder to resume from."""
     if not asked:
         return None
     found = get_last_checkpoint(str(_folder(args))) if asked is True else asked
