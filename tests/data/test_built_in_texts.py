@@ -238,11 +238,9 @@ def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
     [
         {"words": np.array(["the"])},
         {"words": np.array(["the", "of"]), "vectors": np.ones((3, 2), np.float32)},
-        {"words": np.array([1.0]), "vectors": np.ones((1, 2), np.float32)},
         {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
         {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
         {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
-        {"words": np.array(["the"], dtype=object), "vectors": np.ones((1, 2), np.float32)},
     ],
 )
 def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:

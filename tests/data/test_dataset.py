@@ -90,15 +90,6 @@ def test_each_record_is_on_one_side_by_the_key() -> None:
     assert sorted(held(found))[:6] == [7, 11, 19, 22, 38, 40], "the same in every version"
 
 
-def test_places_in_the_file_are_drawn_independently() -> None:
-    """The shares of neighbours that are both held out, and of every second place, are those of independent draws."""
-    chosen = np.zeros(N, bool)
-    chosen[[int(place) for place in held(hold_out(records(), 0.5, KEY))]] = True
-    for pairs in (chosen[1:] & chosen[:-1], chosen[2:] & chosen[:-2]):
-        assert abs(pairs.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / N) * 1.5
-    assert abs(chosen[::2].mean() - 0.5) < 4 * np.sqrt(0.25 / (N / 2))
-
-
 def test_all_records_of_a_user_are_on_one_side() -> None:
     users = [f"user {index % 97}" for index in range(N)]
     found = hold_out(records(users=users), 0.3, KEY)

@@ -18,37 +18,22 @@ FEW = Numbering(tokens=3, words=50)
     ("text", "words"),
     [
         ("  \t\n", []),
-        ("Wall St. Bears", ["wall", "st", ".", "bears"]),
         ("the U.S. and the U.N.'s envoy", ["the", "u.s.", "and", "the", "u.n.", "'s", "envoy"]),
         ("up 1,000.50, or 3.5%.", ["up", "1,000.50", ",", "or", "3.5", "%", "."]),
         ("the 4th of the 1980s", ["the", "4th", "of", "the", "1980s"]),
         ("They're sure it isn't, can't", ["they", "'re", "sure", "it", "is", "n't", ",", "ca", "n't"]),
-        ("traders’ and trader’s", ["traders", "'", "and", "trader", "'s"]),
-        ("ultra-cynics -- or... worse", ["ultra", "-", "cynics", "--", "or", "...", "worse"]),
+        ("traders’ ultra-cynics -- or...", ["traders", "'", "ultra", "-", "cynics", "--", "or", "..."]),
         ("snake_case a1b2", ["snake", "_", "case", "a", "1", "b", "2"]),
         ("Zürich ÉTÉ 東京", ["zürich", "été", "東京"]),
+        # Remains of markup are decoded or removed.
+        ("the company #39;s  #36;10", ["the", "company", "'s", "$", "10"]),
+        ("said  quot;yes, quot; AT amp;T", ["said", '"', "yes", ",", '"', "at", "&", "t"]),
+        ("fell \\$36bn\\band", ["fell", "$", "36", "bn", "band"]),
+        ('&lt;A HREF="http://www.x.com/a"&gt;DELL.O&lt;/A&gt;', ["dell", ".", "o"]),
+        ("1 &lt; 2 &amp; 3; team #1", ["1", "<", "2", "&", "3", ";", "team", "#", "1"]),
     ],
 )
 def test_words_numbers_and_punctuation_are_separated(text: str, words: list[str]) -> None:
-    assert split(text) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("the company #39;s shares", ["the", "company", "'s", "shares"]),
-        ("for  #36;10 million", ["for", "$", "10", "million"]),
-        ("said  quot;yes, quot; he", ["said", '"', "yes", ",", '"', "he"]),
-        ("AT amp;T", ["at", "&", "t"]),
-        ("dwindling\\band of", ["dwindling", "band", "of"]),
-        ("fell \\$36bn", ["fell", "$", "36", "bn"]),
-        ("&lt;b&gt;Opinion&lt;/b&gt; here", ["opinion", "here"]),
-        ('&lt;A HREF="http://www.x.com/a"&gt;DELL.O&lt;/A&gt;', ["dell", ".", "o"]),
-        ("1 &lt; 2 &amp; 3 &gt; 2", ["1", "<", "2", "&", "3", ">", "2"]),
-        ("a plain; list and team #1", ["a", "plain", ";", "list", "and", "team", "#", "1"]),
-    ],
-)
-def test_remains_of_markup_are_decoded_or_removed(text: str, words: list[str]) -> None:
     assert split(text) == words
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,6 @@ def test_step_of_the_wrapper_is_exact() -> None:
         assert sum(run.ledger.events.values()) == 1
     for name, p in model.named_parameters():
         torch.testing.assert_close((before[name] - p.detach()) * 10 / 0.1, truth.sums[name], rtol=0, atol=1e-5)
-
-
-def test_backward_of_accelerate_is_refused() -> None:
-    accelerator, model, optimizer = prepared()
-    with private(optimizer, model, records(10)) as run:
-        before = model.state_dict()["weight"].clone()
-        [(x, y)] = islice(next(run.batches()).microbatches(10), 1)
-        accelerator.backward(loss(model, x, y))
-        with pytest.raises(noisette.PrivacyError, match="holds a gradient that is not private"):
-            optimizer.step()
-        assert torch.equal(model.state_dict()["weight"], before)
 
 
 def test_step_that_the_wrapper_skips_is_refused() -> None:

@@ -285,32 +285,6 @@ def test_manual_optimization_by_the_boundary(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6)
 
 
-class PartAlone(Manual):
-    """Calls a part of itself, around the boundary."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
-        self.optimizers().step()
-
-
-class NoStep(Manual):
-    """Leaves the step to a later batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
-
-
-@pytest.mark.parametrize(
-    ("module", "said"), [(PartAlone, "itself, not of a part of it"), (NoStep, "not called for the last batch")]
-)
-def test_a_manual_step_without_a_release_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
-    with pytest.raises(noisette.PrivacyError, match=said):
-        trainer(tmp_path).fit(private(module()), loader(batch_size=SIZE))
-
-
 def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
     other = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
 

@@ -1,4 +1,4 @@
-"""The built-in sets of images: digits, MNIST and similar sets, EMNIST Letters, CIFAR-10, and images that are drawn."""
+"""The built-in sets of images: digits, MNIST and similar sets, CIFAR-10, and images that are drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,16 @@ def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _idx_splits(place: Path, names: Sequence[str], read: Callable[[str], bytes]) -> list[Split]:
-    """The examples in pairs of files of images and labels, inputs (n, 1, h, w) in [0, 1]."""
-    arrays = [read_idx(read(name), dimensions=3 if "idx3" in name else 1, source=str(place / name)) for name in names]
-    pairs = zip(arrays[::2], arrays[1::2], strict=True)
-    return [Split(unit_pixels(images), labels.astype(np.int64)) for images, labels in pairs]
-
-
-def _idx_splits_in(folder: Path, *stems: str) -> list[Split]:
-    return _idx_splits(folder, _idx_files(*stems), lambda name: (folder / name).read_bytes())
+def _idx_splits(folder: Path, *stems: str) -> list[Split]:
+    """The examples of splits with these stems, inputs (n, 1, h, w) in [0, 1]."""
+    splits = []
+    for stem in stems:
+        images, labels = (
+            read_idx((folder / name).read_bytes(), dimensions=dimensions, source=str(folder / name))
+            for name, dimensions in zip(_idx_files(stem), (3, 1), strict=True)
+        )
+        splits.append(Split(unit_pixels(images), labels.astype(np.int64)))
+    return splits
 
 
 def _idx_source(address: str, *checksums: str) -> files.Source:
@@ -87,9 +88,6 @@ KMNIST = _idx_source(
     "md5:5c965bf0a639b31b8f53240b1b52f4d7",
     "md5:7320c461ea6c1c855c0b718fb2a4b134",
 )
-EMNIST = files.Source(
-    "https://biometrics.nist.gov/cs_links/EMNIST/", {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"}
-)
 CIFAR10 = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
     "https://www.cs.toronto.edu/~kriz/", {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"}
 )
@@ -105,40 +103,12 @@ def mnist(name: str, source: files.Source, data_dir: Path | None) -> DataSet:
     """
 
     def read(folder: Path, train: str = "train", size: int = 60_000, note: str = "") -> DataSet:
-        return DataSet(name, *_idx_splits_in(folder, train, "t10k"), classes=10, declared_size=size, note=note)
+        return DataSet(name, *_idx_splits(folder, train, "t10k"), classes=10, declared_size=size, note=note)
 
     few = "train-first7011"
     note = f"trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST: {_NOT_COMPARABLE}"
     copies = {_idx_files(few, "t10k"): partial(read, train=few, size=7_011, note=note)} if name == "kmnist" else {}
     return files.read(name, source, read, data_dir=data_dir, copies=copies)
-
-
-def emnist_letters(data_dir: Path | None) -> DataSet:
-    """EMNIST Letters, A to Z in upper and lower case: 124,800 + 20,800, or a copy with 26,000 + 5,200 of them.
-
-    Inputs (n, 1, 28, 28) in [0, 1], upright; classes 0..25.
-    """
-
-    def whole(folder: Path) -> DataSet:
-        archive = folder / "gzip.zip"
-        names = [f"gzip/{name}" for name in _idx_files("emnist-letters-train", "emnist-letters-test")]
-        found = dict(files.members(archive, names.__contains__))
-        if absent := [name for name in names if name not in found]:
-            raise DataError(f"{archive} is damaged or not EMNIST (it has no {absent[0]}); download it again")
-        # The official images are transposed, and the official labels count from 1.
-        splits = [
-            Split(split.inputs.swapaxes(2, 3).copy(), split.targets - 1)
-            for split in _idx_splits(archive, names, found.__getitem__)
-        ]
-        return DataSet("emnist-letters", *splits, classes=26, declared_size=124_800)
-
-    def subset(folder: Path) -> DataSet:
-        note = "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800"
-        splits = _idx_splits_in(folder, *stems)
-        return DataSet("emnist-letters", *splits, classes=26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
-
-    stems = ("train-subset", "test-subset")
-    return files.read("emnist-letters", EMNIST, whole, data_dir=data_dir, copies={_idx_files(*stems): subset})
 
 
 def cifar10(data_dir: Path | None) -> DataSet:
@@ -359,7 +329,6 @@ IMAGES = {
     "mnist": BuiltIn(partial(mnist, "mnist", MNIST), "handwritten digits, 28 x 28 pixels"),
     "fashion-mnist": BuiltIn(partial(mnist, "fashion-mnist", FASHION_MNIST), "articles of clothing, 28 x 28 pixels"),
     "kmnist": BuiltIn(partial(mnist, "kmnist", KMNIST), "cursive Japanese characters, 28 x 28 pixels"),
-    "emnist-letters": BuiltIn(emnist_letters, "handwritten letters, 28 x 28 pixels"),
     "cifar10": BuiltIn(cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
     "dead-leaves": BuiltIn(
         partial(leaves_set, "dead-leaves", 32, 3), "images of a random process, 32 x 32 pixels; drawn, not read"

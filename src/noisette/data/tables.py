@@ -41,33 +41,34 @@ def read(path: Path, encoding: str = "utf-8") -> Table:
     The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line. A
     ``DataError`` quotes none of the contents.
     """
-    if path.name.lower().endswith(_FRAMES):
-        names, found = _frame(path)
-    else:
-        parse = _objects if path.name.lower().endswith(_JSON) else fields
-        names, *found = parsed(path, parse, encoding) or [[]]
-        if not names:
-            raise DataError(f"{path} is empty; its first line must name the columns")
+    names, *found = _lines(path, encoding)
     return table(path, header=names, rows=found)
 
 
 def header(path: Path, encoding: str = "utf-8") -> list[str]:
     """The names of the columns: no value is looked at, but of JSON lines the first is parsed, which has the names."""
-    suffix = path.name.lower()
-    if not suffix.endswith(SUFFIXES):
+    if not path.name.lower().endswith(SUFFIXES):
         raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(SUFFIXES)}")
-    if suffix.endswith(_FRAMES):
-        found = [_frame(path, names_alone=True)[0]]
-    else:
-        parse = _objects if suffix.endswith(_JSON) else fields
-        # Bytes below the first line are not looked at, whether they are text or not.
-        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")
-    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+    [found] = _lines(path, encoding, names_alone=True)
+    if "\N{REPLACEMENT CHARACTER}" in "".join(found):
         raise DataError(f"{path} {_not_in(encoding)}")
+    _check_names(path, found)
+    return found
+
+
+def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list[str]]:
+    """The names of the columns, and the values in each row."""
+    suffix = path.name.lower()
+    parse = _objects if suffix.endswith(_JSON) else fields
+    if suffix.endswith(_FRAMES):
+        found = _frame(path, names_alone=names_alone)
+    elif names_alone:  # bytes below the first line are not looked at, whether they are text or not
+        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")[:1]
+    else:
+        found = parsed(path, parse, encoding)
     if not found or not found[0]:
         raise DataError(f"{path} is empty; its first line must name the columns")
-    _check_names(path, found[0])
-    return found[0]
+    return found
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -153,7 +154,7 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
     return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
 
 
-def _frame(path: Path, *, names_alone: bool = False) -> tuple[list[str], list[list[str]]]:
+def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
     """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
     kind = path.suffix.lower()
     if not path.is_file():
@@ -180,7 +181,7 @@ def _frame(path: Path, *, names_alone: bool = False) -> tuple[list[str], list[li
     except Exception as error:  # of any kind, and it may quote the file
         raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
     columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
-    return names, list(map(list, zip(*columns, strict=True)))
+    return [names, *map(list, zip(*columns, strict=True))]
 
 
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -358,7 +358,17 @@ class PrivateTrainer(Trainer):
         records = self._padding.bucketed(self.train_dataset, collate)
         if self._created_lr_scheduler:  # of an earlier training
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        run = self._new_run(clip, records) if checkpoint is None else self._run_of(checkpoint, clip, records)
+        if checkpoint is None:
+            run = self._new_run(clip, records)
+            self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+            self._create_scheduler(run.steps)
+        else:
+            saved, now = SavedRun.read(checkpoint / _RUN), declared(self.args)
+            check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
+            self._create_scheduler(saved.terms.steps)  # before the optimizer gets its learning rates back
+            run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
+            self.lr_scheduler.load_state_dict(run.extras["schedule"])
+            self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         self.state.max_steps = run.steps
         self.state.compute_steps(self.args, run.steps)
         return run
@@ -381,19 +391,6 @@ class PrivateTrainer(Trainer):
             ledger=ledger,
         )
         _warn_of_what_is_spent(run, args)
-        self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
-        self._create_scheduler(run.steps)
-        return run
-
-    def _run_of(self, checkpoint: Path, clip: PerExampleClip, records: Any) -> PrivateRun:
-        """The run of a checkpoint. The schedule is there before the optimizer gets its learning rates back."""
-        saved = SavedRun.read(checkpoint / _RUN)
-        now = declared(self.args)
-        check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
-        self._create_scheduler(saved.terms.steps)
-        run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
-        self.lr_scheduler.load_state_dict(run.extras["schedule"])
-        self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         return run
 
     def _create_scheduler(self, steps: int) -> None:
