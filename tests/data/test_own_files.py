@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 from noisette.data import DataError, Declaration, load
-from noisette.data.columns import Columns
+from noisette.data.columns import Columns, ImageForm
 from noisette.data.dataset import Target
-from noisette.data.declaration import ImageForm
 from noisette.data.load import unlabelled
 
 DECLARED = Declaration(classes=3, size=50)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from noisette.data import files, tables
-from noisette.data.columns import Category, Columns, Number
+from noisette.data.columns import Category, Columns, Declaration, Number
 from noisette.data.dataset import DataError, DataSet, Split, refuse
-from noisette.data.declaration import Declaration
 from noisette.data.files import BuiltIn
 
 ADULT = files.Source(

@@ -16,9 +16,8 @@ from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
 from noisette.data.built_in_texts import TEXTS, glove
-from noisette.data.columns import close_name, codes
+from noisette.data.columns import MODES, Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
-from noisette.data.declaration import MODES, Declaration, ImageForm
 from noisette.data.words import Numbering
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from noisette.data.columns import Columns, Number, close_name, codes, missing, numbers, text_of
+from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
-from noisette.data.declaration import Declaration
 
 _JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)

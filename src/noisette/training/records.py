@@ -6,9 +6,8 @@ from pathlib import Path
 
 from noisette import data as data_sets
 from noisette.data import DataSet, Declaration
-from noisette.data.columns import Columns
+from noisette.data.columns import Columns, ImageForm
 from noisette.data.dataset import Target, hold_out
-from noisette.data.declaration import ImageForm
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.training.recipe import Recipe
