@@ -151,6 +151,8 @@ def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path
     split = load(path, declaration=declared).train
     np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
     np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)
+    thousands = Declaration(classes=2, size=2, decimal=",", thousands=".")
+    assert inputs(written(tmp_path, "x;label\n1.234,5;0\n1,5;1\n"), thousands) == [[1234.5], [1.5]]
     for text in ("1.234,5", "1.5"):  # points are no decimals where commas are
         path = written(tmp_path, f"x;label\n{text};0\n")
         assert "column 'x': not a finite number" in refusal(path, Declaration(classes=2, size=2, decimal=","))

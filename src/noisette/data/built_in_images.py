@@ -231,9 +231,6 @@ def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) 
     an image; the brightness of a leaf changes evenly along it; edges are soft.
 
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; the colours and shades are noisette's own.
-
-    >>> shaded_leaves(3, seed=0, side=8, channels=1).shape
-    (3, 1, 8, 8)
     """
     checks.count(images=images, side=side, channels=channels)
     random = np.random.RandomState(seed)

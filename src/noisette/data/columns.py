@@ -29,11 +29,7 @@ MISSING_VALUE = "a value is missing"
 
 
 def missing(values: Iterable[Any], words: Iterable[str] = ()) -> np.ndarray:
-    """Which values are missing, bool, (n,): empty, ``None``, NaN, or a word for that such as NA or one of ``words``.
-
-    >>> missing([" NaN ", "0", None, float("nan"), 0, "-"], ["0"])
-    array([ True,  True,  True,  True,  True,  True])
-    """
+    """Which values are missing, bool, (n,): empty, ``None``, NaN, or a word for that such as NA or one of ``words``."""
     known = {*MISSING, *(word.strip().lower() for word in words)}
     return np.array([text_of(value).lower() in known for value in values], bool)
 
@@ -46,11 +42,7 @@ def numbers(values: Iterable[Any]) -> np.ndarray:
 
 
 def text_of(value: Any) -> str:
-    """A value as a text without spaces around it; a whole number has no decimals, and ``None`` or NaN is "".
-
-    >>> text_of(" a"), text_of(3.0), text_of(None), text_of(True)
-    ('a', '3', '', 'True')
-    """
+    """A value as a text without spaces around it; a whole number has no decimals, and ``None`` or NaN is ""."""
     if isinstance(value, str):
         return value.strip()
     whole = isinstance(value, float | np.floating) and value.is_integer()
@@ -63,11 +55,6 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
 
     A text that is no name as it is written is compared without the spaces around it, without regard to upper and lower
     case if that tells all names apart, and as a whole number: programs write 2 as 2.0 where other values are missing.
-
-    >>> codes(["b", "A", "c", "b "], ("a", "b")), codes(["B", "A", "c"], ("a", "A", "b"))
-    (array([ 1,  0, -1,  1]), array([-1,  1, -1]))
-    >>> codes(["1.0", "1.5", "2"], ("1", "2"))
-    array([ 0, -1,  1])
     """
     import pandas
 

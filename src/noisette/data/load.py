@@ -30,11 +30,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 def names() -> tuple[str, ...]:
-    """The names of the built-in data sets.
-
-    >>> "digits" in names()
-    True
-    """
+    """The names of the built-in data sets."""
     return tuple(REGISTRY)
 
 

@@ -102,9 +102,6 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
 
     A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
     field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
-
-    >>> fields(["a;b\\n", "1,5;2\\n"])
-    [['a', 'b'], ['1,5', '2']]
     """
     rest = iter(lines)
     first = next(rest, "")
@@ -210,11 +207,7 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
 
 
 def is_number(name: str) -> bool:
-    """Whether a name is a finite number, with a point or a comma before its decimals.
-
-    >>> is_number("1,5"), is_number("age"), is_number("nan")
-    (True, False, False)
-    """
+    """Whether a name is a finite number, with a point or a comma before its decimals."""
     return math.isfinite(numbers([name.replace(",", ".")])[0])
 
 
@@ -318,9 +311,6 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
 
     Where decimals follow a comma, points and commas change places, so that a point is none. The declared sign between
     thousands is left out where three digits follow it.
-
-    >>> _plain(["1,5", "1.234,5"], Declaration(decimal=",", thousands="."))
-    ['1.5', '1234.5']
     """
     if declaration.thousands:
         between = re.compile(rf"(?<=\d){re.escape(declaration.thousands)}(?=\d{{3}}(?!\d))")

@@ -40,9 +40,6 @@ def split(text: str, most: int | None = None) -> list[str]:
     """The words, numbers and punctuation of a text, in lower case, split as for GloVe as far as fixed rules allow.
 
     Remains of character references are decoded; markup and backslashes are removed. With ``most``, only the first ones.
-
-    >>> split("Oil at  #36;46.50\\\\a barrel, the company #39;s traders hadn't &lt;b&gt;sold&lt;/b&gt;.")
-    ['oil', 'at', '$', '46.50', 'a', 'barrel', ',', 'the', 'company', "'s", 'traders', 'had', "n't", 'sold', '.']
     """
     whole = html.unescape(_BARE_REFERENCE.sub(r"&\1;", text)).lower()
     plain = _TAG.sub(" ", whole).replace("\\", " ").replace("’", "'")
@@ -71,10 +68,6 @@ class Numbering:
     folder: a folder of Hugging Face, whose tokenizer numbers the words instead.
 
     Guarantee: the number of a word depends on the word alone, never on the texts: no vocabulary is learned from them.
-
-    >>> Numbering(tokens=4, words=100).number(["Oil rose", "oil"])
-    array([[29,  4,  0,  0],
-           [29,  0,  0,  0]])
     """
 
     tokens: int = 64
@@ -131,13 +124,7 @@ class Vocabulary:
         return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end.
-
-        >>> vocabulary = Vocabulary(("oil", "price"), np.eye(2, dtype=np.float32), "", tokens=3)
-        >>> vocabulary.number(["The oil price rose", "Oil"])
-        array([[1, 2, 3],
-               [2, 0, 0]])
-        """
+        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end."""
         found = ([self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)] for text in texts)
         return _padded(found, len(texts), self.tokens)
 

@@ -1,16 +1,6 @@
 """Loops written for Opacus: the same ``PrivacyEngine``, with records that the model computes apart by construction.
 
-Opacus itself is not needed. The loop stays as it is, except for the imports and one number to declare::
-
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0,
-        public_size=60_000,
-    )
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
+Opacus itself is not needed. The loop stays as it is, except for the import and ``public_size``, a number to declare.
 """
 
 from __future__ import annotations
