@@ -67,21 +67,6 @@ def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:
     assert "18,349 of the 120,000 training articles of AG News: not comparable with published results" in found.note
 
 
-def test_no_number_shape_or_vector_changes_with_the_private_articles(tmp_path: Path) -> None:
-    other = ['"2","Zyzzyva zyzzyva","zyzzyva of the oil oil"'] * 7
-    first, second = official(tmp_path / "first", OFFICIAL), official(tmp_path / "second", other)
-    assert first.test is not None
-    assert second.test is not None
-    assert (first.test.inputs == second.test.inputs).all(), "words of other articles keep their numbers"
-    assert first.vectors is not None
-    assert second.vectors is not None
-    np.testing.assert_array_equal(first.vectors, second.vectors, strict=True)
-    assert first.train.inputs.shape[1:] == second.train.inputs.shape[1:]
-    assert (first.classes, first.declared_size, first.note) == (second.classes, second.declared_size, second.note)
-    both = official(tmp_path / "both", [*OFFICIAL, *other])
-    assert (both.train.inputs[: len(first.train.inputs)] == first.train.inputs).all()
-
-
 @pytest.mark.parametrize("label", ["0", "5", " "])
 def test_another_class_is_refused_by_its_row(tmp_path: Path, label: str) -> None:
     with pytest.raises(DataError, match=r"train.csv: the class is none of 1, 2, 3, 4 in row 5$"):

@@ -22,10 +22,6 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
 def records(size: int) -> tuple[Tensor, Tensor]:
     x = torch.randn(size, 4, dtype=torch.float64)
     return x, (x[:, 0] > 0).long()
@@ -63,7 +59,7 @@ def test_step_of_the_wrapper_is_exact() -> None:
     accelerator, model, optimizer = prepared()
     wrapper, data = accelerator.prepare(optimizer), records(10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    truth = clipped_sum(model, losses, data, 0.3)
+    truth = clipped_sum(model, loss, data, 0.3)
     with private(optimizer, model, data, noise=1e-6) as run:
         batch = next(run.batches())
         for x, y in batch.microbatches(4):
