@@ -34,8 +34,7 @@ _PUBLIC = {
     "run.collation": ("PaddedBuckets",),
     "run.explain": ("explain",),
     "run.loading": ("OwnRecords",),
-    "run.private": ("PrivateRun",),
-    "run.privatize": ("privatize",),
+    "run.private": ("PrivateRun", "privatize"),
     "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"),
     "training.optimizers": ("AdamBC",),
 }

@@ -64,7 +64,7 @@ from noisette.run.explain import explain as explain
 from noisette.run.loading import OwnRecords as OwnRecords
 from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
-from noisette.run.privatize import privatize as privatize
+from noisette.run.private import privatize as privatize
 from noisette.run.sampling import BallsInBins as BallsInBins
 from noisette.run.sampling import CyclicPoisson as CyclicPoisson
 from noisette.run.sampling import Poisson as Poisson

@@ -96,7 +96,7 @@ POINTS = [
     "noisette.core.release:GaussianRelease.__call__",
     "noisette.core.noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
-    "noisette.run.agreement:Fingerprint.write",
+    "noisette.run.checkpoint:Fingerprint.write",
     "noisette.run.checkpoint:save_file",
     "noisette.run.checkpoint:write",
     "noisette.accounting.atomic_files:sync",

@@ -23,8 +23,7 @@ from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, GradientBound, shares_of
 from noisette.nn import PublicBatchNorm, use_public_batch
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 # Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
 LENGTH = 1000.0

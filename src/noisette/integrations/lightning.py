@@ -28,11 +28,9 @@ from noisette.accounting.budget import check_numbers
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError, plain
 from noisette.integrations.boundary import WHOLE, Boundary
-from noisette.run.agreement import Fingerprint, check_declared_again
-from noisette.run.checkpoint import SavedRun, capture_state
+from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 _IN_CHECKPOINT = "private_run"
 _Module: Any = object  # the class of the user's module stands behind in the order of methods

@@ -23,8 +23,7 @@ from noisette.core.trees import map_leaves
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 DPLSTM, DPGRU, DPRNN = nn.LSTM, nn.GRU, nn.RNN  # those of torch are private as they are
 _ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}

@@ -30,8 +30,7 @@ from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
 
 Value = TypeVar("Value")

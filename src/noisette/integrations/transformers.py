@@ -30,13 +30,11 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
-from noisette.run.agreement import check_declared_again
-from noisette.run.checkpoint import SavedRun
+from noisette.run.checkpoint import SavedRun, check_declared_again
 from noisette.run.collation import PaddedBuckets, collated, row_of
 from noisette.run.loading import record
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out

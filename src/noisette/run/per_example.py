@@ -65,9 +65,9 @@ class PerExampleClip:
         max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
         clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
-        capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"`` as it is; ``"graph"`` as one
-            graph of operations, without Python; ``"compiled"`` as a graph that was compiled, for which it waits;
-            ``"auto"`` as the quickest of these, where enough microbatches are to be expected to repay the work.
+        capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"``; ``"graph"`` as one graph of
+            operations; ``"compiled"`` as a compiled graph, for which it waits; ``"auto"`` as the quickest of these,
+            where enough microbatches are to be expected to repay the work.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), in real arithmetic, for a loss as :class:`noisette.Loss` says, and for given random numbers of
@@ -157,11 +157,7 @@ class PerExampleClip:
         self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
-        """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
-
-        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling;
-        ``seed``: of the random numbers that all records of the batch share.
-        """
+        """The first records of a batch are about to be read: the losses compute with the buffers as they are now."""
         self.reshard()
         self._still_to_come = still_to_come
         self.buffers.begin_batch(seed)
@@ -256,10 +252,7 @@ class PerExampleClip:
         self._add(clipped.sums, clipped.norms)
 
     def pop_sums(self) -> list[BoundedSum]:
-        """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
-
-        A group that counts has its count beside it, as a sum of its own.
-        """
+        """Return the clipped sum and the count of each group, zeros without examples; then start again from nothing."""
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self.buffers.seed += 1  # without a run, whose batches have seeds
@@ -305,10 +298,7 @@ class PerExampleClip:
         *,
         traced: bool = False,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example.
-
-        A graph that is traced has no random state, and as few operations as the plans allow.
-        """
+        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if traced:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)

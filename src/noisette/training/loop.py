@@ -24,8 +24,7 @@ from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
-from noisette.run.private import PrivateRun, ledger_on_ranks
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Run, Watch, certified_curve, class_figures, number_figures, outputs
