@@ -468,7 +468,7 @@ def read_schema(path: Path) -> dict[str, Any]:
 _ON_COUNTS = "ranked-word-counts"
 _BUILT_IN = {
     "digits": "cnn",
-    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist"), "scattering"),
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
     **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
@@ -497,7 +497,7 @@ _FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, mo
 _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
-    **dict.fromkeys(("kmnist", "emnist-letters"), _FEW_IMAGES),
+    "kmnist": _FEW_IMAGES,
     **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
     "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }

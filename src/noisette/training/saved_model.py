@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
-from noisette.data.declaration import ImageForm
-from noisette.data.own_files import unlabelled
+from noisette.data.columns import ImageForm
+from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
