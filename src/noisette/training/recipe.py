@@ -17,9 +17,8 @@ from noisette import data as data_sets
 from noisette import errors as checks
 from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.data.columns import Columns, DeclarationError, declared, unknown_key
+from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
 from noisette.data.dataset import DataSet, Target, hold_out, refuse
-from noisette.data.declaration import Declaration, ImageForm
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
