@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from noisette import errors as checks
 from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
-from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
-from noisette.core.forms import ExampleGradients, Operation
+from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
+from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trace import (
     CALL,
@@ -62,7 +62,15 @@ def clipped_sum_one_by_one(
 ) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
     parts = (_loss_and_gradients(loss, model, batch, k, parameters, buffers) for k in range(batch.count))
-    return clipped_in_parts(parts, clipping)
+    return _clipped_in_parts(parts, clipping)
+
+
+def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
+    """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
+    return together(
+        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
+        for losses, gradients in parts
+    )
 
 
 def _loss_and_gradients(
@@ -253,7 +261,7 @@ def clipped_sum_of(
             del used, recordings, products, terms
             return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived)), parameters, clipping)
     parts = (_of_row(k, used, scale, parameters) for k in range(calls[0].count))
-    return clipped_in_parts(parts, clipping)
+    return _clipped_in_parts(parts, clipping)
 
 
 def _of_row(
@@ -373,7 +381,7 @@ class Vmap:
         checks.count(chunk_size=self.chunk_size)
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        return clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
+        return _clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
 
 
 def _of_chunks(

@@ -56,8 +56,8 @@ def _certain_gaps(words: np.ndarray, rate: float, size: int) -> np.ndarray:
     exponents = -np.log(middles)
     reach = exponents * _RELATIVE + _ABSOLUTE + 2.0**-64 / middles
     with np.errstate(over="ignore"):  # at rates near the smallest number, where every gap is beyond the data
-        lowest, highest = ((exponents + side) / -np.log1p(-rate) for side in (-reach, reach))
-    lowest, highest = (np.floor(np.clip(quotient, -1, size)) for quotient in (lowest, highest))
+        quotients = np.array([exponents - reach, exponents + reach]) / -np.log1p(-rate)
+    lowest, highest = np.floor(np.minimum(quotients, size, out=quotients), out=quotients)
     return np.where(lowest == highest, lowest + 1, 0).astype(np.int64)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
 from noisette.core.release import BoundedSum
 from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
@@ -114,15 +114,6 @@ class Engine(Protocol):
         ...
 
 
-def check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
-    if found := [name for name, p in parameters.items() if p.is_complex()]:
-        raise ValueError(
-            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
-            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
-        )
-
-
 def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
     """The norm of each example's gradient in each group, shape (groups, b), in single precision at least."""
     group = group_of(groups)
@@ -181,14 +172,6 @@ def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tens
         # Each is freed before the next.
         sums = {name: weights.sum_of(name, found.pop(name)[0]) for name in list(found)}
     return ClippedSum(sums, norms)
-
-
-def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
-    """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    return together(
-        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
-        for losses, gradients in parts
-    )
 
 
 @dataclass(frozen=True)

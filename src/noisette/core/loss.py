@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Never, Protocol, runtime_checkable
+from typing import Any, Never, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,6 @@ class Loss(Protocol):
         ...
 
 
-Lent = AbstractContextManager[object]
 Place = tuple[Any, int]  # a place in code: of a function, and of an instruction in it
 
 
@@ -333,7 +332,9 @@ class ModelBuffers:
             return dict(self._model.named_buffers())
         return {name: values for name, (_, _, values) in self._kept.items()}
 
-    def lent(self, copy: Callable[[Tensor], Tensor] = lambda values: values.detach().clone()) -> Lent:
+    def lent(
+        self, copy: Callable[[Tensor], Tensor] = lambda values: values.detach().clone()
+    ) -> AbstractContextManager[object]:
         """Within it the model has copies of its buffers, made by this function."""
         copies = {name: copy(values) for name, values in self.values().items()}
         return _reparametrize_module(self._model, copies) if copies else nullcontext()
@@ -347,24 +348,6 @@ def version_of(tensor: Tensor) -> int:
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """The numbers of writes into each of the tensors."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-@runtime_checkable
-class RefreshesFromPublicData(Protocol):
-    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
-
-    def refresh(self, model: nn.Module) -> None:
-        """Recompute the statistics if weights have changed."""
-
-
-def refresh_public_statistics(model: nn.Module) -> None:
-    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
-
-    Copies of the buffers are dropped after a call, and a graph has no hooks.
-    """
-    for hook in model._forward_pre_hooks.values():
-        if isinstance(hook, RefreshesFromPublicData):
-            hook.refresh(model)
 
 
 @torch.no_grad()

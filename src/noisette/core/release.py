@@ -27,7 +27,6 @@ class BoundedSum:
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
     norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. The sum is private data until a release has
     added noise to it.
-
     """
 
     params: tuple[Tensor, ...]  # whose ``.grad`` receives the noised sum

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
-from noisette.core.loss import Loss, Microbatch
+from noisette.core.loss import Loss, Microbatch, versions_of
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
 from noisette.errors import PrivacyError, first_few
@@ -215,7 +215,7 @@ class DpSgd:
         let_go = (lambda: None) if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         left = self.steps_left / max(1, self.steps_taken - self._first_step)
         self.bound.begin_batch(left, self._seed_of_all_ranks("branches"))
-        self._opened = _Opened(self._versions(), RandomStates.now(), let_go)
+        self._opened = _Opened(versions_of(self._weights.values()), RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
     def _end_batch(self) -> None:
@@ -224,7 +224,7 @@ class DpSgd:
         """
         self._begin_batch()  # of an empty batch that was not read
         versions, buffers = self._close_batch()
-        changed = zip(self._weights, self._versions(), versions, strict=True)
+        changed = zip(self._weights, versions_of(self._weights.values()), versions, strict=True)
         if written := [name for name, now, before in changed if now != before]:
             self._written = written
             raise _parameters_written(written)
@@ -244,10 +244,6 @@ class DpSgd:
         opened.let_go_of_noise()
         opened.random.restore()
         return opened.versions, self.bound.end_batch()
-
-    def _versions(self) -> list[int]:
-        """The number of writes into each parameter."""
-        return [p._version for p in self._weights.values()]
 
     def _seed_of_all_ranks(self, name: str = "torch") -> int:
         """For numbers that all records of a batch share, on whichever rank they are."""
@@ -457,15 +453,6 @@ def unfinished_runs(of: Optimizer | nn.Module) -> list[DpSgd]:
     return [run for run in runs if held & run._names.keys()]
 
 
-def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
-    for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
-        raise PrivacyError(
-            f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
-            "it by run.close(), or where its handle is lost by noisette.close_run(model); the model keeps its weights"
-        )
-
-
 def close_run(of: Optimizer | nn.Module) -> None:
     """Close the unfinished runs that step this optimizer or train this model, where their handles are lost.
 
@@ -560,11 +547,6 @@ def generator_apart() -> torch.Generator:
     generator = torch.Generator()
     seed_torch(secrets.randbits(_SECRET_BITS), generator)
     return generator
-
-
-def seed_worker_secretly(worker: int) -> None:
-    """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
-    seed_secretly()
 
 
 def _parameters_written(names: list[str]) -> PrivacyError:

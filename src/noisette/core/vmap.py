@@ -37,8 +37,6 @@ from noisette.errors import PrivacyError
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
 is_batched = _functorch.is_batchedtensor  # by vmap
-
-
 current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
 level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
 # (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from noisette import errors as checks
 from noisette.core.batches import Batch, MicrobatchSize, Records
-from noisette.core.steps import generator_apart, seed_worker_secretly
+from noisette.core.steps import generator_apart, seed_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks
@@ -394,6 +394,11 @@ class _Plan:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return self.parts
+
+
+def seed_worker_secretly(worker: int) -> None:
+    """Called in a loading process, in which the loader seeds torch with 32 bits that count."""
+    seed_secretly()
 
 
 def _as_it_is(microbatch: Any) -> Any:

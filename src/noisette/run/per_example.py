@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,10 @@ from noisette.core.clip import (
     Count,
     Engine,
     Group,
-    check_real,
     clipping_of,
     together,
 )
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, refresh_public_statistics
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import record_losses
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
@@ -128,7 +127,7 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-            check_real(self.parameters)
+            _check_real(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -188,7 +187,7 @@ class PerExampleClip:
             return
         groups = self._trained_groups()
         if self.model._forward_pre_hooks:
-            refresh_public_statistics(self.model)
+            _refresh_public_statistics(self.model)
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -363,6 +362,15 @@ class PerExampleClip:
         return groups
 
 
+def _check_real(parameters: Mapping[str, Tensor]) -> None:
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
+    if found := [name for name, p in parameters.items() if p.is_complex()]:
+        raise ValueError(
+            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
+            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
+        )
+
+
 def _check_initialized(model: nn.Module) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in named if is_lazy(tensor)]:
@@ -380,3 +388,21 @@ def _code_of(loss: Any) -> object:
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+
+
+def _refresh_public_statistics(model: nn.Module) -> None:
+    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
+
+    Copies of the buffers are dropped after a call, and a graph has no hooks.
+    """
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, RefreshesFromPublicData):
+            hook.refresh(model)

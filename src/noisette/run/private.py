@@ -25,7 +25,7 @@ from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
 from noisette.core.noise import GaussianNoise, SecretKey, Source, never
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
-from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differing_parameters, seed_torch
+from noisette.core.steps import DpSgd, Parts, RandomStates, differing_parameters, seed_torch, unfinished_runs
 from noisette.errors import PrivacyError, plain
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
@@ -84,6 +84,15 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
             "the optimizer and the bound have different parameters:\n  " + "\n  ".join(problems) + "\n"
             "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
             "the optimizer all others."
+        )
+
+
+def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
+    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
+    for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
+        raise PrivacyError(
+            f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
+            "it by run.close(), or where its handle is lost by noisette.close_run(model); the model keeps its weights"
         )
 
 
