@@ -165,6 +165,8 @@ class ModelSection:
     """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
 
     name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
+    # a public network in front of the model, whose features are fixed: a package of BACKBONES or a folder
+    backbone: str | None = None
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: _Texts = ("features",)  # modules that keep these weights
     # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
@@ -306,8 +308,10 @@ class Recipe:
             yield "frozen weights are not standardised; give frozen = [], or leave out weight_standardised"
         if model.whitened and model.standardised:
             yield "whitened features have mean 0 already; leave out standardised, or whitened"
-        if model.weights is not None and self.projection.components:
+        if (model.weights is not None or model.backbone is not None) and self.projection.components:
             yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
+        if model.weights is not None and model.backbone is not None:
+            yield "a backbone brings its own weights; leave out weights, or backbone"
 
         of_features = model.standardised or model.whitened > 0
         # a file of weights holds the statistics of frozen norms
@@ -407,7 +411,8 @@ class Recipe:
         recipe = cls.of(tables, str(path))
         if "name" in tables.get("model", {}):
             return recipe
-        return replace(recipe, model=replace(recipe.model, name=suited_model(recipe.data)))
+        name = "linear" if recipe.model.backbone else suited_model(recipe.data)
+        return replace(recipe, model=replace(recipe.model, name=name))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
@@ -503,16 +508,22 @@ _KNOWN_TO_WORK = {
 }
 
 
-def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None) -> Recipe:
+def default_recipe(
+    data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None, backbone: str | None = None
+) -> Recipe:
     """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
 
-    ``data`` are fields of the recipe's table ``data``; names of a model and an optimizer are given if they are chosen.
+    ``data`` are fields of the recipe's table ``data``; names of a model, an optimizer and a public network in front of
+    the model are given if they are chosen.
 
     >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
     210
     """
     section = DataSection(**data)
-    name = model or suited_model(section)
+    name = model or ("linear" if backbone else suited_model(section))
+    if backbone:
+        privacy, training = _suited(replace(section, text=None), name)
+        return Recipe(section, ModelSection(name, backbone), privacy=privacy, training=training)
     privacy, training = _KNOWN_TO_WORK.get(section.name) or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)

@@ -11,6 +11,7 @@ from noisette.data.dataset import Target, hold_out
 from noisette.data.declaration import ImageForm
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
+from noisette.nn.models.backbones import folder_of
 from noisette.training.recipe import Recipe
 
 
@@ -46,7 +47,8 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
 
 def declaration_of(recipe: Recipe) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
-    section, model = recipe.data, Path(recipe.model.name)
+    section = recipe.data
+    network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
     return Declaration(
         classes=section.classes,
         size=section.size,
@@ -56,7 +58,7 @@ def declaration_of(recipe: Recipe) -> Declaration:
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
         text=section.text,
-        numbering=Numbering(section.tokens, section.words, model if (model / "config.json").is_file() else None),
+        numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
         decimal=section.decimal,
         thousands=section.thousands,
         encoding=section.encoding,

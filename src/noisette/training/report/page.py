@@ -148,7 +148,7 @@ def confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
 def _loading(facts: Facts) -> str:
     """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
     recipe, given = facts.recipe, ""
-    if facts.public_weights and recipe.model.weights is None:
+    if facts.public_weights and recipe.model.weights is None and recipe.model.backbone is None:
         given = f', pretrained=Path("{facts.model_name}")'
     if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
         given += f', public=Path("{Path(recipe.public.data or "").name}")'

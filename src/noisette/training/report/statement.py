@@ -19,6 +19,7 @@ from noisette.accounting.events import (
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
+from noisette.nn.models.backbones import learned_from
 from noisette.training.report.facts import (
     ClassFigures,
     Facts,
@@ -242,7 +243,16 @@ def _model(facts: Facts) -> Iterator[Stated]:
     model, public = facts.recipe.model, facts.recipe.public
     yield Stated("model", facts.model_name)
     yield Stated("trained parameters", f"{facts.parameters:,}")
-    if facts.public_weights:
+    if facts.public_weights and model.backbone:
+        yield Stated(
+            "public network",
+            f"{Path(model.backbone).name}, {facts.public_weights[:8]}",
+            f"Features: of the public network {Path(model.backbone).name}, whose weights have the SHA-256 "
+            f"{facts.public_weights}. Trained on: {learned_from(model.backbone)}. Those examples have no guarantee "
+            "here: they are taken to be public, and to hold none of these records. Features of the records are kept in "
+            "the user's cache, in files that the owner alone can read; delete them with the records.",
+        )
+    elif facts.public_weights:
         held = "the files of a model in a folder" if model.weights is None else "a file"
         yield Stated(
             "first weights",
