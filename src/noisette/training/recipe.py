@@ -165,8 +165,6 @@ class ModelSection:
     """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
 
     name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
-    # a public network in front of the model, whose features are fixed: a package of BACKBONES or a folder
-    backbone: str | None = None
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: _Texts = ("features",)  # modules that keep these weights
     # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
@@ -175,6 +173,8 @@ class ModelSection:
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
     # how many principal components of public examples take the place of fixed features; 0 for none
     whitened: _Whole = 0
+    # a public network in front of the model, whose features are fixed: a package that brings one, or a folder
+    backbone: str | None = None
 
 
 @declared
@@ -521,17 +521,15 @@ def default_recipe(
     """
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
-    if backbone:
-        privacy, training = _suited(replace(section, text=None), name)
-        return Recipe(section, ModelSection(name, backbone), privacy=privacy, training=training)
-    privacy, training = _KNOWN_TO_WORK.get(section.name) or _suited(section, name)
+    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
+    privacy, training = known or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
-    return Recipe(section, ModelSection(name), privacy=privacy, training=training)
+    return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
 def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
