@@ -119,5 +119,8 @@ def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(
     said = " ".join((out / "privacy.txt").read_text().split())
     assert "Features: of the public network tiny-vit, whose weights have the SHA-256" in said
     assert "Trained on: not declared." in said
-    saved = SavedModel.of_run(out)
+    assert str(images.parent) not in (out / "run.json").read_text(), "folders of the user are not published"
+    with pytest.raises(ValueError, match="began with the model in a folder 'tiny-vit'; give this folder with --model"):
+        SavedModel.of_run(out)
+    saved = SavedModel.of_run(out, pretrained=images)
     assert saved.model(torch.rand(2, 1, 8, 8)).shape == (2, 10)

@@ -15,19 +15,15 @@ from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
-from noisette.data.declaration import ImageForm
-from noisette.data.own_files import unlabelled
+from noisette.data.columns import ImageForm
+from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
+from noisette.nn.models.backbones import PACKAGES
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
-from noisette.training.recipe import NEED_PUBLIC, Recipe
-from noisette.training.records import declaration_of, load_public
-
-_AT_ONCE = 2000
-# Norms whose statistics are constants are loaded as batch norms; the others of these need the public examples again.
-_LOADED_AS_BATCH_NORM = ("public", "frozen")
+from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
 
 @dataclass(frozen=True)
@@ -62,11 +58,12 @@ class SavedModel:
             shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
-        given = {"model": {"name": pretrained}, "data": {"text": text}, "public": {"data": public}}
+        began_with = "backbone" if recipe.model.backbone else "name"
+        given = {"model": {began_with: pretrained}, "data": {"text": text}, "public": {"data": public}}
         tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
         recipe = recipe.changed(tables, "the run")
-        name = recipe.model.name
-        if name not in models.names() and ":" not in name and not is_folder_of_model(name):
+        name = recipe.model.backbone or recipe.model.name
+        if name not in (*models.names(), *PACKAGES) and ":" not in name and not is_folder_of_model(name):
             raise ValueError(
                 f"the run began with the model in a folder {Path(name).name!r}; give this folder with --model"
             )
@@ -134,7 +131,7 @@ class SavedModel:
 
         For classes these are their probabilities, (n, classes); for a number it is the number in its unit, (n, 1).
         """
-        scores = outputs(self.model, torch.as_tensor(inputs), at_once=_AT_ONCE)
+        scores = outputs(self.model, torch.as_tensor(inputs))
         declared = declaration_of(self.recipe)
         if declared.target is not None:
             return [declared.label], declared.target.unscaled(scores)
@@ -173,7 +170,7 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
         replace_batch_norm(trained, norm)
     whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
     whole.load_state_dict(weights)
-    if norm in NEED_PUBLIC and norm not in _LOADED_AS_BATCH_NORM:
+    if norm == "per-example":  # statistics of the others are constants, which are loaded as those of batch norms
         chosen = public_examples_of(recipe, data, load_public(recipe, None))
         assert chosen is not None, "a recipe with such a norm names its public examples"
         with torch.no_grad():
