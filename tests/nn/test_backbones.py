@@ -46,6 +46,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_images_are_brought_to_the_size_and_range_of_the_network(images: Path) -> None:
     features = fixed_features(str(images), (1, 4, 4), words=False)
+    assert isinstance(features, ImageFeatures)
+    features.in_bfloat16 = False
     grey = torch.rand(3, 1, 4, 4)
     network = transformers.AutoModel.from_pretrained(images).eval()
     coloured = grey.expand(-1, 3, -1, -1)
@@ -53,6 +55,9 @@ def test_images_are_brought_to_the_size_and_range_of_the_network(images: Path) -
     expected = network(pixel_values=(large - 0.4) / 0.2).pooler_output
     assert torch.allclose(features(grey), expected, atol=1e-5)
     assert torch.allclose(features(grey)[1:2], features(grey[1:2]), atol=1e-5)
+    features.in_bfloat16 = True
+    assert features(grey).dtype == torch.float32
+    assert torch.allclose(features(grey), expected, atol=0.1)
     assert not any(p.requires_grad for p in features.parameters())
 
 
