@@ -145,7 +145,7 @@ def test_infinite_epsilon_is_valid_json():
         (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
         (
             PLAN | {"--batch-size": "5"},
-            ["exactly one of sampling_rate and expected_batch_size and batch_size", "need size"],
+            ["exactly one of sampling_rate, expected_batch_size and batch_size", "need size"],
         ),
         (PLAN | {"--size": "5"}, ["size needs batch_size or expected_batch_size"]),
         (EXPECTED | {"--expected-batch-size": "70000"}, ["at most all 60000 records"]),

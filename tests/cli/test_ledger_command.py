@@ -348,3 +348,4 @@ def test_several_declarations_without_divergences_have_no_odometer(tmp_path):
     assert "Declare everything together" in facts("price", tmp_path, "--delta", "1e-5")["whatever_was_chosen"]
     shown = " ".join(run("price", tmp_path, "--delta", "1e-5").stdout.split())
     assert "rdp-odometer not supported" in shown
+    assert "odometer DpAmount(epsilon=0.1, delta=1e-09" in shown

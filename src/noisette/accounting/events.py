@@ -152,6 +152,8 @@ def in_whole_rounds(event: Event, times: int) -> int:
 def check_events(events: Events) -> None:
     """Check that keys are events of one neighbouring relation and values are integers of at least one."""
     relations: dict[str, Event] = {}
+    if not isinstance(events, Mapping):
+        raise TypeError(f"expected a mapping from events to times, such as Ledger.read(path).events, got {events!r}")
     for event, times in events.items():
         if not isinstance(event, Event):
             raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")

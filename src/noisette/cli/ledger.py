@@ -331,6 +331,8 @@ def price(
         table.add_row(RenyiOdometer.name, shown, RenyiOdometer.description)
         taken = f"{declarations}; the accountants take them as declared together: see the odometer"
         below.append(("declarations", taken))
+        if not isinstance(adaptive, float):
+            below.append(("odometer", str(adaptive)))
     for name in refusals:  # the reason is printed where one accountant is chosen
         table.add_row(name, "not supported", ACCOUNTANTS[name].description)
     if left <= 0:
