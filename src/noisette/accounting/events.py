@@ -160,7 +160,7 @@ def check_events(events: Events) -> None:
         count(times=times)
         relations.setdefault(event.relation, event)
     if len(relations) > 1:
-        listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
+        listed = "; ".join(f"{type(event).__name__}: {relation}" for relation, event in relations.items())
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
