@@ -10,6 +10,9 @@ CHECK := tests/test_architecture.py tests/rules tests/core \
   --ignore=tests/accounting/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5
 
+# The tests begin many processes; each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test test-all lint format docs notebooks bench gpu assurance clean
 
 demo: .venv/.installed

@@ -23,7 +23,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from noisette.training.recipe import Recipe
-from noisette.training.report.figures import BLUE, ORANGE, STYLE, end_label, log_scale, spread, standalone, svg
+from noisette.training.report.figures import BLUE, ORANGE, STYLE, svg
+from papers.drawing import end_label, log_scale, spread, standalone
 from papers.recipe_run import carry_out
 from papers.run_file import append, made_with
 
@@ -59,7 +60,7 @@ def recipe(kind: str, epsilon: float, rate: float, seed: int) -> Recipe:
 
 def run_missing(seeds: list[int]) -> None:
     """Carry out the runs that are not finished, one line each."""
-    from noisette.training.records import load_data
+    from noisette.training.recipe import load_data
 
     done = {_key(run) for run in finished()}
     asked = [(kind, epsilon, rate, seed) for seed in seeds for rate in RATES for epsilon in BANDS for kind in KINDS]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -80,14 +81,14 @@ def epsilon_of_ledger(run: Path, facts: Mapping[str, Any]) -> float:
         SystemExit: the ledger was altered, or its epsilon is not the stated one.
     """
     ledger, delta = run / "ledger.jsonl", facts["recipe"]["privacy"]["delta"]
-    command = [sys.executable, str(ROOT / "docs" / "reprice.py"), str(ledger), str(delta)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{ledger}: {done.stderr.strip()}")
+    script = runpy.run_path(str(ROOT / "docs" / "reprice.py"))
+    try:
+        repriced = script["epsilon_of"](ledger, delta)
+    except SystemExit as refusal:
+        sys.exit(f"{ledger}: {refusal}")
     lines = ledger.read_text().splitlines()
     if not lines or json.loads(lines[-1])["digest"] != facts["ledger_head"]:
         sys.exit(f"{ledger} does not end with the digest that run.json has: it is not the whole ledger of the run")
-    repriced = float(done.stdout)
     if abs(repriced - facts["epsilon"]) > APART * facts["epsilon"]:
         sys.exit(f"{ledger} has epsilon {repriced:.4f}, and run.json states {facts['epsilon']:.4f}")
     return repriced

@@ -3,12 +3,14 @@
 import random
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from noisette.accounting.pld import PldCurve
+from noisette.core.noise import SecretKey
 from noisette.core.steps import seed_torch
 
 MARKERS = {
@@ -50,6 +52,14 @@ def _one_thread() -> None:
 def _ctrl_c_interrupts() -> None:
     """A shell makes the programs that it starts in the background ignore Ctrl-C, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def known_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The secret of all runs that begin within the test."""
+    secret = bytes(range(32))
+    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, secret))
+    return secret
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,16 @@ from noisette.nn.lipschitz import (
     SpectralConv2d,
     SpectralLinear,
 )
-from noisette.nn.models.networks import normalised, residual_blocks, sequence
+from noisette.nn.models.networks import (
+    Norm,
+    Residual,
+    basic_block,
+    convolution,
+    normalised,
+    residual_blocks,
+    sequence,
+    shortcut,
+)
 from papers.networks import vgg as vgg_for_cifar
 from papers.networks import vgg_features
 
@@ -107,9 +116,28 @@ def resnet(depth: int) -> nn.Module:
     Source: He et al. 2016, with group norm in place of batch norm (Wu & He 2018).
     """
     stem = sequence(normalised("conv", nn.Conv2d(3, 64, 7, 2, 3, bias=False), _group_norm))
-    blocks = residual_blocks(depth, 64, _group_norm)
+    blocks = residual_blocks(*_RESNETS[depth], 64, _group_norm)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(blocks[-1].channels, 10)]
     return nn.Sequential(*stem, nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks, *head)
+
+
+def bottleneck(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+    body = [
+        *convolution("conv1", channels, width, 1, 1, norm),
+        ("act1", nn.ReLU()),
+        *convolution("conv2", width, width, 3, stride, norm),
+        ("act2", nn.ReLU()),
+        *convolution("conv3", width, 4 * width, 1, 1, norm),
+    ]
+    return Residual(sequence(body), shortcut(channels, 4 * width, stride, norm), 4 * width)
+
+
+_RESNETS = {  # blocks of each stage
+    18: (basic_block, (2, 2, 2, 2)),
+    34: (basic_block, (3, 4, 6, 3)),
+    50: (bottleneck, (3, 4, 6, 3)),
+    101: (bottleneck, (3, 4, 23, 3)),
+}
 
 
 def vgg(depth: int) -> nn.Module:
@@ -154,9 +182,7 @@ MODELS: dict[str, Model] = {
     "lstm": Model("LSTM", partial(Recurrent, nn.LSTM), (28, 28)),
     "gru": Model("GRU", partial(Recurrent, nn.GRU), (28, 28)),
     "transformer": Model("Transformer block", Transformer, (128, 200), 2),
-    "resnet18-cifar": Model(
-        "ResNet-18 (CIFAR)", partial(models.resnet, _CIFAR, 10, depth=18, norm=_group_norm), _CIFAR
-    ),
+    "resnet18-cifar": Model("ResNet-18 (CIFAR)", partial(models.resnet, _CIFAR, 10, norm=_group_norm), _CIFAR),
     "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(vgg_for_cifar, _CIFAR, 10, depth=16, norm=_group_norm), _CIFAR),
     "lipschitz-dense": Model("Lipschitz MLP", lipschitz_dense, (784,)),
     "lipschitz-mixer": Model("Lipschitz mixer", lipschitz_mixer, (1, 28, 28)),

@@ -21,7 +21,7 @@ from noisette.core.release import BoundedSum
 from noisette.ranks import Alone
 from noisette.run.loading import records_of
 from noisette.run.per_example import PerExampleClip
-from noisette.run.privatize import privatize
+from noisette.run.private import privatize
 
 _STEPS = 1_000_000  # declared; so many are never taken
 _SIZES = 30  # steps after which batches of most sizes have come, so that their graphs are compiled

@@ -55,57 +55,53 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
+def _in_domain(arguments: dict[str, object], domain: str, holds: Callable[[float], bool]) -> None:
+    for name, value in arguments.items():
+        if not holds(_number(name, value)):
+            raise ValueError(f"expected {domain.format(name)}, got {name}={value}")
+
+
 def positive(**arguments: object) -> None:
     """Each argument is a finite number above zero, or a ``ValueError`` names it."""
-    for name, value in arguments.items():
-        if not 0 < _number(name, value) < math.inf:
-            raise ValueError(f"expected a finite {name} > 0, got {name}={value}")
+    _in_domain(arguments, "a finite {} > 0", lambda value: 0 < value < math.inf)
 
 
 def not_negative(**arguments: object) -> None:
     """Each argument is a finite number of at least zero, or a ``ValueError`` names it."""
-    for name, value in arguments.items():
-        if not 0 <= _number(name, value) < math.inf:
-            raise ValueError(f"expected a finite {name} >= 0, got {name}={value}")
+    _in_domain(arguments, "a finite {} >= 0", lambda value: 0 <= value < math.inf)
 
 
 def probability(**arguments: object) -> None:
     """Each argument lies in (0, 1], or a ``ValueError`` names it."""
-    for name, value in arguments.items():
-        if not 0 < _number(name, value) <= 1:
-            raise ValueError(f"expected 0 < {name} <= 1, got {name}={value}")
+    _in_domain(arguments, "0 < {} <= 1", lambda value: 0 < value <= 1)
 
 
 def open_fraction(**arguments: object) -> None:
     """Each argument lies in (0, 1), both ends excluded, or a ``ValueError`` names it."""
-    for name, value in arguments.items():
-        if not 0 < _number(name, value) < 1:
-            raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
+    _in_domain(arguments, "0 < {} < 1", lambda value: 0 < value < 1)
 
 
 def below_one(**arguments: object) -> None:
     """Each argument lies in [0, 1), or a ``ValueError`` names it."""
-    for name, value in arguments.items():
-        if not 0 <= _number(name, value) < 1:
-            raise ValueError(f"expected 0 <= {name} < 1, got {name}={value}")
+    _in_domain(arguments, "0 <= {} < 1", lambda value: 0 <= value < 1)
 
 
 def count(**arguments: object) -> None:
     """Each argument is a whole number of at least one, or an error names it."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
-        if value < 1:
-            raise ValueError(f"expected {name} >= 1, got {name}={value}")
+    _whole_from(1, arguments)
 
 
 def whole(**arguments: object) -> None:
     """Each argument is a whole number of at least zero, or an error names it."""
+    _whole_from(0, arguments)
+
+
+def _whole_from(least: int, arguments: dict[str, object]) -> None:
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
-        if value < 0:
-            raise ValueError(f"expected {name} >= 0, got {name}={value}")
+        if value < least:
+            raise ValueError(f"expected {name} >= {least}, got {name}={value}")
 
 
 def all_of(*checks: Callable[[], object]) -> None:

@@ -48,11 +48,6 @@ def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant: str) -> None:
     assert cost[0] == cost[3] < cost[4] == cost[7] < cost[8]
 
 
-def test_rounds_compose_with_poisson_batches_of_their_rate() -> None:
-    together = PldAccountant().compose({STEP: 40, PoissonGaussian(0.08, 1.2): 5}).epsilon(delta=1e-6)
-    assert together == PldAccountant().compose({PoissonGaussian(0.08, 1.2): 15}).epsilon(delta=1e-6)
-
-
 def test_more_bands_than_groups_can_fill_a_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="Use at most 12 bands"):
         CyclicPoisson(13).release(0.08, None, ())

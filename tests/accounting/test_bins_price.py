@@ -47,17 +47,11 @@ def test_a_pass_of_few_bins_costs_what_the_integral_says(bins, noise, epsilon):
 TABLE = [
     (2, 1, 1.0, 1e-5, 3.65570, 3.73677),
     (3, 4, 2.0, 1e-6, 2.78077, 2.85729),
-    (5, 1, 1.0, 1e-5, 2.79286, 2.84071),
-    (10, 1, 1.0, 1e-5, 2.16617, 2.20896),
     (10, 10, 2.0, 1e-5, 2.09827, 2.18482),
     (20, 3, 0.7, 1e-5, 5.35097, 5.41327),
-    (50, 5, 1.0, 1e-5, 1.76148, 1.84529),
-    (100, 1, 0.8, 1e-6, 1.85736, 1.89316),
     (100, 10, 1.5, 1e-7, 1.10172, 1.15020),
     (1000, 1, 0.5, 1e-5, 3.12551, 3.14607),
-    (4, 1, 0.8, 1e-5, 4.27383, 4.31918),
     (8, 2, 1.2, 1e-6, 2.58844, 2.64567),
-    (30, 1, 3.0, 1e-3, 0.10917, 0.11511),
     (200, 2, 1.0, 1e-8, 1.07029, 1.11022),
 ]
 
@@ -81,15 +75,6 @@ def test_a_coarser_grid_costs_more_and_never_less(monkeypatch):
                     d.masses @ np.maximum(0, -np.expm1(np.minimum(epsilon - d.losses, 0))) for d in (one, other)
                 )
                 assert less * (1 - 1e-9) <= more <= less * 3 + 1e-12
-
-
-def test_the_sum_of_the_ratios_has_the_mean_and_the_variance_of_independent_ones():
-    bins, noise = 700, 1.3
-    without = pass_directions(bins, noise, 1e-15).added
-    ratio = np.exp(-without.losses)
-    mean = without.masses @ ratio
-    assert mean == pytest.approx(1, rel=1e-7)
-    assert without.masses @ (ratio - mean) ** 2 == pytest.approx(math.expm1(noise**-2) / bins, rel=2e-3)
 
 
 @pytest.mark.parametrize("passes", [1, 3])

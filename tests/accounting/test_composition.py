@@ -2,21 +2,11 @@ import math
 
 import pytest
 from dp_accounting import get_epsilon_gaussian
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from noisette.accounting import (
-    Gaussian,
-    MomentsAccountant,
-    NaiveComposition,
-    PldAccountant,
-    PoissonGaussian,
-    StrongComposition,
-)
+from noisette.accounting import Gaussian, NaiveComposition, PldAccountant, PoissonGaussian, StrongComposition
 
-ALL = [StrongComposition(), StrongComposition(as_printed=True), NaiveComposition(), NaiveComposition(as_printed=True)]
-PROVED = [accountant for accountant in ALL if accountant.upper_bound]
-PRINTED = [accountant for accountant in ALL if not accountant.upper_bound]
+PROVED = [StrongComposition(), NaiveComposition()]
+ALL = [*PROVED, StrongComposition(as_printed=True)]
 all_of_them = pytest.mark.parametrize("accountant", ALL, ids=lambda accountant: accountant.name)
 
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5
@@ -58,12 +48,10 @@ def test_the_proved_strong_composition_divides_delta_in_the_best_way(steps, epsi
 
 
 @pytest.mark.parametrize("noise", [0.3, 4.0, 60.0])
-def test_the_naive_sum_in_both_forms(noise):
+def test_the_naive_sum(noise):
     each = DELTA / (RATE * 1000)
     exact = math.log1p(RATE * math.expm1(get_epsilon_gaussian(noise, each)))
     assert price(NaiveComposition(), 1000, noise=noise) == pytest.approx(1000 * exact, rel=1e-9)
-    printed = 1000 * RATE * classical(each, noise)
-    assert price(NaiveComposition(as_printed=True), 1000, noise=noise) == pytest.approx(printed, rel=1e-12)
 
 
 def test_one_release_on_all_records_is_the_exact_gaussian_mechanism():
@@ -97,24 +85,9 @@ def test_events_of_several_kinds_add_up(accountant):
     )
 
 
-@pytest.mark.parametrize("accountant", PRINTED, ids=lambda accountant: accountant.name)
-def test_the_printed_form_is_no_guarantee(accountant):
+def test_the_printed_form_is_no_guarantee():
     """A batch rarely holds a given record; where it does, little noise reveals it."""
-    assert price(accountant, 1, noise=0.5) < 0.9 * price(PldAccountant(), 1, noise=0.5)
-
-
-rates = st.floats(-3, -1).map(lambda x: 10**x)
-noises = st.floats(0, 1).map(lambda x: 10**x)
-many_steps = st.floats(3, 5).map(lambda x: int(10**x))
-deltas = st.floats(-8, -3).map(lambda x: 10**x)
-
-
-@settings(max_examples=20, deadline=None)
-@given(rates, noises, many_steps, deltas)
-def test_for_many_steps_moments_are_tighter_than_strong_composition(rate, noise, steps, delta):
-    plan = {"rate": rate, "noise": noise, "delta": delta}
-    moments = price(MomentsAccountant(), steps, **plan)
-    assert moments <= price(StrongComposition(), steps, **plan) * (1 + 1e-9)
+    assert price(StrongComposition(as_printed=True), 1, noise=0.5) < 0.9 * price(PldAccountant(), 1, noise=0.5)
 
 
 @pytest.mark.parametrize("accountant", PROVED, ids=lambda accountant: accountant.name)

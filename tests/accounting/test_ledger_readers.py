@@ -18,22 +18,6 @@ from noisette.errors import PrivacyError
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.jsonl"
-
-
-@pytest.fixture
-def small(path: Path) -> Path:
-    """A ledger with one line of each kind."""
-    with Ledger(path) as ledger:
-        ledger.reserve(EVENT, 2)
-        ledger.commit()
-        ledger.release()
-        ledger.charge(OTHER)
-    return path
-
-
 def writer(path: Path) -> int:
     """A descriptor that holds the lock of a writer."""
     descriptor = os.open(path, os.O_RDWR)
@@ -163,22 +147,6 @@ def test_a_whole_line_whose_newline_alone_is_zero_stays(small: Path) -> None:
         small.write_bytes(content[:-1] + b"\0" * zeros)
         assert Ledger.repair(small)
         assert small.read_bytes() == content
-
-
-@pytest.mark.parametrize("where", ["between", "within", "before"])
-def test_zeros_that_bytes_follow_are_no_end(small: Path, where: str) -> None:
-    lines = small.read_bytes().splitlines(keepends=True)
-    match where:
-        case "between":
-            content = b"".join([*lines[:2], b"\0" * 512, *lines[2:]])
-        case "within":
-            content = b"".join([*lines[:3], lines[3][:50], b"\0" * 30, lines[3][80:]])
-        case _:
-            content = b"\0" * 512 + b"".join(lines)
-    small.write_bytes(content)
-    with pytest.raises(ValueError, match="restore it from a copy"):
-        Ledger.repair(small)
-    assert small.read_bytes() == content
 
 
 def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost(path: Path) -> None:

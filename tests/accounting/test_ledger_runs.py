@@ -19,11 +19,6 @@ from noisette.errors import PrivacyError
 EVENT = PoissonGaussian(0.01, 1.1)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.jsonl"
-
-
 def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
     run = RecordedRun()
     with Ledger(path) as ledger:
@@ -32,7 +27,10 @@ def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
         ledger.release(run=run)
         ledger.charge(Gaussian(7.0))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["sequence"] for line in lines] == list(range(4))
     assert [line["kind"] for line in lines] == ["reserve", "commit", "release", "charge"]
+    assert [line["steps"] for line in lines] == [4, 1, 3, 1]
+    assert [line["previous"] for line in lines] == ["", *(line["digest"] for line in lines[:-1])]
     assert [line["run_id"] == run.id for line in lines] == [True, True, True, False]
     assert all(len(bytes.fromhex(line["run_id"])) == 8 for line in lines)
     assert list(lines[0])[3:7] == ["steps", "version", "run_id", "mechanism"]

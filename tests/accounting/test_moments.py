@@ -3,39 +3,12 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from noisette.accounting import Gaussian, MomentsAccountant, PoissonGaussian
 from noisette.accounting.privacy_loss import Mixture
 from noisette.accounting.rdp import log_moments
 
 PAPER = MomentsAccountant(orders=range(1, 33))
-
-# (rate, noise): ln E2 and ln E1 at orders 1, 2, 8, 16, 32, from an independent script.
-LOG_MOMENTS = {
-    (0.01, 4): [
-        (6.4494251e-06, 6.4368476e-06),
-        (1.9360897e-05, 1.929801e-05),
-        (2.3324519e-04, 2.3067922e-04),
-        (8.8581229e-04, 8.6699172e-04),
-        (3.4760438e-03, 3.332018e-03),
-    ],
-    (0.04, 6): [
-        (4.5066468e-05, 4.4919671e-05),
-        (1.3534705e-04, 1.3461306e-04),
-        (1.6349043e-03, 1.6049526e-03),
-        (6.2315288e-03, 6.011776e-03),
-        (2.463761e-02, 2.2953922e-02),
-    ],
-    (0.01, 1): [
-        (1.7181342e-04, 1.6022265e-04),
-        (5.2927515e-04, 4.7073487e-04),
-        (1.4253296e-02, 5.0671572e-03),
-        (57.712296, 1.7042117e-02),
-        (376.02938, 5.5303008e-02),
-    ],
-}
 
 
 def log_moment(event, order):
@@ -76,14 +49,6 @@ def quadrature(rate, noise, power):
         return float(mpmath.log(mpmath.quad(integrand, [-40 * noise, -5 * noise, 0, 5 * noise, 40 * noise])))
 
 
-@pytest.mark.parametrize(("event", "moments"), LOG_MOMENTS.items(), ids=str)
-def test_log_moments_of_the_oracle_table(event, moments):
-    for order, (e2, e1) in zip((1, 2, 8, 16, 32), moments, strict=True):
-        assert log_moment(PoissonGaussian(*event), order) == pytest.approx(e2, rel=2e-7)
-        assert log_e1(PoissonGaussian(*event), order) == pytest.approx(e1, rel=2e-7)
-        assert log_moment(PoissonGaussian(*event), order) > e1
-
-
 @pytest.mark.parametrize("order", [1, 2, 17, 63, 256, 1024])
 @pytest.mark.parametrize(
     ("rate", "noise"), [(0.01, 4.0), (0.5, 0.3), (1.0, 7.0), (1e-9, 1.0), (1e-6, 1000.0), (0.999, 2.0)]
@@ -102,33 +67,6 @@ def test_both_moments_against_quadrature_at_30_digits(rate, noise, order):
     event = PoissonGaussian(rate, noise)
     assert log_moment(event, order) == pytest.approx(quadrature(rate, noise, order + 1), rel=1e-8)
     assert log_e1(event, order) == pytest.approx(quadrature(rate, noise, -order), rel=1e-8)
-
-
-rates = st.floats(-4, 0).map(lambda x: 10**x)
-noises = st.floats(math.log10(0.3), 1.5).map(lambda x: 10**x)
-orders = st.floats(-1, 2.5).map(lambda x: 10**x)
-
-
-@settings(max_examples=60, deadline=None)
-@given(rates, noises, orders)
-def test_the_second_moment_is_the_larger_one(rate, noise, order):
-    event = PoissonGaussian(rate, noise)
-    smaller = log_e1(event, order)
-    assume(smaller < math.inf)  # where the sum would be too long
-    assert smaller <= log_moment(event, order) * (1 + 1e-12) + 2e-13
-
-
-@settings(max_examples=60, deadline=None)
-@given(rates, noises, orders)
-def test_a_real_order_lies_on_a_convex_curve_between_whole_ones(rate, noise, order):
-    """Whole orders have a closed form and real ones a quadrature, so each checks the other."""
-    event, below, above = PoissonGaussian(rate, noise), math.floor(order), math.ceil(order)
-    ends = [log_moment(event, n) if n else 0.0 for n in (below, above)]
-    slack = 2e-13 * (1 + ends[1])
-    assert log_moment(event, order) <= np.interp(order, [below, above], ends) + slack
-    if below:
-        beyond = log_moment(event, above + 1)
-        assert log_moment(event, order) >= ends[1] - (above - order) * (beyond - ends[1]) - slack
 
 
 def test_many_orders_at_once_have_the_moments_of_each_alone():

@@ -68,14 +68,3 @@ def test_the_mean_is_never_above_the_one_that_is_priced():
                 gamma = mpmath.mpf(str(NumberOfRuns(mean, shape)._gamma))
                 exact = (1 - gamma) / gamma / (-mpmath.log(gamma) if shape == 0 else (1 - gamma**shape) / shape)
                 assert mean * (1 - mpmath.mpf(10) ** -50) <= exact <= mean
-
-
-def test_more_bits_are_drawn_where_the_first_do_not_decide():
-    """At the sum of two probabilities 128 bits leave both numbers open, the bits that follow decide."""
-    half = NumberOfRuns(2.0, 1.0)  # probabilities 1/2, 1/4, 1/8, ...
-    assert half._inverse(2**127 - 1, bits=128) is None
-    assert half._inverse(2**127, bits=128) is None
-    assert half._inverse(2**255 - 2**130, bits=256) == 1
-    assert half._inverse(2**255 + 2**130, bits=256) == 2
-    assert half._inverse(0, bits=128) == 1
-    assert half._inverse(2**128 - 1, bits=128) is None

@@ -1,9 +1,7 @@
 import math
 
-import dp_accounting
 import mpmath
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
 
@@ -22,15 +20,6 @@ def test_several_kinds_of_release():
         assert ours == pytest.approx(epsilon, rel=1e-3)
         reversed_events = dict(reversed(events.items()))
         assert PldAccountant().compose(reversed_events).epsilon(delta=1e-5) == pytest.approx(ours, rel=1e-9)
-
-
-def test_against_the_library_on_its_own_path():
-    """Google's accountant with its own events of the same run, on a finer grid."""
-    library = PLDAccountant(value_discretization_interval=3e-5)
-    library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(3.0)), 200)
-    library.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0)), 300)
-    ours = PldAccountant().compose({PoissonGaussian(0.1, 3.0): 200, PoissonGaussian(0.02, 2.0): 300})
-    assert library.get_epsilon(1e-6) <= ours.epsilon(delta=1e-6) <= library.get_epsilon(1e-6) * 1.001
 
 
 def test_a_rare_large_loss_uses_its_distribution():

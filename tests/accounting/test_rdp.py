@@ -28,23 +28,6 @@ def test_warnings_of_the_library_are_off_only_while_it_computes(caplog, capfd, m
     assert logging.getLogger("absl").level == logging.INFO
 
 
-# The orders and the conversion of the libraries of 2020, and the noise that they found for a target epsilon.
-ORDERS_OF_2020 = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512)
-NOISE_OF_2020 = [
-    (32 / 60_000, 18_750, {7: 0.4801, 3: 0.6432, 1: 0.9783, 0.5: 1.3541, 0.1: 4.1225, 0.05: 7.1046}),
-    (600 / 60_000, 6000, {7: 0.9006, 3: 1.5089, 1: 3.8903, 0.5: 7.5770, 0.1: 37.459, 0.05: 74.814}),
-    (1000 / 50_000, 3000, {8: 1.0289, 4: 1.6127, 2: 2.8657}),
-]
-
-
-@pytest.mark.parametrize(("rate", "steps", "noises"), NOISE_OF_2020)
-def test_the_classic_conversion_finds_the_noise_that_was_found_in_2020(rate, steps, noises):
-    accountant = RdpAccountant(improved=False, orders=ORDERS_OF_2020)
-    for epsilon, noise in noises.items():
-        priced = accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
-        assert priced == pytest.approx(epsilon, rel=5e-3)
-
-
 @pytest.mark.parametrize("orders", [(), (1,), (2, 0.5), (math.nan,), (math.inf,), ("2",), (True,)])
 def test_orders_are_numbers_above_one(orders):
     with pytest.raises((TypeError, ValueError), match="order"):

@@ -91,15 +91,6 @@ def test_it_is_short_before_its_end_is_named(path: Path) -> None:
         steps(ledger, 1)
 
 
-def test_what_would_hardly_be_shorter_is_left_alone(path: Path) -> None:
-    with Ledger(path) as ledger:
-        steps(ledger, 2)
-        before = path.read_bytes()
-        ledger.shorten()
-        assert path.read_bytes() == before
-    Ledger().shorten()
-
-
 @pytest.mark.usefixtures("_short")
 def test_lines_of_an_earlier_process_stay_as_they_are(path: Path) -> None:
     with Ledger(path) as ledger:

@@ -92,7 +92,10 @@ WRONG: dict[str, tuple[dict[Event, int], dict[Event, int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+LONG = ("full batches that gain a record", "a user with one record", "more noise")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else []) for case in WRONG])
 def test_a_cost_that_is_too_small_is_refuted_and_the_right_one_is_not(case: str) -> None:
     released, stated = WRONG[case]
     right, wrong = (PldAccountant().compose(events).epsilon(delta=1e-6) for events in (released, stated))

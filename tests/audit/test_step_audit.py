@@ -23,17 +23,7 @@ from noisette import (
     PerExampleClip,
     PerLayerClipping,
 )
-from noisette.audit import (
-    Axes,
-    BehindPublicNorm,
-    CanaryModel,
-    LipschitzAxes,
-    Scores,
-    StepAudit,
-    Verdict,
-    assert_consistent,
-    audit_bound,
-)
+from noisette.audit import BehindPublicNorm, LipschitzAxes, Scores, StepAudit, Verdict, assert_consistent, audit_bound
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
 from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
@@ -82,7 +72,7 @@ def test_public_batch_norm_is_the_documented_mechanism() -> None:
     assert audit.certified_mu > 0.5
 
 
-LIMITS = {"the loss": None, "clipped": FlatClipping(0.1), "clipped adaptively": AdaptiveClip(0.1)}
+LIMITS = {"the loss": None, "clipped": FlatClipping(0.1)}
 
 
 def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
@@ -105,29 +95,6 @@ def test_half_of_each_sensitivity_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(LipschitzBound, "sensitivities", lambda self: {name: s / 2 for name, s in real(self).items()})
     bound_of, canary_model = lipschitz("clipped")
     assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
-
-
-@pytest.mark.parametrize("canary_model", [Axes(), BehindPublicNorm()], ids=lambda a: type(a).__name__)
-def test_canaries_reach_the_bound_on_axes_of_their_own(canary_model: CanaryModel) -> None:
-    model = canary_model.model.double()
-    for k in (0, 1, canary_model.canaries - 1):
-        [loss] = canary_model.loss(model, canary_model.records[k : k + 1].double())
-        gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-        length = torch.cat([g.flatten() for g in gradients]).norm()
-        assert length > 100
-        for g in gradients:
-            others = g.flatten()[: canary_model.canaries].abs().clone()
-            assert others[k] / length == pytest.approx(1 / math.sqrt(len(gradients)), rel=1e-5)
-            others[k] = 0
-            assert others.max() < 1e-6 * length
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-def test_long_step_audit(sigma: float) -> None:
-    audit = audit_bound(clipping(BookKeeping()), noise_multiplier=sigma, steps=800)
-    assert_consistent(audit)
-    assert audit.certified_mu > 0.8 / sigma
 
 
 Patch = Callable[[pytest.MonkeyPatch], None]

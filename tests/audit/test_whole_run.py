@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from noisette import PerExampleClip
-from noisette.audit import Axes, CanaryModel, LipschitzAxes, Verdict, audit_run, certified_epsilon
-from noisette.audit.step_audit import released_scores
+from noisette.audit import Axes, LipschitzAxes, Verdict, audit_run, certified_epsilon
 from noisette.clipping.engines import ReweightGP
 from noisette.core.batches import PoissonSampler
 from noisette.lipschitz.bound import LipschitzBound
@@ -53,58 +49,6 @@ def test_axes_of_two_layers_are_audited() -> None:
     for point in audit.points:
         proven = certified_epsilon(audit.inside, audit.outside, delta=point.delta, alpha=1e-6 / 2)
         assert point.certified == proven, "the false alarm is divided among the deltas"
-
-
-class SignedRows(nn.Module):
-    """Row x of a table; for x beyond the table, minus the row at the remainder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(AXES, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.table(x % AXES).squeeze(1) * torch.where(x < AXES, 1.0, -1.0)
-
-
-SIGMA, CROWD, AXES = 0.5, 99, 20_000
-
-
-def crowded() -> tuple[float, float]:
-    """The certified and the guaranteed epsilon at delta 1e-2 of one epoch, with a crowd of records on every axis.
-
-    They move it in the opposite direction, and half of the axes have a canary. Its score is the largest of all steps.
-    """
-    records = torch.cat([torch.arange(AXES // 2), torch.arange(AXES, 2 * AXES).repeat(CROWD)])
-    made, total, guaranteed = CanaryModel(SignedRows(), records, AXES), np.full(AXES, -np.inf), 0.0
-    for run, _, scores, _ in released_scores(
-        PerExampleClip(made.model, 0.7),
-        made,
-        noise_multiplier=SIGMA,
-        expected_batch_size=AXES,
-        microbatch_size=20_000,
-        sampling_rate=1 / (CROWD + 1),
-        steps=CROWD + 1,
-    ):
-        total = np.maximum(total, scores)
-        guaranteed = run.epsilon(delta=1e-2) if run.steps_taken == CROWD + 1 else 0.0
-    return certified_epsilon(*np.split(total, 2), delta=1e-2, alpha=1e-6), guaranteed
-
-
-def test_shuffling_accounted_as_poisson_sampling_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, guaranteed = crowded()
-    assert found <= guaranteed
-    turns = np.random.default_rng(0).random((AXES, CROWD + 1)).argsort(1)  # for each axis, the record of each step
-    axes = np.arange(AXES)
-
-    def shuffled(self: PoissonSampler, *, step: int) -> np.ndarray:
-        """One record of each axis, each record once; the last is the canary, if the axis has one."""
-        turn, present = turns[:, step], AXES // 2
-        ordinary = present + (turn * AXES + axes)[turn < CROWD]
-        return np.concatenate([axes[(turn == CROWD) & (axes < present)], ordinary])
-
-    monkeypatch.setattr(PoissonSampler, "indices", shuffled)
-    found, guaranteed = crowded()
-    assert found > 1.2 * guaranteed
 
 
 def test_a_sampling_rate_larger_than_accounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from benchmarks.steps import results
 from benchmarks.steps.cell import Cell, Settings
 from benchmarks.steps.comparison import ahead, best_of, overhead, summary
 from benchmarks.steps.experiments import EXPERIMENTS
-from benchmarks.steps.figures import _marker, _styles, figure
+from benchmarks.steps.figures import _marker, _styles
 from benchmarks.steps.methods import METHODS, OURS
 from benchmarks.steps.precision import PRECISIONS
 from benchmarks.steps.report import measure
@@ -175,40 +174,8 @@ def test_ratios_say_which_plain_training_they_are_to(compared: dict[str, Any]) -
     assert cells[8:16] == ["MLP, batch 128", *row, "1.50 ×", "1.67 × Opacus ghost"]
 
 
-def test_the_whole_comparison_is_two_sentences(compared: dict[str, Any]) -> None:
-    html = " ".join(page([compared]).split())
-    mean = "plain eager and plain compiled training: 1.50 in the geometric mean of 2 rows (target: at most 1.1)"
-    assert mean in html
-    assert "takes at least 1.67 times as much as the best of noisette (Opacus ghost) in each of 2 rows" in html
-
-
 def test_a_failure_is_listed_with_its_cells_and_message(report: dict[str, Any]) -> None:
     assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
-
-
-@pytest.mark.parametrize(
-    ("axis", "shown"),
-    [
-        ("batch", {"MLP", "ResNet-18, 64 × 64", "128", "examples in a batch"}),
-        ("image", {"ResNet-18, batch 4", "64", "image width in pixels"}),
-        ("model", {"batch 128", "64 × 64, batch 4", "ResNet-18"}),
-    ],
-)
-def test_lines_have_a_panel_for_what_their_axis_does_not_show(axis: str, shown: set[str], a_report: MakeReport) -> None:
-    assert shown <= set(texts(figure(a_report("fig6", axis=axis))))
-
-
-def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
-    full, part = a_report("fig5"), a_report("fig6")
-    for report, methods in ((full, ("BookKeeping", "ReweightGP", "Elsewhere")), (part, ("ReweightGP",))):
-        for cell in report["cells"]:
-            cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
-    assert _styles(part) == {"ReweightGP": _styles(full)["ReweightGP"]}
-    assert list(_styles(full)) == ["BookKeeping", "ReweightGP", "Elsewhere"]
 
 
 def test_no_two_methods_look_the_same(a_report: MakeReport) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -122,43 +120,3 @@ def test_missing_packages_are_the_requirements_that_are_not_there() -> None:
     assert gpu_environment.missing_packages(["Dp_Accounting", "torch"]) == [
         line for line in everything if not line.startswith(("dp-accounting", "torch"))
     ]
-
-
-def a_wheel(folder: Path) -> None:
-    """A package that asks for one that is nowhere to be had."""
-    folder.mkdir()
-    about = "Metadata-Version: 2.1\nName: the-package\nVersion: 1.0\nRequires-Dist: another-one\n"
-    files = {
-        "the_package.py": "",
-        "the_package-1.0.dist-info/METADATA": about,
-        "the_package-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{name},,\n" for name in [*files, "the_package-1.0.dist-info/RECORD"])
-    with zipfile.ZipFile(folder / "the_package-1.0-py3-none-any.whl", "w") as wheel:
-        for name, text in {**files, "the_package-1.0.dist-info/RECORD": record}.items():
-            wheel.writestr(name, text)
-
-
-@pytest.mark.slow
-def test_what_another_python_has_is_seen_and_what_is_missing_is_taken_from_wheels_or_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The other Python belongs to a virtual environment, as the one with torch often does."""
-    monkeypatch.setattr(gpu_environment, "VENV", tmp_path / "venv")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    a_wheel(tmp_path / "wheels")
-    facts = gpu_environment.facts_of(sys.executable)
-    assert facts is not None
-    monkeypatch.setattr(gpu_environment, "missing_packages", lambda present: ["no-such-package>=1"])
-    python = gpu_environment.with_packages(
-        sys.executable, facts["folders"], ["the-package", "no-such-package>=1"], tmp_path / "wheels"
-    )
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == f"  wheels of {tmp_path / 'wheels'}: installed"
-    assert second.startswith("  no-such-package>=1: not installed (ERROR: ")
-    code = "import torch, sys, the_package; print(sys.prefix, the_package.__file__)"
-    seen = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    assert seen.stdout.split()[0] == str(tmp_path / "venv"), seen.stderr
-    assert seen.stdout.split()[1].startswith(str(tmp_path / "venv"))
-    assert os.pathsep.join([str(gpu.ROOT / "src"), str(gpu.ROOT)]) == gpu_environment.environment()["PYTHONPATH"]

@@ -7,7 +7,6 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.steps import memory, peer_fastdp, private, sgd, whole_run
 from benchmarks.steps.cell import Cell, Settings
-from benchmarks.steps.experiments import EXPERIMENTS
-from benchmarks.steps.methods import ENGINES, FASTDP, METHODS, PLAIN
+from benchmarks.steps.methods import FASTDP, METHODS, PLAIN
 from noisette.capture.captured import CaptureWarning
 from noisette.capture.graph import CaptureError
 from noisette.clipping import engines
@@ -104,21 +102,6 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
             step()
 
 
-@pytest.mark.parametrize("name", [*ENGINES, "captured", "compiled"])
-def test_noisette_is_asked_for_the_capture_that_the_name_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    make = private.PerExampleClip
-
-    def clip(*arguments: Any, capture: str, **more: Any) -> Any:
-        asked.append(capture)
-        return make(*arguments, **more)
-
-    monkeypatch.setattr(private, "PerExampleClip", clip)
-    cell = Cell("mlp", batch=2)
-    METHODS[name](cell.model("cpu"), cell.data("cpu"))
-    assert asked == [{"captured": "graph", "compiled": "compiled"}.get(name, "eager")]
-
-
 def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("mlp", batch=5)
     model, data = cell.model("cpu"), cell.data("cpu")
@@ -183,13 +166,6 @@ def test_a_folder_without_it_is_refused_and_not_searched(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"no folder fastDP in .* a checkout of fast-differential-privacy"):
         peer_fastdp.look_in(tmp_path)
     assert str(tmp_path) not in sys.path
-
-
-def test_experiments_that_compare_everything_take_it_in() -> None:
-    assert set(FASTDP) <= set(EXPERIMENTS["targets"].with_fastdp().methods)
-    assert set(FASTDP) <= set(EXPERIMENTS["memory"].with_fastdp().methods)
-    assert EXPERIMENTS["fig6"].with_fastdp() == EXPERIMENTS["fig6"]
-    assert not set(FASTDP) & set(EXPERIMENTS["targets"].methods)
 
 
 @pytest.mark.slow

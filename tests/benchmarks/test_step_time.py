@@ -127,13 +127,6 @@ def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method: Ad
     assert len(rows["plain"]["each"]) == 3
 
 
-def test_progress_adds_up_to_one_cell(method: Add) -> None:
-    method("a", lambda: None)
-    parts: list[float] = []
-    step_times(CELL, ["a", "plain"], SETTINGS, parts.append)
-    assert sum(parts) == pytest.approx(1)
-
-
 def test_a_method_that_runs_out_of_memory_is_a_result(method: Add) -> None:
     too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
     method("greedy", lambda: torch.zeros(too_much, dtype=torch.uint8).sum())
@@ -218,19 +211,3 @@ def test_a_process_that_ends_early_is_a_result(
     monkeypatch.setattr("sys.executable", str(program))
     rows = memory.peak_memory(Cell("mlp", batch=2), ["plain"], SETTINGS, lambda part: None)
     assert message in rows["plain"]["error"]
-
-
-def test_on_a_gpu_methods_are_measured_one_after_another_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, str]] = []
-
-    def growth(cell: Cell, method: str, device: str, dtype: str) -> int:
-        asked.append((method, device, dtype))
-        if method == "nxBP":
-            raise RuntimeError("no memory")
-        return 17
-
-    monkeypatch.setattr(memory, "growth", growth)
-    settings = Settings(rounds=1, threads=1, device="cuda", dtype="bfloat16")
-    rows = memory.peak_memory(Cell("mlp", batch=2), ["plain", "nxBP"], settings, lambda part: None)
-    assert rows == {"plain": {"bytes": 17}, "nxBP": {"error": "RuntimeError: no memory"}}
-    assert asked == [("plain", "cuda", "bfloat16"), ("nxBP", "cuda", "bfloat16")]

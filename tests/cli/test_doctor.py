@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
+from command_line import noisette
 from models_by_key import BY_KEY
-from noisette.cli import app
 
 MODELS = (
     """
@@ -23,25 +22,6 @@ def mlp():
 
 def with_loss():
     return mlp(), lambda model, x, y: F.cross_entropy(model(x), y), (torch.randn(5, 64), torch.arange(5))
-
-def transformer():
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.Sequential(nn.Embedding(11, 8), nn.TransformerEncoder(layer, 1)), torch.randint(0, 11, (4, 6))
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.low, self.high, self.never = nn.Linear(64, 3), nn.Linear(64, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        if x.sum() > 0:  # the branch
-            return self.high(x)
-        return self.low(x)
-
-def branching():
-    torch.manual_seed(0)
-    return Branching(), torch.randn(8, 1, 8, 8)
 
 def batch_norm():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
@@ -69,22 +49,8 @@ class ByName(nn.Module):
 def inputs_by_name():
     return ByName(), {"values": torch.randn(2, 4), "mask": torch.ones(2), "scale": 2.0}
 
-class Distances(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.matrix = nn.Parameter(torch.eye(64))
-
-    def forward(self, x):
-        return torch.cdist(x.flatten(1), self.matrix)
-
-def distances():
-    return Distances()
-
 def like_a_recipe(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
-
-def vector_loss():
-    return mlp(), lambda model, x: model(x), torch.randn(3, 64)
 
 def lipschitz(shape, classes):
     from noisette import LipschitzBound
@@ -114,8 +80,7 @@ def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "400")
 
     def run(name: str, *options: str) -> Result:
-        target = name if ":" in name else f"patients:{name}"
-        return CliRunner().invoke(app, ["doctor", target, *options])
+        return noisette("doctor", f"patients:{name}" if name and ":" not in name else name or "mlp", *options)
 
     return run
 
@@ -135,31 +100,6 @@ def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor) -> None:
     assert "Accepted: its loss vectorises." in shown.output
 
 
-def test_a_transformer_is_accepted(doctor) -> None:
-    shown = doctor("transformer")
-    assert shown.exit_code == 0, shown.output
-    assert "embedding_weight" in shown.output
-    assert "affine_weight" in shown.output
-    assert "Accepted: its loss vectorises." in shown.output
-
-
-def test_a_branch_on_values_is_named_with_its_line_and_cure(doctor) -> None:
-    shown = doctor("branching")
-    assert shown.exit_code == 0, shown.output
-    assert "if x.sum() > 0:  # the branch" in shown.output
-    assert "patients.py:" in shown.output
-    assert "torch.where" in shown.output
-    assert "Examples that disagree are computed apart: " in shown.output
-    assert "Accepted: its loss vectorises, for examples that agree." in shown.output
-    assert {row[0] for row in rows(shown)[1:5]} == {"high.weight", "high.bias", "low.weight", "low.bias"}
-
-
-def test_parameters_that_no_loss_reaches_are_named(doctor) -> None:
-    """Those of both branches are reached by some of the examples."""
-    shown = doctor("branching")
-    assert "none of these examples depends on never.weight, never.bias; freeze" in shown.output
-
-
 def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
     shown = doctor("batch_norm", "--data", "digits")
     assert shown.exit_code == 1
@@ -169,26 +109,6 @@ def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
         assert doctor(cured, "--data", "digits").exit_code == 0
 
 
-def test_an_operation_without_a_rule_takes_own_copies(doctor) -> None:
-    shown = doctor("distances", "--data", "digits")
-    assert shown.exit_code == 0, shown.output
-    assert "own copies" in shown.output
-
-
-def test_a_loss_that_is_not_one_number_is_refused(doctor) -> None:
-    shown = doctor("vector_loss")
-    assert shown.exit_code == 1
-    assert "expected the loss of one example, a tensor with one value" in shown.output
-
-
-def test_a_lipschitz_bound_is_shown_layer_by_layer(doctor) -> None:
-    shown = doctor("lipschitz", "--input-shape", "1,8,8")
-    assert shown.exit_code == 0, shown.output
-    assert "layer|input|norm|gradient|at|output|sensitivity" in ["|".join(row) for row in rows(shown)]
-    assert ["2", "SpectralLinear", "2", "1.414", "2.weight", "2.828"] in rows(shown)
-    assert "A private step of these 4 examples" in shown.output
-
-
 def test_inputs_are_given_in_each_form(doctor) -> None:
     for name, options in [
         ("with_loss", ()),
@@ -196,6 +116,7 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
         ("with_a_dictionary", ()),
         ("like_a_recipe", ("--input-shape", "1,8,8")),
         ("like_a_recipe", ("--data", "digits")),
+        ("lipschitz", ("--input-shape", "1,8,8")),
         ("mlp", ("--data", "digits", "--bf16")),
     ]:
         shown = doctor(name, *options)
@@ -218,6 +139,7 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
         ("lipschitz", (), "takes the shape of an example"),
         ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),
         ("patients:none", ("--data", "digits"), "there is no patients:none"),
+        ("", (), "expected MODULE:CALLABLE"),
     ],
 )
 def test_invalid_input_is_one_message_without_a_traceback(
@@ -227,9 +149,3 @@ def test_invalid_input_is_one_message_without_a_traceback(
     assert shown.exit_code == 2
     assert message in shown.stderr
     assert "Traceback" not in shown.output
-
-
-def test_a_target_without_a_colon_is_refused() -> None:
-    shown = CliRunner().invoke(app, ["doctor", "mlp"])
-    assert shown.exit_code == 2
-    assert "expected MODULE:CALLABLE" in shown.output

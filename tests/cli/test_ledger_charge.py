@@ -6,8 +6,8 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import noisette
 from noisette.accounting import (
     BallsInBinsGaussian,
     BandedGaussian,
@@ -26,11 +26,15 @@ from noisette.accounting import (
     UserLevel,
     ZcdpAmount,
 )
-from noisette.cli.ledger import ledger as app
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    return noisette("ledger", *words)
 
 
 @pytest.fixture

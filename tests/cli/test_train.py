@@ -16,11 +16,6 @@ from dp_accounting.pld import PLDAccountant
 from command_line import FILES, facts, full_disk, noisette, train, tree
 from noisette.nn import models
 
-KEYS = {
-    *("version", "recipe", "data", "note", "declared_size", "parameters", "epsilon", "accountant_version"),
-    *("neighbouring", "sampling", "sampling_rate", "noise_multiplier", "max_grad_norm", "steps"),
-    *("test_accuracy", "seconds", "seconds_per_step", "private"),
-}
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
 MODELS = """
 import torch
@@ -55,11 +50,14 @@ def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> 
     assert f"{run['test_accuracy']:.1%}".replace("%", " %") in shown.output
     assert "epsilon 1.00, delta 2e-4" in shown.output
     assert "report.html" in shown.output
+    before = os.umask(0)
+    os.umask(before)
+    assert (out / "report.html").stat().st_mode & 0o777 == 0o666 & ~before
+    assert (out / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
     run = facts(short_run[0])
-    assert run.keys() >= KEYS
     recipe = run["recipe"]
     assert (run["data"], recipe["model"]["name"], run["private"]) == ("digits", "cnn", True)
     assert (recipe["privacy"]["epsilon"], recipe["privacy"]["delta"]) == (1, 2e-4)
@@ -142,23 +140,17 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data", "digit"], "Did you mean digits?"),
-        (["--model", "resnet"], "no model 'resnet'; there are"),
         (["--model", "trained_models:absent"], "no model 'trained_models:absent'"),
         (["--model", "trained_models:wrong_output"], "does not fit the labels"),
         (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
-        (["--epsilon", 0], "epsilon > 0"),
-        (["--delta", 0.001], "not below one over the declared size"),
-        (["--batch-size", 2000], "sampling_rate <= 1"),
-        (["--engine", "ghost"], "engine to be one of book-keeping, reweight-gp"),
         (["--classes", 3], "takes no declaration"),
+        (["--data", "digit", "--epsilon", 1], "Did you mean digits?"),
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),
         (["--class-weights", "0=1,1=9"], "class_weights need a number for each class: 0=1,1=1,2=1"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
         (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
-        (["absent.toml"], "absent.toml"),
     ],
 )
 def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
@@ -171,22 +163,15 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert tree(tmp_path) == set()
 
 
-def test_a_refused_command_does_not_mention_the_older_run(short_run: tuple[Path, Result], tmp_path: Path) -> None:
-    shutil.copytree(short_run[0], tmp_path / "run")
-    shown = train("--out", "run", "--delta", 0.5)
-    assert shown.exit_code == 2
-    assert "older run" not in shown.output
-
-
 def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path) -> None:
-    shown = train("--epochs", 10, "--model", "linear", "--without-privacy")
+    shown = train("--epochs", 5, "--model", "linear", "--without-privacy")
     assert shown.exit_code == 0, shown.output
     assert "NOT PRIVATE" in shown.output
     assert "epsilon" not in shown.output
     out = tmp_path / "runs" / "digits-not-private"
     assert tree(out) == {"model.safetensors", "report.html", "run.json"}
     run = facts(out)
-    assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 40)
+    assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 20)
     assert run["test_accuracy"] > 0.85
     assert noisette("ledger", "price", out, "--delta", 1e-5).exit_code == 2
     assert train("--resume", out).exit_code == 2
@@ -200,6 +185,7 @@ def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
     with full_disk(after=50_000):  # the weights take more
         shown = train(*QUICK, "--out", "run")
     assert shown.exit_code == 2
+    assert "older run" not in shown.output
     assert "Traceback" not in shown.output
     assert "checkpoint" in shown.output
     assert tree(tmp_path) == before
@@ -231,19 +217,12 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert run["test_accuracy"] is not None
 
 
-def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(models, "build", build)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_first_step_leaves_nothing(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(number))
     shown = train()
-    assert shown.exit_code == 130
+    assert shown.exit_code == code
     assert "This command has spent nothing" in shown.output
     assert tree(tmp_path) == set()
-
-
-def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:
-    before = os.umask(0)
-    os.umask(before)
-    assert (short_run[0] / "report.html").stat().st_mode & 0o777 == 0o666 & ~before
-    assert (short_run[0] / "ledger.jsonl").stat().st_mode & 0o777 == 0o600

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +27,9 @@ SCHEMA = (
 QUICK = ("--epochs", 3, "--delta", 1e-4)
 
 
-@pytest.fixture
-def people(_here: None) -> Path:
+def write_people(path: Path) -> Path:
     """A table with missing values, an undeclared category, a number outside its bounds and quoted separators."""
     draw = random.Random(0)
-    path = Path("People.CSV")
     with path.open("w", encoding="utf-8-sig", newline="") as stream:
         lines = csv.writer(stream, delimiter=";")
         lines.writerow(["id", "age", "job", "paid", "hours"])
@@ -41,34 +41,50 @@ def people(_here: None) -> Path:
 
 
 @pytest.fixture
+def people(_here: None) -> Path:
+    return write_people(Path("People.CSV"))
+
+
+@pytest.fixture
 def schema(people: Path) -> Path:
     shown = run("schema", people, *SCHEMA, "--number", "hours=0,60")
     assert shown.exit_code == 0, shown.output
     return Path("schema.toml")
 
 
-def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) -> None:
-    shown = run("train", "--data", people, "--columns", schema, "--holdout", 0.25, *QUICK, "--out", "runs/people")
-    assert shown.exit_code == 0, shown.output
-    assert all(name in shown.output for name in ("test accuracy", "base rate", "macro accuracy", "AUC"))
-    done = facts("runs/people")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a finished run on the table, with records held out; it is not changed."""
+    folder = tmp_path_factory.mktemp("people")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        people = write_people(Path("People.CSV"))
+        assert run("schema", people, *SCHEMA, "--number", "hours=0,60").exit_code == 0
+        shown = run("train", "--data", people, "--columns", "schema.toml", "--holdout", 0.25, *QUICK, "--out", "run")
+        assert shown.exit_code == 0, shown.output
+        assert all(name in shown.output for name in ("test accuracy", "base rate", "macro accuracy", "AUC"))
+    return folder
+
+
+def test_from_a_schema_to_predictions_of_new_rows(trained: Path) -> None:
+    done = facts(trained / "run")
     assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 90)
     assert done["features"] == ["age", "job", "hours"]
     counts = np.array(done["test"]["confusion"])
     assert abs(counts.sum() - 100) < 50
     assert done["test_accuracy"] == done["test"]["accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
-    statement = words("runs/people/privacy.txt")
+    statement = words(trained / "run" / "privacy.txt")
     assert "held out with probability 0.25" in statement
     assert "which stays private" not in statement
     assert "Inputs: 8, made from 3 columns by a declaration" in statement
-    page = Path("runs/people/report.html").read_text()
+    page = (trained / "run" / "report.html").read_text()
     assert "about 25.0 % of all" in page
     assert "public test examples" not in page
-    for file in Path("runs/people").iterdir():
+    for file in (trained / "run").iterdir():
         assert b"CANARY" not in file.read_bytes()
 
     Path("new.csv").write_text("hours,job,age\n10,SMITH,20\n,,\n")
-    predicted = run("predict", "runs/people", "new.csv")
+    predicted = run("predict", trained / "run", "new.csv")
     assert predicted.exit_code == 0, predicted.output
     header, *rows = csv.reader(predicted.stdout.splitlines())
     assert header == ["predicted paid", "probability of no", "probability of yes"]
@@ -78,16 +94,22 @@ def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) ->
         assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_tables_with_types_are_trained_on_and_predicted(people: Path, schema: Path, suffix: str) -> None:
+def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people: Path, schema: Path) -> None:
+    shutil.copy(people, "test.csv")
     frame = pandas.read_csv(people, sep=";")
-    table = Path("typed" + suffix)
-    frame.to_json(table, orient="records", lines=True) if suffix == ".jsonl" else frame.to_parquet(table)
-    shown = run("train", "--data", table, "--columns", schema, *QUICK)
+    frame.to_json("typed.jsonl", orient="records", lines=True)
+    shown = run("train", "--data", "typed.jsonl", "--columns", schema, "--test", "test.csv", *QUICK, "--out", "runs/a")
     assert shown.exit_code == 0, shown.output
-    predicted = run("predict", "runs/typed", table)
-    assert len(predicted.stdout.splitlines()) == ROWS + 1
-    assert predicted.stdout == run("predict", "runs/typed", people).stdout, "a CSV holds the same values"
+    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
+    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
+        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
+        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
+    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
+    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
+    assert "public test examples" in Path("runs/a/report.html").read_text()
+    frame.to_parquet("typed.parquet")
+    for table in ("typed.jsonl", "typed.parquet"):
+        assert run("predict", "runs/a", table).stdout == Path("p.csv").read_text(), "a CSV holds the same values"
 
 
 def test_regression_in_the_unit_of_its_target(people: Path) -> None:
@@ -102,15 +124,13 @@ def test_regression_in_the_unit_of_its_target(people: Path) -> None:
     assert "best constant" in shown.output
     page = Path("runs/hours/report.html").read_text()
     assert f"Test error (RMSE) of {found['rmse']:.4g} h" in page
-    assert "hours, 0 to 60 h" in page
-    predicted = run("predict", "runs/hours", people)
-    header, *values = predicted.stdout.splitlines()
+    header, *values = run("predict", "runs/hours", people).stdout.splitlines()
     assert header == "predicted hours"
     assert len(values) == ROWS
     assert all(0 <= float(value) <= 60 for value in values)
 
 
-def test_texts_of_a_column(tmp_path: Path) -> None:
+def test_texts_of_a_column(trained: Path) -> None:
     draw = random.Random(1)
     lines = [f'"{draw.choice(["good", "bad"])}, {draw.random()}"' for _ in range(200)]
     Path("reviews.csv").write_text("text,label\n" + "".join(f"{line},{int('good' in line)}\n" for line in lines))
@@ -125,33 +145,14 @@ def test_texts_of_a_column(tmp_path: Path) -> None:
     absent = run("predict", "runs/r", "new.csv")
     assert absent.exit_code == 2
     assert "there is no column 'text'" in absent.output
+    Path("nothing.csv").touch()
+    assert "nothing.csv is empty" in run("predict", "runs/r", "nothing.csv").output
+    assert "new.csv exists" in run("predict", "runs/r", "reviews.csv", "--out", "new.csv").output
+    Path("empty").mkdir()
+    assert "is not the folder of a finished run" in run("predict", "empty", "reviews.csv").output
 
 
-def test_the_model_of_images_predicts_a_folder(people: Path, schema: Path) -> None:
-    for k in range(40):
-        place = Path("Photos", "cat" if k % 2 else "dog", f"{k:02}.png")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 250 * (k % 2)).save(place)
-    assert run("train", "--data", "Photos", "--classes", "cat,dog", "--size", 40, *QUICK).exit_code == 0
-    shown = run("predict", "runs/Photos", "Photos/cat")
-    assert shown.exit_code == 0, shown.output
-    header, *lines = shown.stdout.splitlines()
-    assert header == "image,predicted label,probability of cat,probability of dog"
-    assert [line.split(",")[0] for line in lines] == [f"{k:02}.png" for k in range(1, 40, 2)]
-    assert {line.split(",")[1] for line in lines} <= {"cat", "dog"}
-
-    Image.new("RGB", (8, 8)).save("Photos/cat/99.png")
-    shown = run("predict", "runs/Photos", "Photos/cat")
-    assert shown.exit_code == 2
-    assert "99.png is not of 8 x 8 pixels in grey" in shown.output
-
-    assert run("train", "--data", people, "--columns", schema, *QUICK).exit_code == 0
-    shown = run("predict", "runs/People", "Photos/cat")
-    assert shown.exit_code == 2
-    assert "was not trained on images" in " ".join(shown.output.split())
-
-
-def test_images_of_different_sizes_and_their_predictions() -> None:
+def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
     for index in range(6):
         place = Path("photos", "cat" if index % 2 else "dog", f"{index}.png")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +164,29 @@ def test_images_of_different_sizes_and_their_predictions() -> None:
     shown = run("train", "--data", "photos", *declared, "--image-size", "8x10", "--grey", "--model", "mlp")
     assert shown.exit_code == 0, shown.output
     assert facts("runs/photos")["input_shape"] == [1, 10, 8]
-    assert "8 x 10 pixels in grey" in Path("runs/photos/privacy.txt").read_text().replace("\n", " ")
-    predicted = run("predict", "runs/photos", "photos/cat")
-    assert len(predicted.output.splitlines()) == 4, predicted.output
+    assert "8 x 10 pixels in grey" in words("runs/photos/privacy.txt")
+    header, *lines = run("predict", "runs/photos", "photos/cat").stdout.splitlines()
+    assert header == "image,predicted label,probability of cat,probability of dog"
+    assert [line.split(",")[0] for line in lines] == ["1.png", "3.png", "5.png"]
+    assert {line.split(",")[1] for line in lines} <= {"cat", "dog"}
+    shown = run("predict", trained / "run", "photos/cat")
+    assert shown.exit_code == 2
+    assert "was not trained on images" in " ".join(shown.output.split())
+    assert "was not trained on columns of a CSV" in run("predict", "runs/photos", trained / "People.CSV").output
+
+
+def test_images_of_one_size_need_no_declaration_and_others_are_refused() -> None:
+    for k in range(10):
+        place = Path("Photos", "cat" if k % 2 else "dog", f"{k}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 250 * (k % 2)).save(place)
+    declared = ("--classes", "cat,dog", "--size", 10, "--model", "linear", "--batch-size", 5, "--epochs", 1)
+    assert run("train", "--data", "Photos", *declared, "--delta", 1e-3).exit_code == 0
+    assert run("predict", "runs/Photos", "Photos/cat").exit_code == 0
+    Image.new("RGB", (8, 8)).save("Photos/cat/99.png")
+    shown = run("predict", "runs/Photos", "Photos/cat")
+    assert shown.exit_code == 2
+    assert "99.png is not of 8 x 8 pixels in grey" in shown.output
 
 
 def test_a_run_that_is_continued_holds_out_the_same_records(
@@ -194,18 +215,16 @@ def test_a_run_that_is_continued_holds_out_the_same_records(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--holdout", "1.5"), "expected 0 < holdout < 1"),
-        (("--holdout", "0.2", "--test", "People.CSV"), "give test or holdout, not both"),
         (("--target", "0"), "expected --target as 2 numbers, such as 0,120"),
-        (("--target", "0,9"), "give one of them"),
-        (("--optimizer", "lion"), "expected optimizer to be one of sgd, adam"),
+        (("--target", "0,9"), "declare one of them"),
         (("--text", "id"), "a text is the only input"),
         (("--label", "payd"), "there is no column 'payd'; did you mean 'paid'?"),
         (("--model", "transformer"), "there are none in these data"),
     ],
 )
-def test_wrong_options_leave_nothing(people: Path, schema: Path, options: tuple[str, ...], says: str) -> None:
-    shown = run("train", "--data", people, "--columns", schema, *QUICK, *options, "--out", "runs/x")
+def test_wrong_options_leave_nothing(trained: Path, options: tuple[str, ...], says: str) -> None:
+    given = ("--data", trained / "People.CSV", "--columns", trained / "schema.toml")
+    shown = run("train", *given, *QUICK, *options, "--out", "runs/x")
     assert shown.exit_code == 2
     assert says in shown.output
     assert not Path("runs").exists()
@@ -228,19 +247,6 @@ def test_wrong_rows_are_named_without_their_values(people: Path, schema: Path) -
     assert f"the number of fields differs from the 5 of the header in row {ROWS + 2}" in short.output
 
 
-def test_predictions_of_what_is_no_run_or_no_table(tmp_path: Path, people: Path) -> None:
-    Path("empty").mkdir()
-    assert "is not the folder of a finished run" in run("predict", "empty", people).output
-    assert run("train", "--epochs", 1, "--batch-size", 1437, "--model", "linear", "--out", "runs/digits").exit_code == 0
-    assert "was not trained on columns of a CSV" in run("predict", "runs/digits", people).output
-    assert run("train", "--data", people, "--label", "paid", "--text", "job", "--classes", "no,yes", "--size", 400,
-               "--model", "bag-of-words", *QUICK).exit_code == 0  # fmt: skip
-    Path("nothing.csv").touch()
-    assert "nothing.csv is empty" in run("predict", "runs/People", "nothing.csv").output
-    Path("p.csv").touch()
-    assert "p.csv exists" in run("predict", "runs/digits", people, "--out", "p.csv").output
-
-
 def test_schema_reads_the_first_line_alone(people: Path) -> None:
     Path("damaged.csv").write_bytes(b"id,age,paid\n\xff\xfe\x00 not UTF-8 at all")
     shown = run("schema", "damaged.csv", "--label", "paid", "--classes", 2, "--number", "age=0,99")
@@ -253,6 +259,7 @@ def test_schema_reads_the_first_line_alone(people: Path) -> None:
     }
     refused = run("train", "--data", people, "--columns", "schema.toml", "--size", 400)
     assert "'id': expected kind to be one of number, date, category, hashed, ignored, got '?'" in refused.output
+    assert "schema.toml exists" in run("schema", "--names", "a,label").output
 
 
 REAL = """id;Diagnosis;born;income;sex;paid
@@ -261,7 +268,7 @@ REAL = """id;Diagnosis;born;income;sex;paid
 """.replace("sex", "Geschlecht ä")
 
 
-def test_a_table_of_real_life_is_trained_on_and_predicted(tmp_path: Path) -> None:
+def test_a_table_of_real_life_is_trained_on_and_predicted() -> None:
     Path("real.csv").write_bytes(REAL.encode("latin-1"))
     declared = run("schema", "real.csv", "--label", "paid", "--classes", "no,yes", "--size", 2, "--ignore", "id",
                    "--hashed", "Diagnosis=8", "--date", "born=1900-01-01,2000-01-01,%d.%m.%Y", "--decimal", ",",
@@ -272,8 +279,7 @@ def test_a_table_of_real_life_is_trained_on_and_predicted(tmp_path: Path) -> Non
     Path("schema.toml").write_text(told.replace("high = 5000\n", 'high = 5000\nmissing_words = ["k.A."]\n'))
     shown = run("train", "--data", "real.csv", "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3)
     assert shown.exit_code == 0, shown.output
-    shown = run("predict", "runs/real", "real.csv", "--keep", "id,born")
-    lines = shown.output.splitlines()
+    lines = run("predict", "runs/real", "real.csv", "--keep", "id,born").output.splitlines()
     assert lines[0].startswith("id,born,predicted paid,probability of no")
     assert [line.split(",")[:2] for line in lines[1:]] == [["17", "01.03.1950"], ["18", "-"]]
     assert "--keep: there is no column 'name'" in run("predict", "runs/real", "real.csv", "--keep", "name").output
@@ -284,7 +290,7 @@ def test_a_table_of_real_life_is_trained_on_and_predicted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
-def test_a_schema_takes_the_names_of_any_table(people: Path, suffix: str) -> None:
+def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
     if suffix == ".xlsx":
         pytest.importorskip("openpyxl", reason="openpyxl is not installed")
     frame = pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]})
@@ -312,10 +318,8 @@ def test_a_schema_takes_the_names_of_any_table(people: Path, suffix: str) -> Non
         (("--names", "a,b", "--missing", "a=7"), "declare the column with --number or --category too"),
         (("--names", "a,b", "--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
         (("--names", "a,b"), "there is no column 'label', the label; name it with --label, as one of a, b"),
-        (("--names", "a,b", "--label", "c"), "there is no column 'c', the label"),
         (("--names", "a,7"), "7 is a number"),
         (("--names", "a,label", "--date", "a=1.1.2000,2.1.2000"), "expected a date as a text in quotes, such as"),
-        (("--names", "a,label", "--date", "a=2001-01-01,2000-01-01"), "expected low < high"),
         (("--names", "a,label", "--hashed", "a=x"), "expected --hashed a as a whole number of inputs, such as 64"),
         (("--names", "a,label", "--encoding", "utf9"), "encoding: expected one that Python knows"),
         (("--names", "a,label", "--thousands", "."), "thousands: expected a comma"),
@@ -354,27 +358,3 @@ def test_names_with_commas_in_quotes() -> None:
     assert found["classes"] == ["a, b", "c"]
     assert found["columns"]["q"]["categories"] == ["x,y", "z"]
     assert found["columns"]["p,q"] == {"kind": "ignored"}
-    Path("own.csv").write_text("x,label\n" + '1,"a, b"\n2,c\n' * 20)
-    shown = run("train", "--data", "own.csv", "--classes", '"a, b",c', "--size", 40, "--epochs", 1, "--delta", 1e-3)
-    assert shown.exit_code == 0, shown.output
-    assert facts("runs/own")["recipe"]["data"]["classes"] == ["a, b", "c"]
-
-
-def test_schema_keeps_what_is_there() -> None:
-    Path("schema.toml").write_text("mine")
-    assert "schema.toml exists" in run("schema", "--names", "a,label").output
-    assert Path("schema.toml").read_text() == "mine"
-
-
-def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path) -> None:
-    Path("test.csv").write_bytes(people.read_bytes())
-    assert run("schema", people, *SCHEMA[:-1], "id,hours").exit_code == 0
-    shown = run("train", "--data", people, "--columns", "schema.toml", "--test", "test.csv", *QUICK, "--out", "runs/a")
-    assert shown.exit_code == 0, shown.output
-    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
-    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
-        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
-        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
-    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
-    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
-    assert "public test examples" in Path("runs/a/report.html").read_text()

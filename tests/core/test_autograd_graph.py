@@ -12,8 +12,9 @@ from torch.autograd.graph import Node
 from torch.utils.checkpoint import checkpoint
 
 from forward_pass import recorded
-from noisette.core.backward import Recording, search, visit_output_gradients
+from noisette.core.backward import search, visit_output_gradients
 from noisette.core.forms import Use
+from noisette.core.trace import Recording
 
 F = nn.functional
 WIDTH, TIME = 4, 3

@@ -15,8 +15,8 @@ import noisette
 from model_cases import Forward
 from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
-from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping, Engine
+from noisette.core.trace import ForwardPass
 from oracle import example_gradients
 
 

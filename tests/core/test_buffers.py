@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
-from noisette.core.state import ModelBuffers
+from noisette.core.loss import ModelBuffers
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

@@ -59,7 +59,10 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.fixture(params=["eager", "graph", "compiled"])
+COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["eager", "graph", COMPILED])
 def one_pass(request: pytest.FixtureRequest, dtype: torch.dtype) -> Pass:
     if request.param == "eager":
         return PlainPass(dtype)
@@ -67,7 +70,7 @@ def one_pass(request: pytest.FixtureRequest, dtype: torch.dtype) -> Pass:
     return CompiledPass(function, dtype)
 
 
-@pytest.fixture(params=["graph", "compiled"])
+@pytest.fixture(params=["graph", COMPILED])
 def function(request: pytest.FixtureRequest, dtype: torch.dtype) -> Compiled:
     return noise_of_words if request.param == "graph" else request.getfixturevalue("compiled")[dtype]
 

@@ -58,11 +58,11 @@ def idx_of() -> Callable[[np.ndarray], bytes]:
 def write_idx_set() -> Callable[..., None]:
     """Writes four idx files: per split ``count`` images 28 x 28 of which image i is all i, with label i % 10."""
 
-    def write(folder: Path, *, train: str = "train", test: str = "t10k", first_label: int = 0) -> None:
+    def write(folder: Path, *, train: str = "train", test: str = "t10k") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for stem, count in ((train, 12), (test, 5)):
             images = np.broadcast_to(np.arange(count)[:, None, None], (count, 28, 28))
             (folder / f"{stem}-images-idx3-ubyte.gz").write_bytes(idx_bytes(images))
-            (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(idx_bytes(np.arange(count) % 10 + first_label))
+            (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(idx_bytes(np.arange(count) % 10))
 
     return write

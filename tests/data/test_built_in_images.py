@@ -6,13 +6,11 @@ import gzip
 import io
 import struct
 import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from noisette.data import DataError, built_in_images, load
@@ -62,7 +60,7 @@ def test_a_huge_declared_size_takes_no_memory() -> None:
 
 
 def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> None:
-    content = idx_of(np.random.default_rng(0).integers(0, 256, (100, 28, 28)))
+    content = idx_of(np.arange(4000).reshape(5, 20, 40) % 251)
     flipped = bytearray(content)
     flipped[-6] ^= 1  # in the checksum which ends the stream
     for damaged in (content[: len(content) // 2], bytes(flipped)):
@@ -73,7 +71,7 @@ def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> N
 # MNIST and similar sets
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "kmnist"])
 def test_official_files(name: str, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
     write_idx_set(tmp_path / name)
     write_idx_set(tmp_path / name, train="train-first7011")  # the whole takes precedence over its part
@@ -97,42 +95,6 @@ def test_labels_that_do_not_fit(tmp_path: Path, write_idx_set: WriteIdxSet, idx_
         (tmp_path / "mnist" / f"{name}-labels-idx1-ubyte.gz").write_bytes(idx_of(labels))
         with pytest.raises(DataError, match=told):
             load("mnist", data_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "stems", "size"),
-    [
-        ("kmnist", {"train": "train-first7011"}, 7_011),
-        ("emnist-letters", {"train": "train-subset", "test": "test-subset"}, 26_000),
-    ],
-)
-def test_partial_copies_say_so(name: str, stems: dict, size: int, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
-    write_idx_set(tmp_path / name, **stems)
-    found = load(name, data_dir=tmp_path)
-    assert (found.declared_size, found.train.targets[0], len(found.train.inputs)) == (size, 0, 12)
-    assert "not comparable" in found.note
-
-
-def test_official_letters_are_transposed_and_their_labels_start_at_zero(tmp_path: Path, idx_of: Idx) -> None:
-    archive = tmp_path / "emnist-letters" / "gzip.zip"
-    archive.parent.mkdir()
-    upright = np.random.default_rng(0).integers(0, 256, (4, 28, 28))
-    with zipfile.ZipFile(archive, "w") as opened:
-        for split in ("train", "test"):
-            opened.writestr(f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", idx_of(np.swapaxes(upright, 1, 2)))
-            opened.writestr(f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", idx_of(np.array([1, 26, 2, 3])))
-    found = load("emnist-letters", data_dir=tmp_path)
-    assert (found.classes, found.declared_size, found.note) == (26, 124_800, "")
-    assert found.train.targets.tolist() == [0, 25, 1, 2]
-    np.testing.assert_allclose(found.train.inputs[:, 0], upright / 255, rtol=1e-6)
-    assert [path.name for path in archive.parent.iterdir()] == ["gzip.zip"]  # nothing was unpacked
-    with zipfile.ZipFile(archive, "w") as opened:
-        opened.writestr("gzip/readme.txt", "nothing")
-    with pytest.raises(DataError, match=r"gzip.zip is damaged or not EMNIST .*emnist-letters-train-images"):
-        load("emnist-letters", data_dir=tmp_path)
-    archive.write_bytes(b"PK\x03\x04 and then nothing")
-    with pytest.raises(DataError, match=r"gzip.zip is damaged"):
-        load("emnist-letters", data_dir=tmp_path)
 
 
 # CIFAR-10
@@ -178,49 +140,19 @@ def test_binary_version_in_the_order_of_the_batches(tmp_path: Path, folder: Path
     np.testing.assert_allclose(inputs[0, 0, :, 7], np.arange(32) / 255, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "found"), [("data_batch_3.bin", record(0, 0, 0, 0)[:-1], 3072), ("test_batch.bin", b"", 0)]
-)
-def test_truncated_members_and_damaged_archives(
-    tmp_path: Path, folder: Path, name: str, content: bytes, found: int
-) -> None:
+def test_truncated_members_and_damaged_files(tmp_path: Path, folder: Path) -> None:
     whole = dict.fromkeys([*BATCHES, "test_batch.bin"], record(0, 0, 0, 0))
-    write_binary(folder, whole | {name: content})
-    with pytest.raises(DataError, match=rf"{name} in .*records of 3073 bytes, but {found} bytes were found"):
-        load("cifar10", data_dir=tmp_path)
+    for name, content, found in (("data_batch_3.bin", record(0, 0, 0, 0)[:-1], 3072), ("test_batch.bin", b"", 0)):
+        write_binary(folder, whole | {name: content})
+        with pytest.raises(DataError, match=rf"{name} in .*records of 3073 bytes, but {found} bytes were found"):
+            load("cifar10", data_dir=tmp_path)
     (folder / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz is damaged"):
         load("cifar10", data_dir=tmp_path)
-
-
-def write_jpeg(path: Path, colours: list[tuple[int, int, int]], labels: list[int]) -> None:
-    streams = []
-    for colour in colours:
-        buffer = io.BytesIO()
-        Image.new("RGB", (32, 32), colour).save(buffer, format="JPEG", quality=75)
-        streams.append(buffer.getvalue())
-    shared = 100  # bytes kept once for all
-    assert len({stream[:shared] for stream in streams}) == 1
-    scans = [stream[shared:] for stream in streams]
-    np.savez(
-        path,
-        header=np.frombuffer(streams[0][:shared], np.uint8),
-        scans=np.frombuffer(b"".join(scans), np.uint8),
-        offsets=np.cumsum([0] + [len(scan) for scan in scans]),
-        labels=np.array(labels, np.uint8),
-    )
-
-
-def test_jpeg_copy_says_that_it_is_lossy(tmp_path: Path, folder: Path) -> None:
-    write_jpeg(folder / "cifar10_train_jpegq75.npz", [(200, 100, 50), (0, 0, 0), (255, 255, 255)], [7, 8, 9])
-    write_jpeg(folder / "cifar10_test_jpegq75.npz", [(0, 0, 0)], [3])
-    found = load("cifar10", data_dir=tmp_path)
-    assert (found.declared_size, found.train.targets.tolist()) == (50_000, [7, 8, 9])
-    assert "not comparable" in found.note
-    np.testing.assert_allclose(found.train.inputs[0].mean((1, 2)) * 255, [200, 100, 50], atol=3)
-    np.testing.assert_allclose(found.train.inputs[1:].mean((1, 2, 3)), [0, 1], atol=0.01)
+    (folder / "cifar-10-binary.tar.gz").unlink()
     damaged = {"header": np.zeros(3), "scans": np.zeros(9), "offsets": np.array([0, 9]), "labels": np.zeros(1)}
-    np.savez(folder / "cifar10_train_jpegq75.npz", **damaged)
+    for split in ("train", "test"):
+        np.savez(folder / f"cifar10_{split}_jpegq75.npz", **damaged)
     with pytest.raises(DataError, match=r"cifar10_train_jpegq75.npz is damaged"):
         load("cifar10", data_dir=tmp_path)
 
@@ -260,27 +192,26 @@ def of_classes(word: str, targets: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def leaves() -> tuple[np.ndarray, np.ndarray]:
-    split = dead_leaves(400, seed=3)
+    split = dead_leaves(200, seed=3)
     return split.inputs, split.targets
 
 
 @pytest.fixture(scope="module")
 def shaded() -> np.ndarray:
-    return shaded_leaves(300, seed=3)
+    return shaded_leaves(100, seed=3)
 
 
 def test_the_same_seed_gives_the_same_images(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
-    again, other = dead_leaves(400, seed=3), dead_leaves(400, seed=4)
-    assert np.array_equal(again.targets, leaves[1])
-    for same, images, different in (
-        (again.inputs, leaves[0], other.inputs),
-        (shaded_leaves(300, seed=3), shaded, shaded_leaves(300, seed=4)),
-    ):
-        assert np.array_equal(same, images)
-        assert not np.array_equal(different, images)
+    for draw in (lambda seed: dead_leaves(5, seed, side=9).inputs, lambda seed: shaded_leaves(5, seed, side=9)):
+        assert np.array_equal(draw(3), draw(3))
+        assert not np.array_equal(draw(3), draw(4))
+    for images in (leaves[0], shaded):
         assert images.dtype == np.float32
         assert images.min() >= 0
         assert images.max() <= 1
+    # Frozen: features are learned from these images, and results are compared across versions.
+    assert leaves[1][:6].tolist() == [10, 8, 9, 3, 8, 8]
+    np.testing.assert_allclose([leaves[0][0, 0, 0, 0], shaded[0, 0, 0, 0]], [0.6919775, 0.7657604], atol=1e-6)
 
 
 @pytest.mark.parametrize(

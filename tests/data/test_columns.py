@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisette.data import DataError
-from noisette.data.columns import Columns
+from noisette.data import DataError, Declaration
+from noisette.data.columns import Columns, ImageForm
+from noisette.data.dataset import Target
 
 AGE = {"kind": "number", "low": 0, "high": 80}
 JOB = {"kind": "category", "categories": ["cook", "smith"]}
@@ -67,14 +68,8 @@ def test_other_texts_are_refused_without_a_rule() -> None:
     message = refusal(JOB | {"missing": "cook"}, ["", "CANARY", "cook"])
     assert "none of its declared categories in row 2" in message
     assert "CANARY" not in message
-
-
-def test_a_declared_mark_of_missing_values_is_a_category() -> None:
-    assert encoded({"kind": "category", "categories": ["", "?", "none"]}, ["?", "", "none"]) == [
-        [0, 1, 0],
-        [1, 0, 0],
-        [0, 0, 1],
-    ]
+    # A mark of missing values that is declared is a category.
+    assert encoded({"kind": "category", "categories": ["", "none"]}, ["none", ""]) == [[0, 1], [1, 0]]
 
 
 def test_categories_that_are_numbers() -> None:
@@ -164,3 +159,38 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 def test_absent_columns() -> None:
     with pytest.raises(DataError, match="there is no column 'age'; did you mean 'Age'"):
         Columns.of({"age": AGE}).encode({"Age": ["1"]})
+
+
+# Files
+
+COLUMNS = Columns.of({"job": {"kind": "category", "categories": ["cook"]}, "id": {"kind": "ignored"}})
+
+
+def test_all_contradictions_of_a_declaration_at_once() -> None:
+    with pytest.raises(DataError) as caught:
+        Declaration(classes=("a", "a"), size=0, label="y", users="y", decimal=";", text="y")
+    message = str(caught.value)
+    assert "5 problems" in message
+    for word in ("classes", "size", "'y' cannot be both", "decimal", "'y' is the text"):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        *(({"classes": classes}, "classes: expected two or more different classes") for classes in (1, -3, ())),
+        ({"classes": 99_999_999_999}, "classes: expected at most 1000000, got 99999999999"),
+        ({"classes": 2, "target": Target(0, 1)}, "declare one of them"),
+        ({"text": "review", "columns": COLUMNS}, "a text is the only input"),
+        ({"text": "label"}, "it cannot be the label"),
+        ({"columns": COLUMNS, "label": "job"}, "column 'job' is the label"),
+        ({"columns": COLUMNS, "users": "job"}, "column 'job' is the column of users"),
+        ({"thousands": ".", "decimal": "."}, "thousands: expected"),
+        ({"encoding": "latin-99"}, "encoding: expected one that Python knows"),
+    ],
+)
+def test_contradictions_of_a_declaration(declared: dict, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        Declaration(**declared)
+    with pytest.raises(ValueError, match="height=-1"):
+        ImageForm(4, -1)

@@ -50,12 +50,10 @@ def test_columns_as_declared(tmp_path: Path) -> None:
 
 
 def test_every_column_is_declared_where_columns_are(tmp_path: Path) -> None:
-    age, job = {"kind": "number", "low": 0, "high": 80, "missing": 0}, {"kind": "category", "categories": ["cook"]}
-    columns = Columns.of({"job": job | {"other": "own category"}, "age": age, "id": {"kind": "ignored"}})
+    columns = Columns.of({"age": {"kind": "number", "low": 0, "high": 80}, "id": {"kind": "ignored"}})
     declared = Declaration(classes=2, size=2, columns=columns)
-    path = written(tmp_path, "id,age,job,label\nx,,spy,1\ny,80,cook,0\n")
-    assert inputs(path, declared) == [[0, 1, -1], [1, 0, 1]]
-    path = written(tmp_path, "age,job,wage,label\n1,cook,3,1\n")
+    assert inputs(written(tmp_path, "id,age,label\nx,0,1\ny,80,0\n"), declared) == [[-1], [1]]
+    path = written(tmp_path, "id,age,wage,label\n1,2,3,1\n")
     assert "columns: column 'wage' is not declared" in refusal(path, declared)
 
 
@@ -106,7 +104,7 @@ def test_columns_classes_and_size_must_be_declared(tmp_path: Path) -> None:
 # Labels
 
 
-@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1e0", "cat"])
+@pytest.mark.parametrize("label", ["2", "-1", "0.5"])
 def test_labels_out_of_range(tmp_path: Path, label: str) -> None:
     message = refusal(written(tmp_path, f"x,label\n1,0\n2,{label}\n"), TWO)
     assert "column 'label': not in 0..1 (if labels are text, declare classes as the list of their names)" in message
@@ -153,6 +151,8 @@ def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path
     split = load(path, declaration=declared).train
     np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
     np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)
+    thousands = Declaration(classes=2, size=2, decimal=",", thousands=".")
+    assert inputs(written(tmp_path, "x;label\n1.234,5;0\n1,5;1\n"), thousands) == [[1234.5], [1.5]]
     for text in ("1.234,5", "1.5"):  # points are no decimals where commas are
         path = written(tmp_path, f"x;label\n{text};0\n")
         assert "column 'x': not a finite number" in refusal(path, Declaration(classes=2, size=2, decimal=","))
@@ -204,8 +204,8 @@ def with_row(line: str, *, after: str = "") -> str:
     return "\n".join(["label,text", *rows, ""])
 
 
-@pytest.mark.parametrize("after", ["", ', "quoted"', ' "quoted" text'])
-@pytest.mark.parametrize("line", ['0,"CANARY', '0, "CANARY', '0,"CANARY""', '0,"CANARY"" and', '"0,CANARY'])
+@pytest.mark.parametrize("after", ["", ', "quoted"'])
+@pytest.mark.parametrize("line", ['0, "CANARY', '0,"CANARY"" and', '"0,CANARY'])
 def test_a_quote_without_an_end_takes_in_no_other_record(tmp_path: Path, line: str, after: str) -> None:
     message = refusal(written(tmp_path, with_row(line, after=after)), TEXT)
     assert "people.csv: in row 51 (row 1 is the first below the first line) a quote opens a field" in message
@@ -220,8 +220,7 @@ def test_quotes_that_change_no_other_record(tmp_path: Path, text: str) -> None:
     assert np.delete(found.inputs, 50, axis=0).tolist() == np.delete(other.inputs, 50, axis=0).tolist()
 
 
-@pytest.mark.parametrize("separator", [";", "\t", ","])
-@pytest.mark.parametrize("name", ["p.csv", "p.tsv", "p.txt", "P.TSV.gz", "p.txt.GZ"])
+@pytest.mark.parametrize(("separator", "name"), [(";", "p.csv"), ("\t", "P.TSV.gz"), (",", "p.txt.GZ")])
 def test_what_separates_the_names_in_the_header_separates_all_fields(tmp_path: Path, separator: str, name: str) -> None:
     header, *rows = (("\ufeffa", '"b ""c"", d;e"', "label"), ("1", "2", "0"), ('" 3"', "4", "1"))
     content = "\r\n".join(separator.join(row) for row in (header, *rows, ())).encode() + b"\r\n"

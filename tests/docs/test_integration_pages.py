@@ -39,6 +39,7 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")

@@ -44,10 +44,10 @@ def test_name_has_a_docstring_and_no_keyword_dictionary(name: str) -> None:
         assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
-@pytest.mark.parametrize("folder", ["audit", "data", "nn"])
-def test_folders_with_public_names_need_no_import_of_their_own(folder: str) -> None:
-    code = f"import noisette; assert noisette.{folder}.__name__ == 'noisette.{folder}'"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_folders_with_public_names_need_no_import_of_their_own() -> None:
+    code = "import noisette; print(noisette.data.__name__, noisette.nn.__name__, noisette.audit.__name__)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["noisette.data", "noisette.nn", "noisette.audit"]
 
 
 def test_unknown_name() -> None:

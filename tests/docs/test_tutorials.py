@@ -36,6 +36,7 @@ def test_an_audit_finds_something_and_no_more_than_the_guarantee_allows() -> Non
     assert 0.3 < audit.certified_mu <= 1.0
 
 
+@pytest.mark.slow
 def test_a_table_is_learnt_by_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +58,9 @@ def test_certified_radii_are_positive_and_hold() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of other libraries
-@pytest.mark.parametrize("has_data", [True, False], ids=["data-if-there", "made-sentences"])
+@pytest.mark.parametrize(
+    "has_data", [pytest.param(True, marks=pytest.mark.slow), False], ids=["data-if-there", "made-sentences"]
+)
 def test_adapters_of_bert_are_trained_and_saved(
     has_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

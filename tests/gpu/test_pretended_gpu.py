@@ -44,6 +44,7 @@ def test_a_pretended_gpu_refuses_tensors_of_the_processor() -> None:
     assert done.stdout == "refused\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("PRETEND_DEVICE" in os.environ, reason="this is the process that the test starts")
 def test_engines_layers_and_runs_on_a_pretended_gpu() -> None:
     chosen = ["-k", "pretend and not pretended", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]

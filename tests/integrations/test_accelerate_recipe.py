@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "accelerate.md"
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
-
-
-def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def records(size: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +59,7 @@ def test_step_of_the_wrapper_is_exact() -> None:
     accelerator, model, optimizer = prepared()
     wrapper, data = accelerator.prepare(optimizer), records(10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    truth = clipped_sum(model, losses, data, 0.3)
+    truth = clipped_sum(model, loss, data, 0.3)
     with private(optimizer, model, data, noise=1e-6) as run:
         batch = next(run.batches())
         for x, y in batch.microbatches(4):
@@ -74,17 +69,6 @@ def test_step_of_the_wrapper_is_exact() -> None:
         assert sum(run.ledger.events.values()) == 1
     for name, p in model.named_parameters():
         torch.testing.assert_close((before[name] - p.detach()) * 10 / 0.1, truth.sums[name], rtol=0, atol=1e-5)
-
-
-def test_backward_of_accelerate_is_refused() -> None:
-    accelerator, model, optimizer = prepared()
-    with private(optimizer, model, records(10)) as run:
-        before = model.state_dict()["weight"].clone()
-        [(x, y)] = islice(next(run.batches()).microbatches(10), 1)
-        accelerator.backward(loss(model, x, y))
-        with pytest.raises(noisette.PrivacyError, match="holds a gradient that is not private"):
-            optimizer.step()
-        assert torch.equal(model.state_dict()["weight"], before)
 
 
 def test_step_that_the_wrapper_skips_is_refused() -> None:

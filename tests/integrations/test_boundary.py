@@ -88,26 +88,6 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(one, other, strict=True))
 
 
-class LastOfLstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(5, 7, batch_first=True), nn.Linear(7, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x)[0][:, -1])
-
-
-class TimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 16)
-        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=False)
-        self.out = nn.Linear(16, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.layer(self.embedding(ids).transpose(0, 1)).mean(0))
-
-
 class Tied(nn.Module):
     """A language model whose embedding is its output layer as well."""
 
@@ -161,23 +141,15 @@ def of_two_calls(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y) + 0.1 * (model(x.flip(1)) - model(x)).square().mean()
 
 
-def smoothed(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, label_smoothing=0.1)
-
-
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Loss]] = {
-    "mlp": (mlp, lambda: torch.randn(9, 12), cross_entropy),
     "cnn": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
         lambda: torch.randn(9, 1, 8, 8),
         cross_entropy,
     ),
-    "lstm": (LastOfLstm, lambda: torch.randn(9, 6, 5), cross_entropy),
-    "time first": (TimeFirst, lambda: torch.randint(0, 20, (9, 7)), cross_entropy),
     "tied": (Tied, lambda: torch.randint(0, 20, (9, 7)), of_tokens),
     "two outputs": (TwoOutputs, lambda: torch.randn(9, 12), of_both),
     "several calls": (mlp, lambda: torch.randn(9, 12), of_two_calls),
-    "smoothed, ten records": (mlp, lambda: torch.randn(10, 12), smoothed),
     "one record": (mlp, lambda: torch.randn(1, 12), cross_entropy),
 }
 
@@ -190,26 +162,18 @@ def test_the_sum_is_that_of_single_records(name: str) -> None:
     assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
 
 
-@pytest.mark.parametrize("own_loss", [False, True])
-def test_a_classifier_of_transformers(own_loss: bool) -> None:
+def test_a_model_of_transformers_that_computes_its_loss() -> None:
     transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=3
-    )
-    model = transformers.BertForSequenceClassification(config).double().eval().train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(vocab_size=50, num_labels=3, **sizes, **dropout)
+    model = transformers.BertForSequenceClassification(config).double().train()
 
     def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        if own_loss:
-            found = model(input_ids=x, labels=y)
-            assert found.loss.shape == ()
-            return found.loss
-        found = model(input_ids=x, attention_mask=torch.ones_like(x))
-        assert found.loss is None
+        found = model(input_ids=x, labels=y)
+        assert found.loss.shape == ()
         assert found.logits is found["logits"]
-        return F.cross_entropy(found.logits, y)
+        return found.loss
 
     x, y = torch.randint(0, 50, (6, 9)), torch.randint(0, 3, (6,))
     assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
@@ -237,21 +201,8 @@ class Branches(nn.Module):
         return self.one(x * self.calls) if x[0, 0] > 0 else self.other(x)
 
 
-class Scripted(nn.Module):
-    """Its weights are used where no operation is seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.jit.script(mlp())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*", "ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("make", [Branches, Scripted])
-def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Callable[[], nn.Module]) -> None:
-    model, x, y = make(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
+    model, x, y = Branches(), torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
         """What a call writes into a buffer is dropped."""
@@ -265,15 +216,14 @@ def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one(make: Call
     assert distance(found, expected) < 1e-10
 
 
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("mean", "scale"), [(True, 1.0), (True, 1e3), (False, 1e-3)])
 def test_a_record_moves_the_sum_by_no_more_than_the_bound(mean: bool, scale: float) -> None:
     model = mlp().float()
 
     def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, label_smoothing=0.1, reduction="mean" if mean else "sum")
 
-    for size in (2, 10, 255, 256, 257):
+    for size in (2, 256, 257):
         x, y = scale * torch.randn(size, 12).float(), torch.randint(0, 3, (size,))
         x[-1] = 1e4 * torch.randn(12)
         whole, less = (by_boundary(model, loss, x[:n], y[:n], mean=mean) for n in (size, size - 1))
@@ -301,12 +251,6 @@ def test_views_of_a_record_are_several_calls() -> None:
         F.cross_entropy(both, torch.cat([y, y])).backward()
 
     refused("with 12 rows, where 6 records of the batch are left", joined)
-    model, x, y = mlp(), torch.randn(6, 12), torch.randint(0, 3, (6,))
-
-    def apart(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        return (F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(1)), y)) / 2
-
-    assert distance(by_boundary(model, apart, x, y), alone(model, apart, x, y)) < 1e-10
 
 
 def test_each_record_belongs_to_its_step_once() -> None:

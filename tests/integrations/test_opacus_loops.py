@@ -39,25 +39,8 @@ def private(model: nn.Module, records: TensorDataset, **changed: Any) -> Any:
 Loop = Callable[[Any, Tensor, Tensor], Tensor]
 
 
-def in_steps(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    logits = model(x)
-    scaled = logits / 2.0 + logits.abs().sum(1, keepdim=True)
-    first, second = scaled.split([1, 2], dim=1)
-    return F.nll_loss(torch.cat([second, first], dim=1).log_softmax(1), y)
-
-
 def two_calls(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y) + 0.1 * model(x.flip(1)).square().mean()
-
-
-def in_place(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    loss = F.cross_entropy(model(x), y)
-    loss += 0.5 * model(x).square().mean()
-    return loss
-
-
-def weighted(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    return (F.cross_entropy(model(x), y, reduction="none") * (1 + y)).mean()
 
 
 def assert_mean(model: nn.Module, records: TensorDataset, loop: Loop) -> None:
@@ -68,18 +51,10 @@ def assert_mean(model: nn.Module, records: TensorDataset, loop: Loop) -> None:
         torch.testing.assert_close(p.grad.double(), truth.sums[name] / len(records), rtol=1e-4, atol=1e-6)
 
 
-LOOPS: list[Loop] = [
-    lambda m, x, y: nn.CrossEntropyLoss()(m(x), y),
-    lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), F.one_hot(y, 3).float()),
-    lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1),
-    in_steps,
-    two_calls,
-    in_place,
-    weighted,
-]
+LOOPS: list[Loop] = [lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), two_calls]
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=["mean", "binary", "smoothed", *(f.__name__ for f in LOOPS[3:])])
+@pytest.mark.parametrize("loop", LOOPS, ids=["mean", "two calls"])
 @pytest.mark.usefixtures("little_noise")
 def test_gradients_are_those_of_single_examples(loop: Loop) -> None:
     records, model = data(), net()
@@ -120,68 +95,38 @@ def test_a_whole_training_and_its_price() -> None:
             F.cross_entropy(output, y).backward()
             optimizer.step()
             steps += 1
-    assert 20 < steps <= 30  # empty batches are released by the loader
+    assert 20 < steps <= 30
+    assert engine._run is not None
+    assert engine._run.steps_taken == 30, "empty batches are released by the loader"
     assert 3.5 < engine.get_epsilon(1e-2) <= 4.0
     wrapped.eval()
     assert type(wrapped(records.tensors[0])) is Tensor
     assert set(wrapped.state_dict()) == {f"_module.{name}" for name in model.state_dict()}
 
 
-def test_empty_batches_are_released() -> None:
-    model, records = net(), data(4)
-    engine, wrapped, optimizer, loader = private(model, records, batch_size=1)
-    for _ in range(5):
-        for x, y in loader:
-            F.cross_entropy(wrapped(x), y).backward()
-            optimizer.step()
-    assert engine._run is not None
-    assert engine._run.steps_taken == 20
-
-
-def test_a_skipped_batch_and_a_loss_of_it_are_refused() -> None:
-    _, wrapped, optimizer, loader = private(net(), data())
+def test_a_skipped_batch_is_refused() -> None:
+    loader = private(net(), data())[-1]
     next(iter(loader))
     with pytest.raises(PrivacyError, match="not called for the last batch"):
         next(iter(loader))
-    _, wrapped, optimizer, loader = private(net(), data(), batch_size=B)
-    batches = iter(loader)
-    x, y = next(batches)
-    loss = F.cross_entropy(wrapped(x), y)
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    with pytest.raises(PrivacyError, match="bounded before"):
-        loss.backward()
 
 
 @pytest.mark.usefixtures("little_noise")
-def test_a_batch_in_pieces_and_a_loss_that_adds_up() -> None:
-    def in_pieces(model: Any, x: Tensor, y: Tensor) -> None:
-        for rows, labels in zip(x.split(4), y.split(4), strict=True):
-            F.cross_entropy(model(rows), labels).backward()
-
-    def added_up(model: Any, x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(model(x), y, reduction="sum").backward()
-
-    for step, changed in ((in_pieces, {}), (added_up, {"loss_reduction": "sum"})):
-        records, model = data(), net()
-        _, wrapped, optimizer, loader = private(model, records, **changed)
-        step(wrapped, *next(iter(loader)))
-        optimizer.step()
-        assert_mean(model, records, LOOPS[0])
+def test_a_loss_that_adds_up() -> None:
+    records, model = data(), net()
+    _, wrapped, optimizer, loader = private(model, records, loss_reduction="sum")
+    x, y = next(iter(loader))
+    F.cross_entropy(wrapped(x), y, reduction="sum").backward()
+    optimizer.step()
+    assert_mean(model, records, LOOPS[0])
 
 
 def test_after_the_last_step_the_model_is_itself() -> None:
     model, records = net(), data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 1, "max_grad_norm": C, "public_size": B}
+    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(records, batch_size=B)
     wrapped, _, loader = PrivacyEngine().make_private_with_epsilon(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(records, batch_size=B),
-        target_epsilon=4.0,
-        target_delta=1e-2,
-        epochs=1,
-        max_grad_norm=C,
-        public_size=B,
+        module=model, optimizer=optimizer, data_loader=loader, **given
     )
     for x, y in loader:
         F.cross_entropy(wrapped(x), y).backward()
@@ -206,31 +151,21 @@ def test_masks_are_secret() -> None:
 
 
 def test_all_problems_at_once() -> None:
-    model, records = net(), data()
+    wrong: dict[str, Any] = {"public_size": None, "batch_first": False, "loss_reduction": "none", "clipping": "none"}
+    wrong |= {"poisson_sampling": False, "noise_generator": torch.Generator()}
     with pytest.raises(ValueError) as raised:
-        private(
-            model,
-            records,
-            public_size=None,
-            batch_first=False,
-            loss_reduction="none",
-            poisson_sampling=False,
-            noise_generator=torch.Generator(),
-            clipping="none",
-        )
-    for words in ("public_size=", "batch_first", "loss_reduction", "poisson_sampling", "noise_generator", "clipping"):
-        assert words in str(raised.value)
+        private(net(), data(), **wrong)
+    assert all(name in str(raised.value) for name in wrong)
     with pytest.raises(ValueError, match="accountant"):
         PrivacyEngine(accountant="none")
     with pytest.raises(PrivacyError, match="make_private first"):
         PrivacyEngine().get_epsilon(1e-5)
-    assert noisette.PrivacyError is PrivacyError
 
 
 # What the scripts of Opacus use beside the loop
 
 
-@pytest.mark.parametrize("most", [4, 6, 100])
+@pytest.mark.parametrize("most", [4, 100])
 @pytest.mark.usefixtures("little_noise")
 def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
     records, model = data(), net()

@@ -24,7 +24,7 @@ from noisette import (
     privatize,
 )
 from noisette.accounting import Ledger
-from noisette.lipschitz import LipschitzFunction, NormBound, Sensitivities, register_bounds
+from noisette.lipschitz import NormBound, Sensitivities
 from noisette.lipschitz.bound import largest_gradient_ratio
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, PatchConv2d, SpectralLinear, TauCrossEntropy
 
@@ -59,16 +59,11 @@ def test_sensitivities_are_those_of_two_layers_by_hand() -> None:
     assert list(bound.sensitivities().values()) == pytest.approx([2 * SQRT2, 2 * SQRT2], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("allocation", "std"),
-    [(PerLayerAllocation(), 1.5 * SQRT2 * 2 * SQRT2), (GlobalAllocation(), 1.5 * 4.0)],
-    ids=lambda value: type(value).__name__,
-)
-def test_deviations_of_two_layers_by_hand(allocation, std) -> None:
-    parts = bound_of(dense(4, 4, 3), 4, allocation=allocation, slack=0.0).pop_sums()
-    for part in parts:
-        assert part.share is not None
-        assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(std, rel=1e-6)
+def test_deviations_of_two_layers_by_hand() -> None:
+    for allocation, std in ((PerLayerAllocation(), 1.5 * SQRT2 * 2 * SQRT2), (GlobalAllocation(), 1.5 * 4.0)):
+        for part in bound_of(dense(4, 4, 3), 4, allocation=allocation, slack=0.0).pop_sums():
+            assert part.share is not None
+            assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(std, rel=1e-6)
 
 
 def test_a_loss_that_breaks_its_promise_is_held_to_it() -> None:
@@ -99,24 +94,9 @@ def test_logit_clipping_needs_a_single_clipping_norm() -> None:
         def groups(self, names):
             return PerLayerClipping(1.0).groups(["a.weight", "b.weight"])
 
-    with pytest.raises(ValueError, match="rule with one clipping norm"):
-        bound_of(dense(6, 8, 4), 6, logit_clipping=Two())
-
-
-def test_adaptive_logit_clipping_adds_a_count_and_follows_the_quantile() -> None:
-    model, rule = dense(6, 8, 4), AdaptiveClip(0.01, target_quantile=0.5, count_share=0.1)
-    bound = bound_of(model, 6, logit_clipping=rule)
-    x, y = some(40)
-    add(bound, bound.loss, x, y)
-    *gradient, count = bound.pop_sums()
-    assert sum(part.share or 0.0 for part in gradient) == pytest.approx(0.9)
-    assert (count.name, count.share, count.bound) == ("clipping count", 0.1, 0.5)
-    assert float(count.grads[0]) == -20  # every gradient at the scores is above 0.01
-    count.params[0].grad = count.grads[0] / 40
-    bound.after_step()
-    assert bound.state()["max_grad_norm"] > 0.01
-    bound.restore({"max_grad_norm": 0.3})
-    assert bound.state() == {"max_grad_norm": 0.3}
+    for rule in (Two(), AdaptiveClip(0.1)):
+        with pytest.raises(ValueError, match="rule with one constant clipping norm"):
+            bound_of(dense(6, 8, 4), 6, logit_clipping=rule)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 1e300])
@@ -145,27 +125,18 @@ def test_weights_are_projected_at_the_start_and_after_the_user_changes_them() ->
         assert largest(model) <= 1 + 1e-6
 
 
-def test_replaced_or_cast_weights_are_projected_again() -> None:
-    model = dense(6, 8, 4)
-    bound = bound_of(model, 6)
-    model[1].weight.data = 9 * model[1].weight.data
-    bound.begin_batch()
-    assert largest(model) <= 1 + 1e-6
-    model.float()
-    with torch.no_grad():
-        model[3].weight.data = 9 * model[3].weight.data
-    summed(bound, torch.randn(2, 6), torch.tensor([0, 1]))
-    assert largest(model.double()) <= 1 + 1e-6
-
-
 def test_half_precision_is_refused_and_single_precision_taken_back() -> None:
     model, (x, y) = dense(6, 8, 4).float(), some(2)
     bound = bound_of(model, 6)
+    with pytest.raises(PrivacyError, match="autocast"), torch.autocast("cpu", torch.bfloat16):
+        add(bound, bound.loss, x.float(), y)
     model.bfloat16()
     with pytest.raises(PrivacyError, match=r"half precision.*call model\.float\(\)"):
         add(bound, bound.loss, x.bfloat16(), y)
     model.float()
+    model[3].weight.data = 9 * model[3].weight.data
     add(bound, bound.loss, x.float(), y)
+    assert largest(model) <= 1 + 1e-6, "cast and replaced weights are projected again"
 
 
 def largest(model: nn.Module) -> float:
@@ -182,12 +153,11 @@ def test_weights_changed_between_microbatches_are_refused() -> None:
         add(bound, bound.loss, x, y)
 
 
-@pytest.mark.parametrize("allocation", [GlobalAllocation(), PerLayerAllocation(), OptimalAllocation()], ids=repr)
-def test_a_wild_run_stays_feasible_at_every_step(allocation) -> None:
+def test_a_wild_run_stays_feasible_at_every_step() -> None:
     model = dense(6, 8, 8, 4)
-    bound = bound_of(model, 6, allocation=allocation)
+    bound = bound_of(model, 6)
     sgd, records = torch.optim.SGD(model.parameters(), lr=10.0), some(60)
-    settings = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 30, "noise_multiplier": 10.0}
+    settings = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 12, "noise_multiplier": 10.0}
     with privatize(bound, sgd, records, **settings) as run:  # pyright: ignore[reportArgumentType]
         for batch in run.batches():
             for x, y in batch.microbatches(8):
@@ -196,7 +166,7 @@ def test_a_wild_run_stays_feasible_at_every_step(allocation) -> None:
             run.optimizer.zero_grad()
             assert largest(model) <= 1 + 1e-6
             assert all(p.isfinite().all() for p in model.parameters())
-    assert run.steps_taken == 30
+    assert run.steps_taken == 12
 
 
 def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
@@ -239,28 +209,26 @@ def test_nothing_is_attached_to_the_model_between_calls() -> None:
 
 
 def test_a_run_is_saved_and_resumed(tmp_path) -> None:
-    model = dense(6, 8, 4)
-    rule = AdaptiveClip(0.5)
-    bound = bound_of(model, 6, logit_clipping=rule)
-    records = some(60)
+    model, records = dense(6, 8, 4), some(60)
+    bound = bound_of(model, 6)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 6, "noise_multiplier": 1.0}
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        run = privatize(bound, sgd, records, ledger=ledger, **settings)  # pyright: ignore[reportArgumentType]
-        with run:
-            for batch in run.batches():
-                for x, y in batch.microbatches(30):
-                    add(run, bound.loss, x, y)
-                sgd.step()
-                sgd.zero_grad()
-                if run.steps_taken == 3:
-                    run.save(tmp_path / "run")
-                    break
+    with (
+        Ledger(tmp_path / "ledger.jsonl") as ledger,
+        privatize(bound, sgd, records, ledger=ledger, **settings) as run,  # pyright: ignore[reportArgumentType]
+    ):
+        for batch in run.batches():
+            for x, y in batch.microbatches(30):
+                add(run, bound.loss, x, y)
+            sgd.step()
+            sgd.zero_grad()
+            if run.steps_taken == 3:
+                run.save(tmp_path / "run")
+                break
     other = dense(6, 8, 4)
-    again = bound_of(other, 6, logit_clipping=AdaptiveClip(0.5))
+    again = bound_of(other, 6)
     resumed = PrivateRun.resume(tmp_path / "run", again, torch.optim.SGD(other.parameters(), lr=0.1), records)
     with resumed:
-        assert again.state() == bound.state()
         assert torch.equal(other.get_parameter("1.weight"), model.get_parameter("1.weight"))
         assert resumed.steps_taken == 3
 
@@ -283,20 +251,9 @@ class Understated(nn.Module):
         return g, {p: value / 2 for p, value in found.items()}
 
 
-class Halved(nn.Module):
-    """Registers half of its slope."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-register_bounds(Halved, LipschitzFunction(lambda module: 1.0))
-
-
-@pytest.mark.parametrize("wrong", [Understated, Halved])
-def test_a_module_that_understates_its_bound_is_refused(wrong: type[nn.Module]) -> None:
-    model = nn.Sequential(BoundedInput(2.0), wrong(), GroupSort2(), SpectralLinear(6, 4)).double()
-    with pytest.raises(PrivacyError, match=rf"times its bound.* modules \({wrong.__name__}\) do not hold"):
+def test_a_module_that_understates_its_bound_is_refused() -> None:
+    model = nn.Sequential(BoundedInput(2.0), Understated(), GroupSort2(), SpectralLinear(6, 4)).double()
+    with pytest.raises(PrivacyError, match=r"times its bound.* modules \(Understated\) do not hold"):
         bound_of(model, 6, tau=20.0)
 
 
@@ -343,21 +300,10 @@ def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> N
 
 
 def test_a_parameter_without_a_sensitivity_is_refused() -> None:
-    class Stray(nn.Sequential):
-        pass
-
     model = dense(6, 8, 4)
     model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
     with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
-
-
-def test_autocast_is_refused() -> None:
-    bound = bound_of(dense(6, 8, 4).float(), 6)
-    x, y = torch.randn(2, 6), torch.tensor([0, 1])
-    with pytest.raises(PrivacyError, match="autocast"), torch.autocast("cpu", torch.bfloat16):
-        add(bound, bound.loss, x, y)
-    add(bound, bound.loss, x, y)
 
 
 def test_layers_lists_the_bounds_of_each_layer() -> None:
@@ -395,13 +341,6 @@ def test_noise_follows_the_closed_forms(allocation, expected, energy) -> None:
     found = deviations(allocation)
     assert list(found.values()) == pytest.approx(expected, abs=1e-7)
     assert sum(found[name] ** 2 * p.numel() for name, p in PARAMETERS.items()) == pytest.approx(energy, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "allocation", [GlobalAllocation(), PerLayerAllocation(), OptimalAllocation()], ids=lambda a: type(a).__name__
-)
-def test_one_example_changes_all_parameters_together_by_one_standard_deviation(allocation) -> None:
-    found = deviations(allocation)
-    moved = sum((SENSITIVITIES[name] / found[name]) ** 2 for name in found)
-    assert moved == pytest.approx(1, rel=1e-12)
+    # One example changes all parameters together by one standard deviation.
+    assert sum((SENSITIVITIES[name] / found[name]) ** 2 for name in found) == pytest.approx(1, rel=1e-12)
     assert sum(part.share for part in allocation.parts(SENSITIVITIES, PARAMETERS)) == pytest.approx(1, rel=1e-12)

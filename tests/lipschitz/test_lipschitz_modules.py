@@ -9,25 +9,9 @@ import torch
 from torch import nn
 
 from lipschitz_ascent import dense_matrix, spectral_norm
-from noisette.lipschitz import NormBound, Projection, propagation
-from noisette.lipschitz.layers import windows
+from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
 from noisette.nn import lipschitz as lip
-
-PROJECTIONS: list[Projection] = [Orthogonal(), FrobeniusBall()]
-every_projection = pytest.mark.parametrize("projection", PROJECTIONS, ids=str)
-
-
-@every_projection
-def test_a_smaller_norm_tightens_the_bounds_on_output_and_input_gradient(projection) -> None:
-    layer = lip.SpectralLinear(4, 4, projection=projection).double()
-    with torch.no_grad():
-        layer.weight.copy_(0.25 * torch.eye(4))
-    layer.set_certified_norms(torch.tensor([0.25], dtype=torch.float64))
-    assert layer.bound_forward(NormBound(2.0, (4,))).norm == 0.5
-    g, sensitivities = layer.bound_backward(NormBound(2.0, (4,)), 3.0)
-    assert g == 0.75
-    assert dict(sensitivities) == {layer.weight: 6.0}  # the norm of the input does not change
 
 
 def test_no_bound_vanishes_with_the_weights() -> None:
@@ -36,13 +20,16 @@ def test_no_bound_vanishes_with_the_weights() -> None:
         layer.weight.zero_()
     project(layer)
     assert layer.norm == 1e-3
+    layer.set_certified_norms(torch.tensor([0.25]))
+    assert layer.bound_forward(NormBound(2.0, (3,))).norm == 0.5
+    # The norm of the input does not change, so neither does the bound on the gradient of the weight.
+    assert layer.bound_backward(NormBound(2.0, (3,)), 3.0) == (0.75, {layer.weight: 6.0})
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_norm_that_is_not_finite_is_refused(bad) -> None:
+def test_a_norm_that_is_not_finite_is_refused() -> None:
     layer = lip.SpectralLinear(3, 3)
     with pytest.raises(ValueError, match="no finite norm"):
-        layer.set_certified_norms(torch.tensor([bad]))
+        layer.set_certified_norms(torch.tensor([math.nan]))
     assert layer.norm < 1.1
 
 
@@ -68,19 +55,16 @@ F = nn.functional
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"),
-    [(1, 1, 0, 1), (3, 1, 1, 1), (5, 1, 2, 1), (3, 2, 1, 2), (2, 2, 0, 1), (2, 3, 5, 1), ((2, 4), (1, 2), 2, 2)],
-    ids=str,
+    ("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 5), ((2, 4), (1, 2), 2)], ids=str
 )
-def test_overlap_and_output_size_are_those_of_a_convolution_of_ones(kernel, stride, padding, dilation) -> None:
-    shape = windows(kernel, stride, padding, dilation)
+def test_overlap_and_output_size_are_those_of_a_convolution_of_ones(kernel, stride, padding) -> None:
+    layer = lip.SpectralConv2d(1, 1, kernel, stride, padding)
     for size in ((7, 7), (8, 10)):
         image = torch.ones(1, 1, *size, dtype=torch.float64, requires_grad=True)
-        ones = torch.ones(1, 1, *shape.kernel_size, dtype=torch.float64)
-        output = F.conv2d(image, ones, stride=stride, padding=padding, dilation=dilation)
+        output = F.conv2d(image, torch.ones(1, 1, *layer.kernel_size).double(), stride=stride, padding=padding)
         [looks] = torch.autograd.grad(output.sum(), image)
-        assert shape.output(size) == tuple(output.shape[2:])
-        assert shape.max_overlap(size) == max(1, int(looks.max()))
+        assert layer.output_shape((1, *size)) == tuple(output.shape[1:])
+        assert layer.max_overlap(size) == max(1, int(looks.max()))
 
 
 @pytest.mark.parametrize(("side", "too_long"), [(16, 1.0199), (32, 1.0151)])
@@ -99,11 +83,8 @@ def test_a_constant_kernel_is_1_lipschitz_with_the_largest_overlap_and_not_with_
     [
         ({"kernel_size": 0}, "kernel_size >= 1"),
         ({"kernel_size": 3, "stride": 0}, "stride >= 1"),
-        ({"kernel_size": 3, "dilation": (1, 0)}, "dilation >= 1"),
         ({"kernel_size": 3, "padding": -1}, "padding=-1"),
         ({"kernel_size": 3, "padding": "same"}, "whole pixels, got padding='same'"),
-        ({"kernel_size": 3, "groups": 3}, "3 groups do not divide 4 input"),
-        ({"kernel_size": 3, "groups": 0}, "groups >= 1"),
     ],
     ids=str,
 )
@@ -119,7 +100,7 @@ every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64
 
 @every_limit
 @every_precision
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e30, 3e38])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 3e38])
 def test_no_output_norm_exceeds_the_limit(limit, dtype, size) -> None:
     x = size * torch.randn(20, 2, 3, 5, dtype=torch.float64).clamp(-1, 1).to(dtype)
     found = limit(3.0)(x)
@@ -162,13 +143,6 @@ def test_input_layers_bound_the_norm_of_unbounded_inputs() -> None:
     assert lip.BoundedInput(2.0).bound_backward(anything, 0.3) == (0.3, {})
 
 
-@every_limit
-@pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
-def test_a_radius_outside_of_its_domain_is_refused(limit, radius) -> None:
-    with pytest.raises(ValueError, match=r"expected (a finite )?x0"):
-        limit(radius)
-
-
 ONE = NormBound(1.0, (4,))
 
 
@@ -203,12 +177,13 @@ def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> Non
 
 def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
-    twice = nn.Sequential(shared, lip.Abs(), shared)
+    twice = nn.Sequential(shared, lip.GroupSort2(), shared)
     assert list(propagation.backward(twice, ONE, 1.0)[1].values()) == pytest.approx([2.0], rel=1e-5)
-    joined = lip.LipschitzConcat([shared, shared])
-    assert list(joined.bound_backward(ONE, 1.0)[1].values()) == pytest.approx([2.0])
     mixed = nn.Sequential(lip.LipschitzResidual(shared), shared)
     assert list(propagation.backward(mixed, ONE, 1.0)[1].values()) == pytest.approx([1.5], rel=1e-5)
+    summed = lip.LipschitzResidual(shared, a=-1.0, c=2.0)
+    assert summed.bound_backward(ONE, 3.0) == (pytest.approx(9.0), {shared.weight: pytest.approx(6.0)})
+    assert summed.bound_forward(ONE).norm == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 3e-23, 1e-8, 1e-6])
@@ -223,6 +198,7 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
+        *((lambda limit=limit: limit(0.0), r"expected (a finite )?x0") for limit in LIMITS),
         (lambda: lip.SpectralLinear(0, 2), "in_features >= 1"),
         (
             lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))),
@@ -236,14 +212,9 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (3, 8, 8))), "takes 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 4, 8))), "smaller than a window"),
         (lambda: lip.Scale(math.inf), "factor=inf"),
-        (lambda: lip.LipschitzResidual(lip.Abs(), a=math.nan), "a=nan"),
+        (lambda: lip.LipschitzResidual(lip.GroupSort2(), a=math.nan), "a=nan"),
         (lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
-        (lambda: lip.LipschitzConcat([]), "at least one branch"),
-        (
-            lambda: lip.LipschitzConcat([nn.Flatten(), lip.Abs()]).bound_forward(NormBound(1.0, (2, 2))),
-            "be concatenated",
-        ),
-        (lambda: lip.TokenMix(lip.Abs()).bound_forward(ONE), r"\(tokens, channels\)"),
+        (lambda: lip.TokenMix(lip.GroupSort2()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: lip.MixerBlock(0, 4), "tokens >= 1"),
         (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
         (lambda: lip.LayerCentering(0), "axis 0 holds the examples"),
@@ -258,21 +229,3 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
 def test_what_does_not_fit_is_refused(make, problem) -> None:
     with pytest.raises(ValueError, match=problem):
         make()
-
-
-def test_a_residual_sum_doubles_the_gradient_and_a_mean_does_not() -> None:
-    branch = lip.SpectralLinear(4, 4)
-    assert lip.LipschitzResidual(branch, a=1.0, c=1.0).bound_backward(ONE, 3.0)[0] == pytest.approx(6.0)
-    g, sensitivities = lip.LipschitzResidual(branch).bound_backward(ONE, 3.0)
-    assert g == pytest.approx(3.0)
-    assert sensitivities[branch.weight] == pytest.approx(1.5)
-    assert lip.LipschitzResidual(branch).bound_forward(ONE).norm == pytest.approx(1.0)
-    assert lip.LipschitzResidual(branch, a=-1.0, c=2.0).bound_forward(ONE).norm == pytest.approx(3.0)
-
-
-def test_the_concatenation_of_two_branches_has_the_constant_sqrt_2() -> None:
-    joined = lip.LipschitzConcat([lip.Abs(), lip.SpectralLinear(4, 3)])
-    assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
-    g, sensitivities = joined.bound_backward(ONE, 3.0)
-    assert g == pytest.approx(3 * math.sqrt(2), rel=1e-5)
-    assert list(sensitivities.values()) == pytest.approx([3.0])

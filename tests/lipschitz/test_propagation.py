@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PrivacyError
-from noisette.lipschitz import LipschitzFunction, NormBound, Sensitivities, propagation, register_bounds
+from noisette.lipschitz import NormBound, Sensitivities, propagation
 
 
 class Times(nn.Module):
@@ -139,12 +139,3 @@ def test_a_parametrized_weight_is_refused() -> None:
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
     with pytest.raises(PrivacyError, match="parametrized weight"):
         propagation.forward(model, NormBound(1.0, (3,)))
-
-
-def test_a_user_can_register_bounds_of_a_class() -> None:
-    class Halved(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / 2
-
-    register_bounds(Halved, LipschitzFunction(lambda module: 0.5))
-    assert propagation.forward(nn.Sequential(Halved(), Halved()), NormBound(4.0, (3,))) == NormBound(1.0, (3,))

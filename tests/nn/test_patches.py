@@ -1,13 +1,17 @@
-"""Patch features against a loop over patches in float64, and what they refuse."""
+"""Patch features against a loop over patches in float64, and the models on patches of several scales and wavelets."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from noisette.data.built_in_images import dead_leaves
-from noisette.nn import PatchFeatures, models
+from noisette.data.built_in_images import dead_leaves, shaded_leaves
+from noisette.nn import PatchFeatures, Scattering2d, models
+from noisette.nn.models import PatchScale
+
+F = torch.nn.functional
 
 IMAGES = torch.rand(40, 3, 14, 14, generator=torch.Generator().manual_seed(1)).double()
 
@@ -43,14 +47,6 @@ def test_each_image_is_treated_alone_and_brightness_and_contrast_hardly_matter()
     torch.testing.assert_close(darker, features(IMAGES[:4]), rtol=0.05, atol=0.01)
 
 
-def test_constants_are_saved_and_not_trained() -> None:
-    features = PatchFeatures.of_public(IMAGES, 9)
-    assert not list(features.parameters())
-    other = PatchFeatures(torch.zeros(9, 3, 6, 6).double(), torch.zeros(9).double())
-    other.load_state_dict(features.state_dict())
-    torch.testing.assert_close(other(IMAGES), features(IMAGES))
-
-
 def test_the_dictionary_of_the_model_is_always_the_same() -> None:
     one, other = (models.patches((1, 20, 20), 3, filters=5).features[0] for _ in range(2))
     assert torch.equal(one.filters, other.filters)
@@ -62,3 +58,38 @@ def test_the_dictionary_of_the_model_is_always_the_same() -> None:
 def test_too_many_filters_are_refused(filters: int) -> None:
     with pytest.raises(ValueError, match="expected from 1 to 800 filters of 40 public images"):
         PatchFeatures.of_public(IMAGES, filters)
+
+
+SCALES = (PatchScale(1, 5, stride=2), PatchScale(2, 4, side=4))
+SMALL = torch.rand(3, 1, 20, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return models.multi_scale_patches((1, 20, 20), 3, scales=SCALES)
+
+
+def test_features_of_a_scale_are_those_of_averaged_images_and_their_mirror_images(model: nn.Module) -> None:
+    leaves = torch.as_tensor(shaded_leaves(2000, 0, channels=1))
+    parts = []
+    for scale in SCALES:
+        public, x = (F.avg_pool2d(images, scale.averaged) for images in (leaves, SMALL))
+        of_patches = PatchFeatures.of_public(public, scale.filters, side=scale.side, stride=scale.stride)
+        flat = ((of_patches(x) + of_patches(x.flip(-1))) / 2).flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        parts.append(centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt())
+    torch.testing.assert_close(model.get_submodule("features")(SMALL), torch.cat(parts, 1))
+
+
+def test_scattering_coefficients_of_both_mirror_images_stand_behind_those_of_patches(model: nn.Module) -> None:
+    with_wavelets = models.patches_and_scattering((1, 20, 20), 3, scales=SCALES)
+    both = with_wavelets.get_submodule("features")(SMALL)
+    of_patches, of_wavelets = both.split([both.shape[1] - 81 * 4 * 4, 81 * 4 * 4], 1)
+    torch.testing.assert_close(of_patches, model.get_submodule("features")(SMALL))
+    averaged = [F.adaptive_avg_pool2d(Scattering2d()(images), 4) for images in (SMALL, SMALL.flip(-1))]
+    flat = torch.stack(averaged).mean(0).flatten(1)
+    expected = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(of_wavelets, expected)
+    for made in (model, with_wavelets):
+        torch.testing.assert_close(made(SMALL), made(SMALL.flip(-1)))
+        assert [name for name, _ in made.named_parameters()] == ["head.weight", "head.bias"]

@@ -9,9 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from noisette import privatize
 from noisette.nn import models
-from noisette.run.per_example import PerExampleClip
 from papers import networks as networks  # which registers cifar-tutorial
 
 
@@ -45,31 +43,6 @@ def test_weights_of_a_file_are_loaded_and_the_parts_named_are_frozen(
         torch.testing.assert_close(model.state_dict()[name], value)
     torch.testing.assert_close(model.head.scores.weight, scores)
     assert model.state_dict().keys() == public.state_dict().keys()
-
-
-def test_head_on_frozen_features_is_trained_privately(tmp_path: Path) -> None:
-    path = saved(models.build("cifar-tutorial", (3, 32, 32), 100), tmp_path / "public.safetensors")
-    model = models.pretrained(models.build("cifar-tutorial", (3, 32, 32), 10), path, frozen=("features", "head.fc1"))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        features = model.features(torch.rand(20, 3, 32, 32))
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
-    with privatize(
-        PerExampleClip(model.head, max_grad_norm=1.0),
-        optimizer,
-        (features, torch.arange(20) % 10),
-        expected_batch_size=10,
-        sampling_rate=0.5,
-        steps=2,
-        noise_multiplier=6.0,
-    ) as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(20):
-                run.accumulate(lambda model, x, y: nn.functional.cross_entropy(model(x), y), x, y)
-            optimizer.step()
-            optimizer.zero_grad()
-    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == {f"head.{layer}.{kind}" for layer in ("fc2", "scores") for kind in ("weight", "bias")}
 
 
 def test_batch_norm_of_frozen_features_keeps_the_statistics_of_the_file(tmp_path: Path) -> None:

@@ -111,3 +111,15 @@ def test_counts_and_vectors_of_a_text_are_a_quarter_vectors_and_come_from_a_file
     assert features[0, 17].item() == pytest.approx(0.5)
     assert not features[1, 10:].any()
     assert [p.shape for p in made.parameters() if p.requires_grad] == [(3, 60)]
+
+
+def test_the_encoder_is_torchs_layer_on_sinusoids_and_does_not_see_padding() -> None:
+    model = models.build("encoder", (5, 6), 3).double().eval()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    x[1, 3:], x[2] = 0.0, 0.0
+    places = torch.stack([torch.arange(5.0) / 10_000 ** (2 * (number // 2) / 6) for number in range(6)], 1)
+    places[:, 0::2], places[:, 1::2] = places[:, 0::2].sin(), places[:, 1::2].cos()
+    for text, used in zip(x, (5, 3), strict=False):
+        encoded = model.block((text[:used] + places[:used])[None]).mean(1)
+        torch.testing.assert_close(model(text[None]), model.scores(encoded), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x)[2], model.scores.bias)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import noisette
 from noisette.capture.captured import schedule_of
 from noisette.capture.graph import Graph, why_not_compiled
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.noise.device import CompiledNoise
+from small_loop import start, take_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 MANY = 10**9
@@ -59,10 +58,10 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("size", [32, 300])  # sums of several microbatches are in double precision
+@pytest.mark.usefixtures("known_key")
 @pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
 def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run under the same key: the same weights, up to rounding."""
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
     used: list[int] = []
     real = CompiledNoise.__call__
 
@@ -80,15 +79,9 @@ def test_a_run_with_compiled_noise_is_the_eager_run(size: int, monkeypatch: pyte
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         clip = noisette.PerExampleClip(model, 1.0, capture="eager")
         clip.schedule = schedule
-        run = noisette.privatize(
-            clip, optimizer, (x, y), sampling_rate=0.2, expected_batch_size=60, steps=4, noise_multiplier=1, delta=1e-5
-        )
-        with run:
-            for batch in run.batches():
-                for a, b in batch.microbatches(size):
-                    run.accumulate(lambda m, a, b: F.cross_entropy(m(a), b), a, b)
-                optimizer.step()
-                optimizer.zero_grad()
+        declared = {"sampling_rate": 0.2, "expected_batch_size": 60, "steps": 4}
+        with start(model, (x, y), optimizer=optimizer, clip=clip, **declared) as run:
+            take_steps(run, size=size)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert used == [True] * 4, "an eager run does not ask for quicker noise"
     torch.testing.assert_close(*weights, rtol=0, atol=1e-5)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
-
-import pytest
 
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.data import names
 from noisette.nn import models
 from papers.bethune_2024 import figure_pareto, figure_robustness, table_best, table_digits, table_summary, table_tabular
 from papers.bethune_2024.parts import PAPER
-from papers.bethune_2024.runs import Cell, Run, median_of, read
+from papers.bethune_2024.runs import Cell, Run, median_of
 from papers.bethune_2024.setting import Setting
 from papers.paper import Asked
 from papers.section import Section
@@ -62,17 +57,6 @@ def test_the_best_of_a_search_is_shown_once_all_of_its_settings_have_run() -> No
     assert shown[3] == f"{last:.1f}"
 
 
-def test_both_methods_have_the_same_budget_and_examples() -> None:
-    for row in table_tabular.GRID.rows:
-        clipped, clipless = (row.whole(method) for method in table_tabular.METHODS)
-        assert clipped
-        assert clipless
-        assert clipped.tau is None
-        assert clipless.tau is not None
-        same = ("data", "size", "epsilon", "delta")
-        assert [getattr(clipped, name) for name in same] == [getattr(clipless, name) for name in same]
-
-
 def test_certified_accuracies_belong_to_their_radii() -> None:
     at = figure_robustness.GRID.rows[0].whole(16)
     assert at is not None
@@ -108,17 +92,3 @@ def test_budgets_are_those_of_the_study() -> None:
     steps = round(setting("mnist-scattering", 3.0).epochs * 60_000 / 8000)
     epsilon = PldAccountant().compose({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
     assert math.isclose(epsilon, 3.0, abs_tol=0.01)
-
-
-def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
-    first = setting("mnist-scattering", 3.0)
-    second = replace(setting("mnist-pixels", 3.0), radii=(0.0, 1 / 255))
-    facts = {"seed": 1, "seconds": 2.5, "steps": 200, "epsilon": 3.0, "noise_multiplier": 2.8, "reached": 0.98}
-    path = tmp_path / "runs.jsonl"
-    lines = [facts | {"setting": asdict(s), "certified": [0.5] * len(s.radii)} for s in (first, second)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [run.setting for run in read(path)] == [first, second]
-    assert read(path)[1].certified == (0.5, 0.5)
-    path.write_text(json.dumps(facts) + "\n")
-    with pytest.raises(ValueError, match="line 1 of"):
-        read(path)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from torch import nn
 
 from noisette.nn import models
-from papers.davody_2020 import figure_1, networks, norms, table_2, table_3, table_5
-from papers.davody_2020.runs import Run, Setting, mean_of, read
+from papers.davody_2020 import figure_1, networks, table_2, table_3, table_5
+from papers.davody_2020.runs import Run, Setting, mean_of
 from papers.paper import Asked
 from papers.section import Section
 
@@ -92,17 +89,3 @@ def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None
     assert rows["10"][3:] == ("35", "7.0")
     assert rows["5"][1] == "not run"
     assert {"σ = 1", "σ = 10"} <= texts(section.figure)
-
-
-def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
-    setting = norms.PER_EXAMPLE.setting(3.0)
-    noisy = table_2.setting("ln-lenet-5", 0.1)
-    assert setting
-    facts = {"seed": 1, "seconds": 2.5, "test_accuracy": 0.5, "points": [[1, 0.5]]}
-    path = tmp_path / "runs.jsonl"
-    both: tuple[Setting, ...] = (setting, noisy)
-    path.write_text("".join(json.dumps(facts | {"kind": s.kind, "setting": asdict(s)}) + "\n" for s in both))
-    assert [run.setting for run in read(path)] == [setting, noisy]
-    path.write_text(json.dumps(facts | {"kind": "other", "setting": {}}) + "\n")
-    with pytest.raises(ValueError, match="line 1 of"):
-        read(path)

@@ -15,7 +15,7 @@ from noisette.data import DataSet, Split, load
 from noisette.nn import models
 from papers.davody_2020 import distortion, table_3, table_4, weight_noise
 from papers.davody_2020.setting import NoisyWeights
-from papers.davody_2020.weight_noise import Examples, accuracy_under_noise, train, with_fresh_statistics
+from papers.davody_2020.weight_noise import Examples, train, with_fresh_statistics
 
 DIGITS = NoisyWeights("digits", "bn-lenet-300-100", sigma=1.0, epochs=8, batch_size=64, lr=0.5, lr_norms=0.003)
 
@@ -56,26 +56,6 @@ def test_a_network_that_is_no_better_than_chance_is_given_up_unless_it_has_patie
     assert train(setting, 0, digits, quiet)["points"] == [(epoch, accuracy) for epoch in range(1, epochs + 1)]
 
 
-def test_the_rate_falls_along_half_a_cosine_and_norms_have_their_own(
-    digits: DataSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[list[float]] = []
-    step = torch.optim.Adam.step
-
-    def spied(self: torch.optim.Adam) -> None:
-        rates.append([group["lr"] for group in self.param_groups])
-        step(self)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", spied)
-    train(replace(DIGITS, epochs=2, batch_size=400), 0, digits, quiet)
-    steps = 2 * (1198 // 400)
-    expected = [(1 + np.cos(np.pi * t / steps)) / 2 for t in range(steps)]
-    np.testing.assert_allclose(rates, [[0.5 * share, 0.003 * share] for share in expected], rtol=1e-12)
-    rates.clear()
-    train(replace(DIGITS, epochs=1, batch_size=400, cosine=False), 0, digits, quiet)
-    assert rates == [[0.5, 0.003]] * 2
-
-
 def test_every_sixth_record_is_held_out_and_always_the_same_ones() -> None:
     examples = Examples(torch.arange(60.0), torch.arange(60))
     kept, held_out = examples.divided()
@@ -92,21 +72,6 @@ def test_batch_norm_takes_the_statistics_of_its_batch_in_evaluation_too() -> Non
     x = 7 + 3 * torch.randn(500, 300)
     assert first(x).mean(0).abs().max() < 1e-5
     assert (first(x).std(0, correction=0) - 1).abs().max() < 1e-4
-
-
-def test_accuracy_is_the_share_over_all_draws() -> None:
-    class Alternating(nn.Module):
-        calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return torch.eye(2)[torch.full((len(x),), self.calls % 2)]
-
-    examples = Examples(torch.zeros(1500, 1), torch.ones(1500, dtype=torch.long))
-    model = Alternating()
-    assert accuracy_under_noise(model, examples, draws=1) == pytest.approx(1000 / 1500)
-    assert model.calls == 2
-    assert accuracy_under_noise(Alternating(), examples, draws=3) == pytest.approx(0.5 + 0.5 / 3)
 
 
 def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:

@@ -13,7 +13,6 @@ import torch
 from typer.testing import CliRunner
 
 from papers.__main__ import app
-from papers.lee_kifer_2020 import table_memory
 from papers.lee_kifer_2020.figures import FIGURES
 from papers.lee_kifer_2020.parts import PAPER
 from papers.lee_kifer_2020.runs import Job, Run, Setting, captured_gain, read
@@ -64,21 +63,6 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
     assert row[1:4] == ("25.0", "50.0", "3, 1 of 4 networks and sizes")
     [line] = [row for row in FIGURES[2].section([run]).rows if row[0] == "MLP"]
     assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
-
-
-def test_memory_is_a_ratio_to_plain_training() -> None:
-    deep = {"plain": 2.0**30, "ReweightGP": 1.25 * 2**30, "captured": 1.5 * 2**30, "MultiLoss": 0.0}
-    many = {"plain": 2.0**20, "ReweightGP": 2.0**21, "captured": 2.0**21}
-    runs = [
-        finished("memory", table_memory.DEEP.name, table_memory.DEEP.batch, deep, table_memory.DEEP.image, "bytes"),
-        finished("memory", table_memory.MANY.name, table_memory.MANY.batch, many, table_memory.MANY.image, "bytes"),
-    ]
-    rows = claims(summary(runs), "memory")
-    assert rows["ResNet-101, peak to plain training, by image width"][1:3] == ("128: 1.25", "128: 1.50")
-    assert rows["ResNet-18, 32 × 32, batch 500"][1] == "runs, 2.0 MiB"
-    table = {row[3]: row[4:] for row in table_memory.section(runs).rows[:6]}
-    assert table["ReweightGP"] == ("36", "1,280.0 MiB", "1.25")
-    assert table["multiLoss"] == ("18", "failed", "")
 
 
 def test_a_measured_cell_is_not_repeated_unless_threads_differ() -> None:

@@ -53,16 +53,6 @@ def kinds(model: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in model.modules() if not list(layer.children())]
 
 
-def test_lenets_are_convolution_norm_activation_pooling() -> None:
-    convolution = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
-    linear, last = ["Linear", "BatchNorm1d", "ReLU"], ["Linear", "BatchNorm1d"]
-    assert kinds(models.build("bn-lenet-5", IMAGE, 10)) == [*2 * convolution, "Flatten", *2 * linear, *last]
-    assert kinds(models.build("bn-lenet-300-100", IMAGE, 10)) == ["Flatten", *2 * linear, *last]
-    tanh = networks.lenet_5(IMAGE, 10, norm=models.layer_norm, activation=nn.Tanh, normalised_logits=False)
-    convolution, linear = ["Conv2d", "GroupNorm", "Tanh", "MaxPool2d"], ["Linear", "LayerNorm", "Tanh"]
-    assert kinds(tanh) == [*2 * convolution, "Flatten", *2 * linear, "Linear"]
-
-
 @pytest.mark.parametrize("name", [name for name in models.names() if name.startswith("bn-")])
 def test_networks_with_batch_norm_have_it_directly_after_each_layer(name: str) -> None:
     found = kinds(models.build(name, COLOUR, 10))

@@ -61,8 +61,11 @@ def test_a_rank_that_hangs_is_waited_for_until_the_timeout(tmp_path: Path) -> No
     assert released(tmp_path) <= spent(tmp_path)
 
 
-@pytest.mark.parametrize("strike", [refuse, run_out_of_memory], ids=lambda strike: strike.__name__)
-@pytest.mark.parametrize("place", ["in a microbatch", "after the commit", "in a checkpoint"])
+@pytest.mark.parametrize(
+    ("place", "strike"),
+    [("in a microbatch", run_out_of_memory), ("after the commit", refuse), ("in a checkpoint", refuse)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_an_error_on_one_rank_ends_all(place: str, strike: object, tmp_path: Path) -> None:
     outcomes = on_ranks(2, train, tmp_path, place, 0, strike, PATIENCE)
     assert outcomes[0].error in ("ValueError", "MemoryError")

@@ -15,33 +15,33 @@ from process_group import alone, on_ranks
 from ranks_loop import Course
 
 
+def same(courses: list[Course], truth: Course) -> None:
+    for course in courses:
+        for found, expected in zip(course.grads, truth.grads, strict=True):
+            for name, grad in expected.items():
+                assert float((found[name] - grad).abs().max()) < 1e-15, name
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "settings"),
-    [
-        ("fsdp", 2, {}),
-        ("fsdp", 3, {}),
-        ("hsdp", 4, {}),
-        ("kept", 2, {}),
-        ("fsdp", 3, {"rate": 0.03}),
-        ("hsdp", 4, {"bands": 3}),
-    ],
+    [("fsdp", 2, {}), ("hsdp", 4, {}), ("kept", 2, {}), ("fsdp", 3, {"rate": 0.03}), ("hsdp", 4, {"bands": 3})],
     ids=str,
 )
 def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, float]) -> None:
     work = partial(take_steps, kind, **settings)
     truth = alone(work)
     courses = [outcome.value for outcome in on_ranks(size, work, known_key=True)]
-    for course in courses:
-        for found, expected in zip(course.grads, truth.grads, strict=True):
-            for name, grad in expected.items():
-                assert float((found[name] - grad).abs().max()) < 1e-15, name
-        assert (course.epsilon, course.events) == (truth.epsilon, truth.events)
+    same(courses, truth)
+    assert {(course.epsilon, course.events) for course in courses} == {(truth.epsilon, truth.events)}
     for parts in zip(truth.indices, *(course.indices for course in courses), strict=True):
         assert sorted(itertools.chain(*parts[1:])) == sorted(parts[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("kind", "size", "bands"), [("fsdp", 3, None), ("hsdp", 4, None), ("fsdp", 2, 3)])
+@pytest.mark.parametrize(
+    ("kind", "size", "bands", "dtype"),
+    [("fsdp", 3, None, torch.float32), ("hsdp", 4, None, torch.float64), ("fsdp", 2, 3, torch.float64)],
+    ids=str,
+)
 def test_the_noise_of_shards_is_the_same_bit_for_bit(
     kind: str, size: int, bands: int | None, dtype: torch.dtype
 ) -> None:
@@ -50,13 +50,6 @@ def test_the_noise_of_shards_is_the_same_bit_for_bit(
     for outcome in on_ranks(size, work, known_key=True):
         for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
             assert all(torch.equal(found[name], grad) for name, grad in expected.items())
-
-
-def same(courses: list[Course], truth: Course) -> None:
-    for course in courses:
-        for found, expected in zip(course.grads, truth.grads, strict=True):
-            for name, grad in expected.items():
-                assert float((found[name] - grad).abs().max()) < 1e-15, name
 
 
 @pytest.mark.filterwarnings("ignore:the loss of")
@@ -68,7 +61,7 @@ def test_memory_that_runs_out_on_one_rank_takes_the_microbatch_again_on_all() ->
     same([outcome.value for outcome in on_ranks(2, run_out_once, known_key=True)], alone(run_out_once))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_a_run_goes_on_with_another_number_of_ranks(size: int, tmp_path: Path) -> None:
     assert [outcome.value for outcome in on_ranks(2, start_and_save, tmp_path, 2)] == [2, 2]
     content = checkpoint_file.read(tmp_path / "checkpoint")["learned"]

@@ -17,18 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from noisette import AdaptiveClip, LipschitzBound, PrivacyError, certify
-from noisette.lipschitz import LipschitzFunction, register_bounds
+from noisette import LipschitzBound, PrivacyError, certify
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import Stretching
 from noisette.nn.lipschitz import (
     MSE,
     BoundedInput,
     GroupSort2,
-    KCosine,
-    LipschitzConcat,
+    HuberLoss,
     MulticlassHinge,
-    Patches,
     Scale,
     SpectralConv2d,
     SpectralLinear,
@@ -117,9 +114,22 @@ class NormOfChannels(Stretching):
         return shape[:1]
 
 
+class Windows(Stretching):
+    """The pixels of each window of 7 x 7 as channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.unfold(x, 7, padding=3).unflatten(-1, x.shape[-2:])
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (49 * shape[0], *shape[1:])
+
+    def constant(self, shape: tuple[int, ...]) -> float:
+        return math.prod(min(side, 7) for side in shape[1:]) ** 0.5
+
+
 def windows(declared: int) -> LipschitzBound:
     """A network whose bound grows with the number of windows that contain a pixel."""
-    layers = (BoundedInput(2.0), Patches(7, padding=3), SpectralConv2d(49, 4, 1), NormOfChannels())
+    layers = (BoundedInput(2.0), Windows(), SpectralConv2d(49, 4, 1), NormOfChannels())
     return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
 
 
@@ -141,7 +151,7 @@ def sigmoid(length: int) -> LipschitzBound:
 
 def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused() -> None:
     for bound, x in ((windows(1), torch.ones(3, 1, 13, 13)), (sigmoid(2), torch.ones(3, 90, 4))):
-        declared, got = str(bound.input.shape), str(tuple(x.shape[1:]))[1:]
+        declared, got = str(bound.input_shape), str(tuple(x.shape[1:]))[1:]
         with pytest.raises(PrivacyError) as refusal:
             add(bound, x.double(), torch.tensor([0, 1, 0]))
         assert declared in str(refusal.value)
@@ -182,14 +192,14 @@ def test_rows_of_an_example_cannot_pass_as_examples() -> None:
 # Modes and settings that change within a batch
 
 
-class ByMode(nn.Module):
+class ByMode(Stretching):
     """Ten times its input in training mode, and says so."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (10.0 if self.training else 1.0) * x
+        return self.constant(()) * x
 
-
-register_bounds(ByMode, LipschitzFunction(lambda module: 10.0 if module.training else 1.0))
+    def constant(self, shape: tuple[int, ...]) -> float:
+        return 10.0 if self.training else 1.0
 
 
 def lively() -> LipschitzBound:
@@ -213,7 +223,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "evaluation": lambda bound: bound.model.eval(),
     "factor": lambda bound: setattr(bound.model[3], "factor", 0.01),
     "slope": lambda bound: setattr(bound.model[4], "negative_slope", 0.1),
-    "a weaker loss": lambda bound: setattr(bound, "loss", KCosine(k=30.0)),
+    "a weaker loss": lambda bound: setattr(bound, "loss", HuberLoss(4, delta=0.02)),
     "certified norm": certified_norm,
     "a layer with the same weight": a_layer_with_the_same_weight,
 }
@@ -386,13 +396,6 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
         certify(model, torch.randn(3, 2))
 
 
-def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -> None:
-    branches = LipschitzConcat([nn.Sequential(nn.Identity(), nn.LeakyReLU(9.0, inplace=True)), SpectralLinear(6, 4)])
-    bound = bound_of(nn.Sequential(BoundedInput(1.0), branches, SpectralLinear(10, 4)).double())
-    with_negative = lambda x, y: add(bound, -x.abs(), y)  # noqa: E731
-    assert largest_ratio(bound, with_negative, (6,)) <= 1 + 1e-9
-
-
 # Targets
 
 
@@ -406,9 +409,9 @@ def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next() -
     ],
     ids=str,
 )
-def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong) -> None:
+def test_a_target_that_is_none_contributes_nothing(loss, outputs, wrong) -> None:
     model = dense(6, 6, outputs)
-    bound = LipschitzBound(model, loss=loss, input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
+    bound = LipschitzBound(model, loss=loss, input_shape=(6,))
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
 
     def sums(x: Tensor, y: Tensor) -> list[Tensor]:
@@ -416,7 +419,7 @@ def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, o
         return [g for part in bound.pop_sums() for g in part.grads]
 
     without = sums(x[1:], y[1:])
-    assert float(without[-1]) != 0, "the count"
+    assert float(without[-1].norm()) > 0
     for target in wrong:
         y[0] = target
         for one, other in zip(sums(x, y), without, strict=True):

@@ -31,12 +31,6 @@ def test_ranks_go_on_from_one_checkpoint(tmp_path: Path) -> None:
         assert "checkpoint" in outcome.text
 
 
-def test_the_key_comes_from_rank_0_however_a_group_is_ordered() -> None:
-    keys = {outcome.value for outcome in on_ranks(3, ranks_attacks.key_of_unsorted_ranks)}
-    assert len(keys) == 1
-    assert keys != {bytes(32)}
-
-
 def test_ranks_have_one_draw_for_the_statistics_of_a_public_batch() -> None:
     """Which records a rank computes depends on the others: with noises of its own, one more moves those behind it."""
     first, second = (outcome.value for outcome in on_ranks(2, ranks_attacks.statistics_of_batches))

@@ -53,39 +53,24 @@ def check_same(given: dict[str, Any]) -> None:
     (output, weights, gradients), (expected, expected_weights, expected_gradients) = results
     torch.testing.assert_close(output, expected, **EXACT)
     assert output.stride() == expected.stride()
-    if expected_weights is None:
-        assert weights is None
-    else:
-        torch.testing.assert_close(weights, expected_weights, **EXACT)
-    for found, truth in zip(gradients, expected_gradients, strict=True):
-        if found is None or truth is None:
-            assert found is truth
-        else:
+    for found, truth in zip((weights, *gradients), (expected_weights, *expected_gradients), strict=True):
+        assert (found is None) == (truth is None)
+        if found is not None:
             torch.testing.assert_close(found, truth, **EXACT)
 
 
 def masks(length: int) -> dict[str, Tensor | None]:
-    hidden = torch.rand(L, length) > 0.6
-    hidden[:, 0] = False
-    each = torch.rand(B * HEADS, L, length) > 0.6
-    each[..., 0] = False
-    return {
-        "none": None,
-        "bool": hidden,
-        "float": double(L, length),
-        "each bool": each,
-        "each float": double(*each.shape),
-    }
+    hidden, each = (torch.rand(*shape, length) > 0.6 for shape in ((L,), (B * HEADS, L)))
+    hidden[:, 0], each[..., 0] = False, False
+    floats = {"float": double(L, length), "each float": double(*each.shape)}
+    return {"none": None, "bool": hidden, "each bool": each, **floats}
 
 
 def padding(kind: str, length: int) -> Tensor | None:
     if kind == "none":
         return None
-    return (
-        torch.arange(length).expand(B, -1) >= length - torch.arange(B).unsqueeze(1)
-        if kind == "bool"
-        else double(B, length)
-    )
+    hidden = torch.arange(length).expand(B, -1) >= length - torch.arange(B).unsqueeze(1)
+    return hidden if kind == "bool" else double(B, length)
 
 
 WEIGHTS = [{"need_weights": False}, {"need_weights": True}, {"need_weights": True, "average_attn_weights": False}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,14 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.core.forms import Examples, compact, find_rule
-from noisette.rules.conv import (
-    EXPLICIT_PLANS,
-    GRAM_PLANS,
-    KernelGradients,
-    conv_over_time,
-    few_operations,
-    few_operations_plans,
-)
+from noisette.rules.conv import GRAM_PLANS, KernelGradients, conv_over_time, explicit_plans, few_operations
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -52,15 +46,14 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
     )
     check_form(rule_of(operation, "bias")(examples, dy, x, w, bias, **numbers), of_bias)
     form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
-    check_form(form, truth)
-    check_form(compact(form), truth)
-    with few_operations():
-        check_form(form, truth)
-        check_form(compact(form), truth)
-    for plan in (*EXPLICIT_PLANS.values(), *(plan for plan, _ in few_operations_plans(form).values())):
-        found = plan(form)
-        assert found.shape == form.shape
-        torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
+    for context in (nullcontext, few_operations):
+        with context():
+            check_form(form, truth)
+            check_form(compact(form), truth)
+            for plan, _ in explicit_plans().values():
+                found = plan(form)
+                assert found.shape == form.shape
+                torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
     for norms, _ in GRAM_PLANS.values():
         torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
 

@@ -13,55 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engine_check import check
-from model_cases import Case, squares
+from model_cases import Case, Forward, squares
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from oracle import clipped_sum
 
 Shape = tuple[int, ...]  # of one example: (feature,), (time, feature) or (channel, height, width)
 Draw = Callable[[st.SearchStrategy], Any]
 Layer = Callable[[Draw, Shape], tuple[nn.Module, Shape]]  # the layer, and what it makes of that shape
-
-
-class TimeFirst(nn.Module):
-    """The layer gets (time, example, feature)."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.transpose(0, 1)).transpose(0, 1)
-
-
-class Attention(nn.Module):
-    """Self-attention of each example."""
-
-    def __init__(self, layer: nn.MultiheadAttention) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, x, x, need_weights=False)[0]
-
-
-class Outputs(nn.Module):
-    """A recurrent layer's outputs without its last state."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
-
-
-class Residual(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer(x)
 
 
 class Positions(nn.Module):
@@ -75,27 +33,9 @@ class Positions(nn.Module):
         return x * self.positions if self.multiplied else x + self.positions
 
 
-class Channels(nn.Module):
-    """A layer on (channel, time) applied to values (time, channel)."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.transpose(1, 2)).transpose(1, 2)
-
-
-class Pooled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
-
-
-class AsSequence(nn.Module):
-    """The positions of an image as a sequence."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2).transpose(1, 2)
+def time_first(layer: nn.Module) -> nn.Module:
+    """The layer gets (time, example, feature)."""
+    return Forward(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=layer)
 
 
 sizes = st.integers(3, 5)
@@ -108,7 +48,7 @@ def linear(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
 
 
 def residual(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return Residual(nn.Sequential(nn.Linear(shape[-1], shape[-1], bias=draw(flags)), nn.Tanh())), shape
+    return Forward(lambda m, x: x + m.layer(x).tanh(), layer=nn.Linear(shape[-1], shape[-1], bias=draw(flags))), shape
 
 
 def layer_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
@@ -134,41 +74,30 @@ def positions(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
 
 
 def recurrent(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    kind, width, both, layers = (
-        draw(st.sampled_from([nn.RNN, nn.GRU, nn.LSTM])),
-        draw(sizes),
-        draw(flags),
-        1 + draw(flags),
-    )
-    batch_first, bias = draw(flags), draw(flags)
-    layer = Outputs(kind(shape[1], width, num_layers=layers, bias=bias, batch_first=batch_first, bidirectional=both))
-    return layer if batch_first else TimeFirst(layer), (shape[0], width * (1 + both))
+    kind, width, both = draw(st.sampled_from([nn.RNN, nn.GRU, nn.LSTM])), draw(sizes), draw(flags)
+    layers, batch_first, bias = 1 + draw(flags), draw(flags), draw(flags)
+    made = kind(shape[1], width, num_layers=layers, bias=bias, batch_first=batch_first, bidirectional=both)
+    layer = Forward(lambda m, x: m.layer(x)[0], layer=made)
+    return layer if batch_first else time_first(layer), (shape[0], width * (1 + both))
 
 
 def attention(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
     heads = draw(st.sampled_from([n for n in range(1, shape[1] + 1) if shape[1] % n == 0]))
     batch_first = draw(flags)
-    layer = Attention(nn.MultiheadAttention(shape[1], heads, bias=draw(flags), batch_first=batch_first))
-    return layer if batch_first else TimeFirst(layer), shape
+    made = nn.MultiheadAttention(shape[1], heads, bias=draw(flags), batch_first=batch_first)
+    layer = Forward(lambda m, x: m.layer(x, x, x, need_weights=False)[0], layer=made)
+    return layer if batch_first else time_first(layer), shape
 
 
 def encoder(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    layer = nn.TransformerEncoderLayer(
-        shape[1],
-        1,
-        dim_feedforward=draw(sizes),
-        dropout=0.0,
-        batch_first=True,
-        norm_first=draw(flags),
-        bias=draw(flags),
-    )
-    return layer, shape
+    options = {"dim_feedforward": draw(sizes), "norm_first": draw(flags), "bias": draw(flags)}
+    return nn.TransformerEncoderLayer(shape[1], 1, dropout=0.0, batch_first=True, **options), shape
 
 
 def conv1d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
     width = draw(sizes)
     layer = nn.Conv1d(shape[1], width, draw(st.sampled_from([1, 3])), padding="same", bias=draw(flags))
-    return Channels(layer), (shape[0], width)
+    return Forward(lambda m, x: m.layer(x.mT).mT, layer=layer), (shape[0], width)
 
 
 def conv2d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
@@ -207,11 +136,11 @@ def flattened(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
 
 
 def as_sequence(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return AsSequence(), (shape[1] * shape[2], shape[0])
+    return Forward(lambda m, x: x.flatten(2).mT), (shape[1] * shape[2], shape[0])
 
 
 def pooled(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return Pooled(), shape[1:]
+    return Forward(lambda m, x: x.mean(1)), shape[1:]
 
 
 SAME_SHAPE = [positions, activation, leaky]

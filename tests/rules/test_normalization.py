@@ -2,106 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
 import torch.nn.functional as F
+from test_traced_recurrent_layers import check
+from torch import Tensor, nn
 
 from noisette.core.forms import Examples, find_rule
 from noisette.rules import normalization
+from noisette.rules.conv import few_operations
 from rule_oracle import by_autograd, check_form, double
 
 B = 4
 
-layer_norm_weight, layer_norm_bias = find_rule(F.layer_norm, "weight"), find_rule(F.layer_norm, "bias")
-group_norm_weight, group_norm_bias = find_rule(F.group_norm, "weight"), find_rule(F.group_norm, "bias")
-instance_norm_weight, instance_norm_bias = find_rule(F.instance_norm, "weight"), find_rule(F.instance_norm, "bias")
-batch_norm_weight, batch_norm_bias = find_rule(F.batch_norm, "weight"), find_rule(F.batch_norm, "bias")
-rms_norm_weight = find_rule(F.rms_norm, "weight")
 
-
-@pytest.fixture(autouse=True, params=[1, 2**19], ids=["one at a time", "at once"])
+@pytest.fixture(params=[1, 2**19], ids=["one at a time", "at once"])
 def _cached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normalization, "_CACHED", request.param)
 
 
-@pytest.mark.parametrize("between", [(), (3,), (2, 3)])
-@pytest.mark.parametrize("axes", [(5,), (4, 5)])
-def test_layer_norm(between: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    x, w, bias = double(B, *between, *axes), double(*axes), double(*axes)
+def statistics() -> tuple[Tensor, Tensor]:
+    return double(6), double(6).square() + 0.1
+
+
+# The operation, the shape of an example, that of scale and shift, and the arguments before and after these two.
+CASES: list[tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]] = [
+    *((F.layer_norm, (*between, 5), (5,), ((5,),), (0.1,)) for between in ((), (3,), (2, 3))),
+    *((F.layer_norm, (*between, 4, 5), (4, 5), ((4, 5),), (0.1,)) for between in ((), (3,))),
+    *((F.rms_norm, (*between, 5), (5,), ((5,),), (eps,)) for between in ((), (2, 3)) for eps in (None, 0.1)),
+    *((F.group_norm, (6, *places), (6,), (groups,), (0.1,)) for places in ((), (3, 2)) for groups in (1, 2, 6)),
+    *((F.batch_norm, (6, *places), (6,), statistics(), (False, 0.1, 0.2)) for places in ((), (7,), (3, 2))),
+    *((F.instance_norm, (6, *places), (6,), (None, None), (True, 0.1, 0.2)) for places in ((7,), (3, 2))),
+    *((F.instance_norm, (6, *places), (6,), statistics(), (False, 0.1, 0.2)) for places in ((7,), (3, 2))),
+]
+
+
+@pytest.mark.usefixtures("_cached")
+@pytest.mark.parametrize(("operation", "shape", "own", "before", "after"), CASES)
+def test_gradients_are_those_of_autograd(operation, shape, own, before, after) -> None:
+    x, affine = double(B, *shape), [double(*own) for _ in range(1 if operation is F.rms_norm else 2)]
     dy = double(*x.shape)
-    check_form(
-        layer_norm_weight(Examples(B), dy, x, axes, w, bias, 0.1),
-        by_autograd(lambda v: F.layer_norm(x, axes, v, bias, 0.1), w, dy, B),
-    )
-    check_form(
-        layer_norm_bias(Examples(B), dy, x, axes, w, bias, 0.1),
-        by_autograd(lambda v: F.layer_norm(x, axes, w, v, 0.1), bias, dy, B),
-    )
+    for k, operand in enumerate(["weight", "bias"][: len(affine)]):
+
+        def by(value: Tensor, k: int = k) -> Tensor:
+            return operation(x, *before, *[value if j == k else p for j, p in enumerate(affine)], *after)
+
+        rule = find_rule(operation, operand)
+        assert rule is not None
+        form = rule(Examples(B), dy, x, *before, *affine, *after)
+        check_form(form, by_autograd(by, affine[k], dy, B))
 
 
-@pytest.mark.parametrize("between", [(), (3,), (2, 3)])
-@pytest.mark.parametrize("eps", [None, 0.1])
-def test_rms_norm(between: tuple[int, ...], eps: float | None) -> None:
-    x, w = double(B, *between, 5), double(5)
-    dy = double(*x.shape)
-    check_form(
-        rms_norm_weight(Examples(B), dy, x, (5,), w, eps), by_autograd(lambda v: F.rms_norm(x, (5,), v, eps), w, dy, B)
-    )
+@pytest.mark.parametrize("operand", ["weight", "bias"])
+def test_statistics_of_private_data_are_refused(operand: str) -> None:
+    x, w, bias = double(B, 6, 3), double(6), double(6)
+    for operation, given, message in (
+        (F.batch_norm, (None, None, w, bias, True), "mix examples"),
+        (F.instance_norm, (*statistics(), w, bias), "running statistics"),
+    ):
+        rule = find_rule(operation, operand)
+        assert rule is not None
+        with pytest.raises(ValueError, match=message):
+            rule(Examples(B), x, x, *given)
 
 
-@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group_norm(places: tuple[int, ...], groups: int) -> None:
-    x, w, bias = double(B, 6, *places), double(6), double(6)
-    dy = double(*x.shape)
-    check_form(
-        group_norm_weight(Examples(B), dy, x, groups, w, bias, 0.1),
-        by_autograd(lambda v: F.group_norm(x, groups, v, bias, 0.1), w, dy, B),
-    )
-    check_form(
-        group_norm_bias(Examples(B), dy, x, groups, w, bias, 0.1),
-        by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B),
-    )
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "layer": (lambda: nn.LayerNorm([3, 4]), (5, 3, 4)),
+    "rms": (lambda: nn.RMSNorm(4), (5, 3, 4)),
+    "group": (lambda: nn.GroupNorm(2, 6), (5, 6, 4)),
+    "instance": (lambda: nn.InstanceNorm1d(6, affine=True), (5, 6, 4)),
+}
 
 
-@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
-def test_batch_norm_with_fixed_statistics(places: tuple[int, ...]) -> None:
-    x, w, bias, mean, variance = double(B, 6, *places), double(6), double(6), double(6), double(6).square() + 0.1
-    dy = double(*x.shape)
-    check_form(
-        batch_norm_weight(Examples(B), dy, x, mean, variance, w, bias, False, 0.1, 0.2),
-        by_autograd(lambda v: F.batch_norm(x, mean, variance, v, bias, False, 0.1, 0.2), w, dy, B),
-    )
-    check_form(
-        batch_norm_bias(Examples(B), dy, x, mean, variance, w, bias, False, 0.1, 0.2),
-        by_autograd(lambda v: F.batch_norm(x, mean, variance, w, v, False, 0.1, 0.2), bias, dy, B),
-    )
-
-
-@pytest.mark.parametrize("operand", [batch_norm_weight, batch_norm_bias])
-def test_batch_norm_over_the_batch_is_refused(operand: object) -> None:
-    x, w, bias = double(B, 6), double(6), double(6)
-    with pytest.raises(ValueError, match="mix examples"):
-        operand(Examples(B), x, x, None, None, w, bias, True)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("places", [(7,), (3, 2)])
-def test_instance_norm(places: tuple[int, ...], fixed: bool) -> None:
-    x, w, bias = double(B, 6, *places), double(6), double(6)
-    mean, variance = (double(6), double(6).square() + 0.1) if fixed else (None, None)
-    dy = double(*x.shape)
-    check_form(
-        instance_norm_weight(Examples(B), dy, x, mean, variance, w, bias, not fixed, 0.1, 0.2),
-        by_autograd(lambda v: F.instance_norm(x, mean, variance, v, bias, not fixed, 0.1, 0.2), w, dy, B),
-    )
-    check_form(
-        instance_norm_bias(Examples(B), dy, x, mean, variance, w, bias, not fixed, 0.1, 0.2),
-        by_autograd(lambda v: F.instance_norm(x, mean, variance, w, v, not fixed, 0.1, 0.2), bias, dy, B),
-    )
-
-
-@pytest.mark.parametrize("operand", [instance_norm_weight, instance_norm_bias])
-def test_running_statistics_of_private_data_are_refused(operand: object) -> None:
-    x, w, bias, mean, variance = double(B, 6, 3), double(6), double(6), double(6), double(6).square()
-    with pytest.raises(ValueError, match="running statistics"):
-        operand(Examples(B), x, x, mean, variance, w, bias)  # type: ignore[operator]
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_scale_and_shift_in_a_graph(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    model = make().double()
+    for p in model.parameters():
+        nn.init.normal_(p)
+    with few_operations():
+        graph = check(model, lambda model, x: model(x).pow(3).sum(), double(*shape))
+    assert not [node for node in graph.nodes if node.target is torch.ops.aten.split.Tensor]

@@ -172,100 +172,73 @@ _constant = {
 
 def linear_forms() -> list[Form]:
     w, b = (4, 6), (4,)
-    products = [torch.matmul, torch.mm, Tensor.matmul, Tensor.mm]
+    linear, matmul, addmm, einsum = F.linear, torch.matmul, torch.addmm, torch.einsum
+    products = [matmul, torch.mm, Tensor.matmul, Tensor.mm]
+    shapes = {"": (1, 6), "one vector": (6,), "n=2": (2, 6), "four axes": (2, 5, 3, 6)}
     return [
-        Form("linear", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((1, 6),)),
-        Form("linear, one vector", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((6,),)),
-        Form("linear, n=2", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((2, 6),)),
-        Form("linear, four axes", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((2, 5, 3, 6),)),
-        Form("linear, by name", F.linear, lambda p, x: F.linear(weight=p[0], bias=None, input=x), (w,), ((1, 6),)),
-        Form("linear, frozen weight", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((1, 6),), frozen=(0,)),
-        Form("linear, weight as data", F.linear, lambda p, x: F.linear(p[0], x), ((3, 6),), ((4, 6),), False),
-        Form("linear, weights of each example", F.linear, lambda p, x, v: F.linear(x, v, *p), (b,), ((2, 6), w), False),
+        *(Form(f"linear, {name}", linear, lambda p, x: linear(x, *p), (w, b), (x,)) for name, x in shapes.items()),
+        Form("linear, by name", linear, lambda p, x: linear(weight=p[0], bias=None, input=x), (w,), ((1, 6),)),
+        Form("linear, frozen weight", linear, lambda p, x: linear(x, *p), (w, b), ((1, 6),), frozen=(0,)),
+        Form("linear, weight as data", linear, lambda p, x: linear(p[0], x), ((3, 6),), ((4, 6),), False),
+        Form("linear, weights of each example", linear, lambda p, x, v: linear(x, v, *p), (b,), ((2, 6), w), False),
         *[
             Form(f"{k} {op.__name__}", op, lambda p, x, op=op: op(x, p[0]), ((6, 4),), ((2, 6),))
             for k, op in enumerate(products)
         ],
         Form("mv", torch.mv, lambda p, x: torch.mv(x, p[0]), ((6,),), ((2, 6),)),
         Form("Tensor.mv", Tensor.mv, lambda p, x: x.mv(p[0]), ((6,),), ((1, 6),)),
-        Form("matmul, vector by matrix", torch.matmul, lambda p, x: torch.matmul(x, p[0]), ((6, 4),), ((6,),)),
+        Form("matmul, vector by matrix", matmul, lambda p, x: matmul(x, p[0]), ((6, 4),), ((6,),)),
         Form("matmul, four axes", Tensor.matmul, lambda p, x: x @ p[0], ((6, 4),), ((2, 5, 3, 6),)),
-        Form("matmul, weight on the left", torch.matmul, lambda p, x: torch.matmul(p[0], x), (w,), ((6, 2),), False),
-        Form("matmul, stack", torch.matmul, lambda p, x: torch.matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
-        Form("addmm", torch.addmm, lambda p, x: torch.addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
-        Form(
-            "addmm, bias of rows", torch.addmm, lambda p, x: torch.addmm(*p[:1], x, p[1]), ((2, 4), (6, 4)), ((2, 6),)
-        ),
+        Form("matmul, weight on the left", matmul, lambda p, x: matmul(p[0], x), (w,), ((6, 2),), False),
+        Form("matmul, stack", matmul, lambda p, x: matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
+        Form("addmm", addmm, lambda p, x: addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
+        Form("addmm, bias of rows", addmm, lambda p, x: addmm(*p[:1], x, p[1]), ((2, 4), (6, 4)), ((2, 6),)),
         Form("Tensor.addmm", Tensor.addmm, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
-        Form(
-            "addmm, scaled", torch.addmm, lambda p, x: torch.addmm(p[0], x, p[1], beta=2), (b, (6, 4)), ((2, 6),), False
-        ),
-        Form(
-            "addmm, bias of data", torch.addmm, lambda p, x, v: torch.addmm(v, x, *p), ((6, 4),), ((2, 6), (4,)), False
-        ),
-        Form("einsum", torch.einsum, lambda p, x: torch.einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),
-        Form("einsum, diagonal", torch.einsum, lambda p, x: torch.einsum("ii,i->i", x, p[0]), ((4,),), ((4, 4),)),
-        Form("einsum, no arrow", torch.einsum, lambda p, x: torch.einsum("ni,oi", x, p[0]), (w,), ((2, 6),), False),
+        Form("addmm, scaled", addmm, lambda p, x: addmm(p[0], x, p[1], beta=2), (b, (6, 4)), ((2, 6),), False),
+        Form("addmm, bias of data", addmm, lambda p, x, v: addmm(v, x, *p), ((6, 4),), ((2, 6), (4,)), False),
+        Form("einsum", einsum, lambda p, x: einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),
+        Form("einsum, diagonal", einsum, lambda p, x: einsum("ii,i->i", x, p[0]), ((4,),), ((4, 4),)),
+        Form("einsum, no arrow", einsum, lambda p, x: einsum("ni,oi", x, p[0]), (w,), ((2, 6),), False),
     ]
 
 
 def norm_forms() -> list[Form]:
-    c = (4,)
+    c = ((4,), (4,))
+    instance, batch, table, look_up = F.instance_norm, F.batch_norm, ((5, 3),), F.embedding
+    fixed = {"running_mean": _mean, "running_var": _var}
+    public = lambda p, x: normalise_channels(x, [p[0], p[1].square() + 1], 1e-3)  # noqa: E731
+    by_frequency = lambda p, x: look_up(x, *p, scale_grad_by_freq=True)  # noqa: E731
+    unused = {"use_input_stats": False, **fixed}
+    images = ((2, 4, 5),)
     return [
-        Form("layer norm", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), (c, c), ((2, 5, 4),)),
+        Form("layer norm", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), c, ((2, 5, 4),)),
         Form(
             "layer norm, two axes", F.layer_norm, lambda p, x: F.layer_norm(x, (5, 4), *p), ((5, 4),) * 2, ((1, 5, 4),)
         ),
-        Form("rms norm", F.rms_norm, lambda p, x: F.rms_norm(x, (4,), *p), (c,), ((2, 5, 4),)),
-        Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((1, 4, 3, 2),)),
-        Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((2, 4, 3),)),
+        Form("rms norm", F.rms_norm, lambda p, x: F.rms_norm(x, (4,), *p), c[:1], ((2, 5, 4),)),
+        Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((1, 4, 3, 2),)),
+        Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((2, 4, 3),)),
+        Form("instance norm", instance, lambda p, x: instance(x, weight=p[0], bias=p[1]), c, images),
         Form(
-            "instance norm",
-            F.instance_norm,
-            lambda p, x: F.instance_norm(x, weight=p[0], bias=p[1]),
-            (c, c),
-            ((2, 4, 5),),
-        ),
-        Form(
-            "instance norm, fixed statistics",
-            F.instance_norm,
-            lambda p, x: F.instance_norm(x, _mean, _var, *p, use_input_stats=False),
-            (c, c),
-            ((2, 4, 5),),
+            "instance norm, fixed",
+            instance,
+            lambda p, x: instance(x, weight=p[0], bias=p[1], **unused),
+            c,
+            images,
             False,
         ),
-        Form("batch norm", F.batch_norm, lambda p, x: F.batch_norm(x, _mean, _var, *p), (c, c), ((2, 4, 5),)),
-        Form(
-            "batch norm, of one example",
-            F.batch_norm,
-            lambda p, x: F.batch_norm(x, None, None, *p, True),
-            (c, c),
-            ((2, 4, 5),),
-            False,
-        ),
-        Form(
-            "public statistics",
-            normalise_channels,
-            lambda p, x: normalise_channels(x, [p[0], p[1].square() + 1], 1e-3),
-            (c, c),
-            ((2, 4, 3),),
-        ),
-        Form("embedding", F.embedding, lambda p, x: F.embedding(x, *p), ((5, 3),), (ids(1, 6),)),
+        Form("batch norm", batch, lambda p, x: batch(x, _mean, _var, *p), c, images),
+        Form("batch norm, of one example", batch, lambda p, x: batch(x, None, None, *p, True), c, images, False),
+        Form("public statistics", normalise_channels, public, c, ((2, 4, 3),)),
+        Form("embedding", look_up, lambda p, x: look_up(x, *p), table, (ids(1, 6),)),
         Form(
             "embedding, padding",
-            F.embedding,
-            lambda p, x: F.embedding(weight=p[0], input=x, padding_idx=1),
-            ((5, 3),),
+            look_up,
+            lambda p, x: look_up(weight=p[0], input=x, padding_idx=1),
+            table,
             (ids(2, 6),),
         ),
-        Form(
-            "embedding, frequencies",
-            F.embedding,
-            lambda p, x: F.embedding(x, *p, scale_grad_by_freq=True),
-            ((5, 3),),
-            (ids(1, 6),),
-            False,
-        ),
+        Form("embedding, frequencies", look_up, by_frequency, table, (ids(1, 6),), False),
     ]
 
 
@@ -283,15 +256,10 @@ def convolution_forms() -> list[Form]:
             for op, shapes in [(conv, ((6, 2, *kernel), (6,))), (transposed, ((4, 3, *kernel), (6,)))]:
                 call = partial(lambda op, more, p, x: op(x, *p, **more), op, more)
                 forms.append(Form(f"{op.__name__}, {name}", op, call, shapes, inputs, leaves))
+    same = lambda p, x: F.conv2d(x, p[0], padding="same", dilation=(1, 2))  # noqa: E731
     return [
         *forms,
-        Form(
-            "conv, same",
-            F.conv2d,
-            lambda p, x: F.conv2d(x, p[0], padding="same", dilation=(1, 2)),
-            ((3, 4, 2, 3),),
-            ((1, 4, 6, 5),),
-        ),
+        Form("conv, same", F.conv2d, same, ((3, 4, 2, 3),), ((1, 4, 6, 5),)),
         Form("conv, image is a weight", F.conv1d, lambda p, k: F.conv1d(p[0], k), ((1, 4, 6),), ((3, 4, 2),), False),
     ]
 
@@ -317,27 +285,17 @@ def attention_forms() -> list[Form]:
             masked = lambda p, q, k, v, m: attend(q, k, v, attn_mask=m)  # noqa: E731
             inputs = (q[1:], kv[1:], kv[1:], mask_of(*shape))
             forms.append(Form(f"attention, heads, {kind} mask {shape}", attend, masked, (), inputs))
-    inputs = (q, kv, kv)
-    return [
-        *forms,
-        Form("attention, constant mask", attend, lambda p, q, k, v: attend(q, k, v, _constant["mask"]), (), inputs),
-        Form(
-            "attention, mask of rows", attend, lambda p, q, k, v: attend(q, k, v, _constant["mask of rows"]), (), inputs
-        ),
-        Form("attention, causal", attend, lambda p, q, k, v: attend(q, k, v, is_causal=True), (), (q, q, q)),
-        Form(
-            "attention, groups",
-            attend,
-            lambda p, q, k, v: attend(q, k, v, enable_gqa=True),
-            (),
-            ((2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)),
-        ),
-        Form("attention, learned query", attend, lambda p, k, v: attend(p[0], k, v), (q,), (kv, kv)),
-        Form("attention, learned mask", attend, lambda p, q, k, v: attend(q, k, v, p[0]), ((3, 5, 6),), inputs),
-        Form(
-            "attention, values of another width", attend, lambda p, q, k, v: attend(q, k, v), (), (q, kv, (2, 3, 6, 7))
-        ),
-    ]
+    groups, wider = ((2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)), (q, kv, (2, 3, 6, 7))
+    calls: dict[str, tuple[Call, tuple[Any, ...], tuple[Any, ...]]] = {
+        "constant mask": (lambda p, q, k, v: attend(q, k, v, _constant["mask"]), (), (q, kv, kv)),
+        "mask of rows": (lambda p, q, k, v: attend(q, k, v, _constant["mask of rows"]), (), (q, kv, kv)),
+        "causal": (lambda p, q, k, v: attend(q, k, v, is_causal=True), (), (q, q, q)),
+        "groups": (lambda p, q, k, v: attend(q, k, v, enable_gqa=True), (), groups),
+        "learned query": (lambda p, k, v: attend(p[0], k, v), (q,), (kv, kv)),
+        "learned mask": (lambda p, q, k, v: attend(q, k, v, p[0]), ((3, 5, 6),), (q, kv, kv)),
+        "values of another width": (lambda p, q, k, v: attend(q, k, v), (), wider),
+    }
+    return forms + [Form(f"attention, {name}", attend, *made) for name, made in calls.items()]
 
 
 def recurrence_forms() -> list[Form]:
@@ -384,59 +342,31 @@ def recurrence_forms() -> list[Form]:
 
 def loss_forms() -> list[Form]:
     """Four classes."""
-    forms = []
+    cross, forms = F.cross_entropy, []
+
+    def form(name: str, target: Any, n: int = 3, operation: Any = cross, leaves: bool = True, **more: Any) -> Form:
+        return Form(name, operation, lambda p, x, y: operation(x, y, **more), (), ((n, 4), target), leaves)
+
     for n in (1, 3):
         for reduction in ("mean", "sum", "none"):
-            more: dict[str, Any] = {"reduction": reduction}
-            kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-                "labels": (ids(n, below=4), {}),
-                "class to ignore": (ids(n, below=4), {"ignore_index": 2})
-                if reduction != "mean"
-                else (ids(n, below=3), {"ignore_index": 3}),
-                "smoothed probabilities": (probabilities(n, 4), {"label_smoothing": 0.2}),
-            }
+            more: dict[str, Any] = {"n": n, "reduction": reduction}
+            # A mean over no label is not a number.
+            to_ignore = (ids(n, below=3), 3) if reduction == "mean" else (ids(n, below=4), 2)
+            name = f"n={n}, {reduction}"
+            forms += [
+                form(f"cross entropy, {name}, labels", ids(n, below=4), **more),
+                form(f"cross entropy, {name}, a class ignored", to_ignore[0], ignore_index=to_ignore[1], **more),
+                form(f"cross entropy, {name}, probabilities", probabilities(n, 4), label_smoothing=0.2, **more),
+                form(f"nll, {name}", ids(n, below=4), operation=F.nll_loss, **more),
+            ]
             if n > 1:
-                kinds["ignored"] = (with_ignored(n), {"label_smoothing": 0.1})
-            for kind, (target, other) in kinds.items():
-                name = f"cross entropy, n={n}, {reduction}, {kind}"
-                forms.append(
-                    Form(
-                        name,
-                        F.cross_entropy,
-                        partial(lambda more, p, x, y: F.cross_entropy(x, y, **more), more | other),
-                        (),
-                        ((n, 4), target),
-                    )
-                )
-            forms.append(
-                Form(
-                    f"nll, n={n}, {reduction}",
-                    F.nll_loss,
-                    partial(lambda more, p, x, y: F.nll_loss(x, y, **more), more),
-                    (),
-                    ((n, 4), ids(n, below=4)),
-                )
-            )
-    weighted = lambda p, x, y: F.cross_entropy(x, y, _var)  # noqa: E731
+                forms.append(form(f"cross entropy, {name}, ignored", with_ignored(n), label_smoothing=0.1, **more))
+    constant = lambda p, x: cross(x, torch.tensor([1, 2]))  # noqa: E731
     return [
         *forms,
-        Form("cross entropy, class weights", F.cross_entropy, weighted, (), ((3, 4), ids(3, below=4))),
-        Form(
-            "cross entropy, old names",
-            F.cross_entropy,
-            lambda p, x, y: F.cross_entropy(x, y, size_average=False),
-            (),
-            ((3, 4), ids(3, below=4)),
-            False,
-        ),
-        Form(
-            "cross entropy, constant label",
-            F.cross_entropy,
-            lambda p, x: F.cross_entropy(x, torch.tensor([1, 2])),
-            (),
-            ((2, 4),),
-            False,
-        ),
+        form("cross entropy, class weights", ids(3, below=4), weight=_var),
+        form("cross entropy, old names", ids(3, below=4), size_average=False, leaves=False),
+        Form("cross entropy, constant label", cross, constant, (), ((2, 4),), False),
         Form("rrelu, off", F.rrelu, lambda p, x: F.rrelu(x, 0.1, 0.3), (), ((2, 4),)),
         Form("dropout, off", F.dropout, lambda p, x: F.dropout(x, 0.5, False), (), ((2, 4),)),
         Form("dropout, in place", F.dropout, lambda p, x: F.dropout(x * 1, 0.0, inplace=True), (), ((2, 4),), False),

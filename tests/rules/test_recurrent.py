@@ -16,9 +16,8 @@ from noisette.run.per_example import PerExampleClip
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
-OTHER_ENGINES = [
-    engine for engine in ENGINES if not isinstance(engine, BookKeeping | Vmap)
-]  # torch.func cannot repeat fused recurrences
+# torch.func cannot repeat fused recurrences
+OTHER_ENGINES = [engine for engine in ENGINES if not isinstance(engine, BookKeeping | Vmap)]
 T, FEATURES, UNITS = 4, 3, 4
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "tanh": nn.RNN,
@@ -27,12 +26,12 @@ KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "projected": lambda *sizes, **options: nn.LSTM(*sizes, proj_size=2, **options),
     "gru": nn.GRU,
 }
-CELLS = [
-    nn.RNNCell,
-    lambda *sizes, **options: nn.RNNCell(*sizes, nonlinearity="relu", **options),
-    nn.LSTMCell,
-    nn.GRUCell,
-]
+CELLS = {
+    "tanh": nn.RNNCell,
+    "relu": lambda *sizes, **options: nn.RNNCell(*sizes, nonlinearity="relu", **options),
+    "lstm": nn.LSTMCell,
+    "gru": nn.GRUCell,
+}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 each_recurrence = pytest.mark.parametrize("kind", ["tanh", "projected", "gru"])
 
@@ -66,15 +65,8 @@ def check_engines(case: Case) -> None:
 
 @each_recurrence
 def test_stack_in_both_directions(kind: str) -> None:
-    check_engines(
-        Case(
-            kind,
-            lambda: Forward(
-                lambda m, x: everything(m.rnn(x)), rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True)
-            ),
-            floats(T, FEATURES),
-        )
-    )
+    rnn = layer(kind, num_layers=2, bidirectional=True, batch_first=True)
+    check_engines(Case(kind, of(lambda m, x: everything(m.rnn(x)), rnn=rnn), floats(T, FEATURES)))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +124,7 @@ def test_states_from_data_and_from_parameters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["biases", "no bias"])
-@pytest.mark.parametrize("cell", CELLS, ids=["tanh", "relu", "lstm", "gru"])
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_cells_in_a_loop(cell: Callable[..., nn.Module], bias: bool) -> None:
     def forward(m: Forward, x: Tensor) -> Tensor:
         state = None
@@ -143,20 +135,16 @@ def test_cells_in_a_loop(cell: Callable[..., nn.Module], bias: bool) -> None:
     check_engines(Case("cell", of(forward, cell=cell(FEATURES, UNITS, bias=bias)), floats(T, FEATURES)))
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=["tanh", "relu", "lstm", "gru"])
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_cells_that_begin_with_a_parameter(cell: Callable[..., nn.Module]) -> None:
-    lstm = cell is nn.LSTMCell
-
     def forward(m: Forward, x: Tensor) -> Tensor:
-        h, c = (p.expand(len(x), -1) for p in (m.h, m.c))
-        state = m.cell(x[:, 0], (h, c) if lstm else h)
+        state = tuple(p.expand(len(x), -1) for p in m.states)
+        state = m.cell(x[:, 0], state if cell is nn.LSTMCell else state[0])
         state = m.cell(x[:, 1], state)
-        return torch.cat(state, 1) if lstm else state
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
 
-    parts = {"cell": cell(FEATURES, UNITS), "h": parameter(UNITS), **({"c": parameter(UNITS)} if lstm else {})}
-    if not lstm:
-        parts["c"] = torch.zeros(UNITS)
-    check_sizes(Case("cell", of(forward, **parts), floats(2, FEATURES)))
+    states = nn.ParameterList(parameter(UNITS) for _ in range(1 + (cell is nn.LSTMCell)))
+    check_sizes(Case("cell", of(forward, cell=cell(FEATURES, UNITS), states=states), floats(2, FEATURES)))
 
 
 @each_recurrence

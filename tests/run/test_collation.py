@@ -1,4 +1,4 @@
-"""Records of one microbatch have one form and are joined by their rows: none decides how the others are computed."""
+"""Records of one microbatch are joined by their rows, sequences padded to buckets: none decides over the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import default_collate
 
-from noisette import PerExampleClip, privatize
-from noisette.run import collation
-from noisette.run.collation import joined
+from noisette import PaddedBuckets
+from noisette.core.batches import Batch
+from noisette.run.checkpoint import Fingerprint
+from noisette.run.collation import collated, joined
+from noisette.run.loading import Fetch, MeasuredSize, Thread, UnmeasuredMemory, records_of
+from small_loop import start, take_steps
 
 ONE, OTHER = torch.ones(3), torch.zeros(3)
 
@@ -30,24 +34,25 @@ class Single(NamedTuple):
     x: torch.Tensor
 
 
+# Records in their own form, and what is said of them.
 DIFFERENT: list[tuple[Any, Any, str]] = [
     ({"x": ONE, "weight": 1.0}, {"x": OTHER}, r"some records have no field 'weight', and others have"),
     ({"a": {"x": ONE, "weight": 1.0}}, {"a": {"x": OTHER}}, r"some records have no field 'a\.weight'"),
     ({"x": ONE, "y": 1}, {"y": 1, "x": OTHER}, "the records have fields in another order"),
     (Pair(ONE, 1), Single(OTHER), "the records have different types, such as Pair and Single"),
-    ((ONE, 1), (OTHER,), "some records have no field 1"),
-    ((ONE, 1), [OTHER, 1], "the records have different types, such as tuple and list"),
+    ((ONE, 1), (OTHER,), r"the records have different shapes, such as \(2,\) and \(1,\); pad it"),
     ({"x": ONE}, OrderedDict(x=OTHER), "different types, such as dict and OrderedDict"),
     (ONE, OTHER.double(), r"different types, such as Tensor of torch\.float32 and Tensor of torch\.float64"),
-    ({"x": ONE}, {"x": OTHER.to(torch.uint8)}, "the field 'x' has different types"),
-    ({"x": ONE}, {"x": np.zeros(3, np.float32)}, "the field 'x' has different types, such as Tensor of"),
-    ((ONE, 1), (OTHER, 0.5), "the field 1 has different types, such as int and float"),
-    ((ONE, 1), (OTHER, True), "the field 1 has different types, such as int and bool"),
-    ((ONE, [1, 2]), (OTHER, [1, 2.5]), r"the field '1\.1' has different types, such as int and float"),
+    (
+        (ONE, 1),
+        (OTHER, 0.5),
+        r"the field 1 has different types, such as Tensor of torch\.int64 and Tensor of torch\.fl",
+    ),
+    ((ONE, [1, 2]), (OTHER, [1, 2.5]), r"the field '1\.1' has different types"),
     ((ONE, [1, 2]), (OTHER, [1]), "the field 1 has another shape in some records, such as .*; pad it"),
     ((ONE, 1), (torch.zeros(4), 1), "the field 0 has another shape in some records, such as .*; pad it"),
-    (ONE, torch.zeros(4), r"the records have different shapes, such as \(3,\) and \(4,\); pad it"),
-    ((ONE, None), (OTHER, "text"), "the field 1 has different types, such as NoneType and str"),
+    ((ONE, 1), (OTHER, "text"), "the field 1 has different types, such as Tensor of torch.int64 and tuple"),
+    (np.ma.masked_less(np.ones(2), 2), np.ones(2), r"masked values.*filled"),
 ]
 
 
@@ -55,24 +60,20 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
 def test_records_of_two_forms_are_refused(one: Any, other: Any, message: str) -> None:
     for records in ([one, one, other], [other, one]):
         with pytest.raises(ValueError, match=message if records[0] is one else "record"):
-            collation.check_one_form(records, "; pad it")
+            collated(records, "; pad it")
 
 
 @pytest.mark.parametrize(
     "records",
     [
-        [],
-        [ONE, OTHER],
         [(ONE, 1), (OTHER, np.int64(2))],
         [(ONE, True), (OTHER, np.bool_(False))],
-        [(ONE, [1, 2]), (OTHER, [3, 4])],
-        [{"x": ONE, "text": "one"}, {"x": OTHER, "text": "another"}],
         [Pair(ONE, 1), Pair(OTHER, 2)],
         [{"x": {"y": [ONE, OTHER]}}, {"x": {"y": [OTHER, ONE]}}],
     ],
 )
-def test_records_of_one_form_pass(records: list[Any]) -> None:
-    collation.check_one_form(records, "")
+def test_records_of_one_form_are_collated_as_by_torch(records: list[Any]) -> None:
+    torch.testing.assert_close(collated(records), default_collate(records))
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ def test_a_microbatch_of_one_record_is_given_as_it_is() -> None:
         assert found is value or found == value or torch.equal(found.data, value.data)
 
 
+# Microbatches of one record.
 NOT_JOINED: list[tuple[Any, Any, str]] = [
     ((A, A), (B, torch.ones(2, 2)), r"the field 1 of one record the shape \(2, 2\), but the first axis"),
     (
@@ -168,19 +170,13 @@ NOT_JOINED: list[tuple[Any, Any, str]] = [
         r"a tensor of one record the shape \(5, 1\).*in the shape \(1, \.\.\.\).*graphs",
     ),
     (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): pad .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
-    ({"x": {"y": A}}, {"x": {"y": torch.ones(1, 3)}}, r"the field 'x\.y' has another shape"),
     (torch.tensor(1.0), torch.ones(1), "different shapes"),
-    (A, A.double(), r"different types, such as Tensor of torch\.float32 and Tensor of torch\.float64"),
     ((A, None), (B, B), "the field 1 has different types, such as NoneType and Tensor"),
     ((A, "text"), (B, B), "the field 1 has different types, such as str and Tensor"),
     ((A, []), (B, [B]), "the field 1 has another shape in some records"),
-    ({"x": A}, {"y": A}, "some records have no field 'x'"),
     ({"x": A}, {"x": A, "y": B}, "some records have no field 'y'"),
-    ({"x": A, "y": A}, {"y": B, "x": B}, "fields in another order"),
     ((A,), [B], "different types, such as tuple and list"),
-    ([A], [A, B], r"shapes, such as \(1,\) and \(2,\)"),
     (pack_sequence([torch.ones(1, 2)]), pack_sequence([torch.ones(1, 2)]), "PackedSequence holds positions"),
-    (np.ma.masked_less(np.ones((1, 2)), 2), np.ones((1, 2)), r"masked values.*filled"),
 ]
 
 
@@ -197,16 +193,8 @@ def loss(model: nn.Module, record: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def train(records: list[dict[str, Any]]) -> None:
     """One step with all records."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    clip = PerExampleClip(model, 1.0)
-    with privatize(
-        clip, optimizer, records, expected_batch_size=1, sampling_rate=1.0, steps=1, noise_multiplier=1.0
-    ) as run:
-        for batch in run.batches():
-            for microbatch in batch.microbatches(100):
-                run.accumulate(loss, microbatch)
-            optimizer.step()
+    with start(nn.Linear(4, 1), records, sampling_rate=1.0, steps=1) as run:
+        take_steps(run, loss, size=100)
 
 
 @pytest.mark.parametrize("first", [{"x": torch.ones(4)}, {"x": torch.ones(4, dtype=torch.float64), "weight": -1.0}])
@@ -216,3 +204,155 @@ def test_a_record_of_another_form_does_not_change_what_others_are_computed_with(
     train(records)
     with pytest.raises(ValueError, match=r"no field 'weight'|different types"):
         train([first, *records])
+
+
+# Sequences padded to buckets
+
+
+LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
+EDGES = (4, 8, 16)
+IDS = [torch.arange(1, n + 1) for n in LENGTHS]
+SHORTEST = np.array([0, 2, 3, 6, 10, 11])  # in the bucket of 4
+
+
+def microbatches(dataset: PaddedBuckets, indices: Any, size: int | str, memory: Any = None) -> list[Any]:
+    """All microbatches of one batch, each of them processed."""
+    records, parts = records_of(dataset), []
+    fetch = Fetch(Thread(records.gather))
+    batch = Batch(np.asarray(indices), records, MeasuredSize(memory or UnmeasuredMemory()), fetch)
+    for part in batch.microbatches(size):
+        parts.append(part)
+        batch.bounded += batch.current
+    return parts
+
+
+def ids_of(rows: Tensor) -> list[list[int]]:
+    return [row[row != 0].tolist() for row in rows]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100, "auto"])
+def test_each_record_comes_once_in_the_bucket_of_its_own_length(size: int | str) -> None:
+    parts = microbatches(PaddedBuckets(IDS, EDGES), range(12), size)
+    widths = [part.shape[1] for part in parts]
+    assert widths == sorted(widths)
+    assert set(widths) == set(EDGES)
+    found = sorted(ids for part in parts for ids in ids_of(part))
+    assert found == sorted(ids[:16].tolist() for ids in IDS)
+    for part in parts:
+        for ids in ids_of(part):
+            assert part.shape[1] == next((edge for edge in EDGES if edge >= len(ids)), EDGES[-1])
+
+
+def test_automatic_size_grows_in_each_bucket_by_itself() -> None:
+    """What fits of short sequences says nothing about long ones."""
+    parts = microbatches(PaddedBuckets(IDS, EDGES), range(12), "auto")
+    assert [tuple(part.shape) for part in parts] == [
+        *((1, 4), (2, 4), (3, 4)),
+        *((1, 8), (1, 8)),
+        *((1, 16), (2, 16), (1, 16)),
+    ]
+
+
+def test_records_keep_their_order_within_a_bucket() -> None:
+    dataset = PaddedBuckets([(ids, k) for k, ids in enumerate(IDS)], EDGES)
+    _, places = microbatches(dataset, SHORTEST, 100)[0]
+    assert places.tolist() == SHORTEST.tolist()
+
+
+def test_empty_batch_and_empty_data_set() -> None:
+    assert microbatches(PaddedBuckets(IDS, EDGES), np.arange(0), 4) == []
+    empty = PaddedBuckets([], EDGES)
+    assert len(empty) == 0
+    assert microbatches(empty, np.arange(0), "auto") == []
+
+
+RECORD_FORMS: dict[str, tuple[list[Any], Any]] = {
+    "tensors": (IDS, 0),
+    "arrays": ([ids.numpy() for ids in IDS], 0),
+    "lists": ([ids.tolist() for ids in IDS], 0),
+    "pairs": ([(ids, k) for k, ids in enumerate(IDS)], 0),
+    "places": ([(k, ids) for k, ids in enumerate(IDS)], {1: 0}),
+    "names": ([{"ids": ids, "label": k} for k, ids in enumerate(IDS)], {"ids": 0}),
+    "mapping": ([UserDict(ids=ids.tolist(), label=k) for k, ids in enumerate(IDS)], {"ids": 0}),
+}
+
+
+@pytest.mark.parametrize(("records", "pad"), RECORD_FORMS.values(), ids=RECORD_FORMS)
+def test_forms_of_records(records: list[Any], pad: Any) -> None:
+    [part] = microbatches(PaddedBuckets(records, EDGES, pad=pad), SHORTEST, 100)
+    rows = (
+        part["ids"]
+        if isinstance(part, dict)
+        else next(x for x in part if x.dim() == 2)
+        if isinstance(part, list)
+        else part
+    )
+    assert rows.shape == (6, 4)
+    assert ids_of(rows) == [IDS[k].tolist() for k in SHORTEST]
+    if isinstance(part, dict):
+        assert part["label"].tolist() == SHORTEST.tolist()
+
+
+def test_fields_of_a_tokenizer_with_labels_for_each_token() -> None:
+    records = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids + 100} for ids in IDS]
+    dataset = PaddedBuckets(records, EDGES, pad={"input_ids": 7, "attention_mask": 0, "labels": -100})
+    assert {name: field.tolist() for name, field in dataset[0].items()} == {
+        "input_ids": [1, 2, 3, 7],
+        "attention_mask": [1, 1, 1, 0],
+        "labels": [101, 102, 103, -100],
+    }
+    assert all(len(field) == 16 for field in dataset[5].values()), "longer ones are cut to the last edge"
+
+
+def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
+    mark = Fingerprint.of(PaddedBuckets(IDS, EDGES))
+    assert mark.fits(PaddedBuckets([ids.clone() for ids in IDS], EDGES))
+    assert not mark.fits(PaddedBuckets([ids + (k == 5) for k, ids in enumerate(IDS)], EDGES))
+
+
+REFUSED = {
+    "no edges": (IDS, (), 0, "at least one as edges"),
+    "edge of zero": (IDS, (0, 4), 0, "at least one as edges"),
+    "part of a position": (IDS, (2.5, 4), 0, "at least one as edges"),
+    "descending": (IDS, (8, 4), 0, "ascending"),
+    "twice": (IDS, (4, 4), 0, "ascending"),
+    "no index": (iter(IDS), EDGES, 0, "no length and index"),
+    "unnamed fields": ([{"a": IDS[0]}], EDGES, 0, "name the fields of record 0"),
+    "missing field": ([{"a": IDS[0]}, {"b": IDS[0]}], EDGES, {"a": 0}, "record 1 has no field 'a'"),
+    "fields of different lengths": ([(IDS[0], IDS[1])], EDGES, {0: 0, 1: 0}, "record 0 differ in length"),
+    "other types": ([IDS[0], IDS[0].float()], EDGES, 0, "positions of record 1"),
+    "other positions": ([torch.ones(3, 2), torch.ones(3, 4)], EDGES, 0, "positions of record 1"),
+    "number": ([torch.tensor(3)], EDGES, 0, "first axis, got the number 3"),
+}
+
+
+@pytest.mark.parametrize(("records", "edges", "pad", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(records: Any, edges: Any, pad: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        PaddedBuckets(records, edges, pad=pad)
+
+
+def test_a_microbatch_holds_one_pair_of_buckets() -> None:
+    pairs = [{"source": list(range(1, n + 1)), "target": list(range(1, m + 1))} for n in (2, 7) for m in (3, 6, 7)] * 2
+    padded = PaddedBuckets(PaddedBuckets(pairs, (4, 8), pad={"source": 0}), (4, 8), pad={"target": -1})
+    parts = microbatches(padded, range(12), 100)
+    shapes = [(part["source"].shape, part["target"].shape) for part in parts]
+    assert sorted(shapes) == [((2, 4), (2, 4)), ((2, 8), (2, 4)), ((4, 4), (4, 8)), ((4, 8), (4, 8))]
+    found = [
+        (int((source > 0).sum()), int((target > 0).sum()))
+        for part in parts
+        for source, target in zip(part["source"], part["target"], strict=True)
+    ]
+    assert sorted(found) == sorted([(n, m) for n in (2, 7) for m in (3, 6, 7)] * 2)
+
+
+def test_a_field_that_is_not_padded_is_named_where_it_differs() -> None:
+    texts = [{"ids": [1, 2, 3][:n], "tags": [0] * n} for n in (2, 3)]
+    with pytest.raises(ValueError, match="the field 'tags' has another shape"):
+        microbatches(
+            PaddedBuckets([{k: torch.tensor(v) for k, v in t.items()} for t in texts], (4,), pad={"ids": 0}),
+            range(2),
+            2,
+        )
+    with pytest.raises(ValueError, match="the field 'ids' has another shape"):
+        microbatches([{"ids": torch.zeros(n)} for n in (2, 3)], range(2), 2)  # type: ignore[arg-type]

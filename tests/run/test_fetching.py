@@ -16,42 +16,29 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from noisette import Ledger, PerExampleClip, PrivateRun, privatize
+from noisette import Ledger, PrivateRun
 from noisette.core.noise import SecretKey
 from noisette.run.loading import Fetch, Processes, Thread, WorkerRecords, fetch_of, records_of
+from small_loop import square, start, take_steps
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
 
 
-def run_on(dataset: Any, ledger: Ledger | None = None, steps: int = 6, **declared: Any) -> PrivateRun:
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    numbers = {"expected_batch_size": 15, "sampling_rate": 0.05, "noise_multiplier": 1.0, "delta": 1e-3}
-    return privatize(
-        PerExampleClip(model, max_grad_norm=1.0, capture="eager"),
-        optimizer,
-        dataset,
-        **numbers,
-        steps=steps,
-        ledger=ledger,
-        **declared,
-    )
+def run_on(dataset: Any, ledger: Ledger | None = None, steps: int = 6, **more: Any) -> PrivateRun:
+    declared = {"expected_batch_size": 15, "sampling_rate": 0.05, "steps": steps, "ledger": ledger}
+    return start(nn.Linear(4, 1), dataset, clip={"max_grad_norm": 1.0, "capture": "eager"}, **declared, **more)
 
 
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
-
-
-def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> list[torch.Tensor]:
-    """The batches as they were loaded."""
-    loaded = []
+def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> int:
+    """How many records were loaded, each of which is the one that was drawn."""
+    loaded = 0
     for batch in run.batches(**loading):
         parts = [X[:0]]
         for x in batch.microbatches(size):
-            run.accumulate(loss, x)
+            run.accumulate(square, x)
             parts.append(x)
-        loaded.append(torch.cat(parts))
-        assert torch.equal(loaded[-1], X[batch.indices])
+        assert torch.equal(torch.cat(parts), X[batch.indices])
+        loaded += len(batch.indices)
         run.optimizer.step()
     return loaded
 
@@ -59,7 +46,7 @@ def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> list[torch.Tensor
 @pytest.mark.parametrize(("loading", "size"), [({"ahead": 0}, 4), ({}, "auto"), ({"ahead": 7, "to": "cpu"}, 4)])
 def test_a_thread_loads_every_batch_whole(tmp_path: Path, loading: dict[str, Any], size: Any) -> None:
     with Ledger(tmp_path / "ledger") as ledger, run_on(X, ledger, steps=40) as run:
-        assert sum(map(len, trained(run, size, **loading))) > 300
+        assert trained(run, size, **loading) > 300
 
 
 class Decoded(Dataset):
@@ -82,7 +69,7 @@ class Died(Decoded):
 def test_processes_load_every_batch_whole(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
-        assert sum(map(len, trained(run, workers=1, ahead=2, to="cpu"))) > 300
+        assert trained(run, workers=1, ahead=2, to="cpu") > 300
     torch.set_rng_state(state)
 
 
@@ -133,7 +120,7 @@ def test_batches_are_drawn_ahead_within_the_ledger(tmp_path: Path, on_disk: bool
         now = []
         for batch in run.batches(ahead=1000):
             for x in batch.microbatches(5):
-                run.accumulate(loss, x)
+                run.accumulate(square, x)
             now.append(max(step for step, _ in drawn.seen))
             run.optimizer.step()
     assert [step for step, _ in drawn.seen] == list(range(60)), "each once"
@@ -164,10 +151,7 @@ def test_records_are_read_by_the_thread_of_the_loop() -> None:
     """Another thread would draw from the generators that the model uses meanwhile, and has no autocast of the loop."""
     records = Read()
     with run_on(records) as run:
-        for batch in run.batches(ahead=3):
-            for x in batch.microbatches(2):
-                run.accumulate(loss, x)
-            run.optimizer.step()
+        take_steps(run, square, size=2, ahead=3)
     assert records.threads == {threading.current_thread()}
 
 
@@ -176,7 +160,7 @@ def test_another_plan_drops_what_was_ahead() -> None:
     whole = np.arange(12)
 
     def plan(start: int, size: int) -> Any:
-        return lambda: iter([whole[k : k + size] for k in range(start, 12, size)])
+        return iter([whole[k : k + size] for k in range(start + size, 12, size)])
 
     assert fetch(whole[:2], plan(0, 2)) == [0, 1]
     assert fetch(whole[2:6], plan(2, 4)) == [2, 3, 4, 5]
@@ -187,7 +171,7 @@ def test_another_plan_drops_what_was_ahead() -> None:
 
 def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> None:
     torch.manual_seed(0)
-    source = Processes(records_of(X).gather, workers=1)
+    source = Processes(records_of(Decoded()).gather, workers=1)
     state = torch.get_rng_state()
     for _ in range(2):
         assert len(list(source.microbatches(parts(2, 2)))) == 2
@@ -214,7 +198,7 @@ def test_nothing_is_drawn_ahead_between_steps(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger") as ledger, run_on(records, ledger, steps=40) as run:
         for batch in run.batches():
             for x in batch.microbatches(30):
-                run.accumulate(loss, x)
+                run.accumulate(square, x)
             run.optimizer.step()
             between.add(torch.initial_seed())
             state = torch.get_rng_state()
@@ -230,6 +214,11 @@ class TellsItsSeed(Decoded):
     def __getitem__(self, index: int) -> torch.Tensor:
         plain = torch.Generator().manual_seed(torch.initial_seed()).get_state()
         return torch.tensor(torch.equal(plain, torch.get_rng_state()))
+
+
+def test_columns_are_gathered_by_a_thread_also_where_processes_are_asked_for() -> None:
+    fetch = fetch_of(records_of(X).gather, workers=2, ahead=1, to=None)
+    assert isinstance(fetch._source, Thread)
 
 
 def test_processes_have_seeds_that_are_too_many_to_be_tried() -> None:

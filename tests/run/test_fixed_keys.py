@@ -8,17 +8,16 @@ hundred thousandth. A weighted sum stands for the values that are not listed; it
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import noisette
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise, SecretKey
+from small_loop import start, take_steps
 
 SECRET = bytes(range(32))
 WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"
@@ -72,33 +71,19 @@ def test_noise_in_double_precision() -> None:
     assert digest(values.numpy()) == DIGESTS[torch.float64]
 
 
+@pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
 def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     monkeypatch.setattr("noisette.core.release.ROUNDING", 0.0)  # the weights were recorded without this allowance
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(1500, 64, generator=generator)
     targets = torch.randint(0, 10, (1500,), generator=generator)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = noisette.privatize(
-        noisette.PerExampleClip(model, max_grad_norm=1.0, engine=engine),
-        optimizer,
-        (inputs, targets),
-        sampling_rate=0.1,
-        expected_batch_size=150,
-        steps=20,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
-    batches = []
-    for batch in run.batches():
-        batches.append(batch.indices.copy())
-        for x, y in batch.microbatches(64):
-            run.accumulate(lambda model, x, y: F.cross_entropy(model(x), y), x, y)
-        optimizer.step()
-        optimizer.zero_grad()
+    clip = {"max_grad_norm": 1.0, "engine": engine}
+    declared = {"sampling_rate": 0.1, "expected_batch_size": 150, "steps": 20, "delta": 1e-5}
+    run = start(model, (inputs, targets), optimizer=torch.optim.SGD(model.parameters(), lr=1.0), clip=clip, **declared)
+    batches = [step.indices for step in take_steps(run, size=64)]
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert digest(np.concatenate(batches).astype(np.int64)) == RUN_BATCHES
     assert weights[:4].tolist() == pytest.approx(WEIGHTS, abs=1e-5)

@@ -1,21 +1,22 @@
-"""Loops that people write, and that harm nothing: accepted, with the result of the plain loop."""
+"""Loops and losses that people write, and that harm nothing: accepted, with the result of the plain loop."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal, kl_divergence
+from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import Subset, TensorDataset
 
 import noisette
-from noisette import PerExampleClip
+from noisette import OneByOneWarning, PerExampleClip
 from noisette.run.per_example import _check_initialized as check_initialized
-from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run
+from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run, start, take_steps
 
 ENGINES = [
     noisette.engines.BookKeeping(),
@@ -25,18 +26,12 @@ ENGINES = [
 ]
 
 
-def plain_loop(model: nn.Module, optimizer: Optimizer) -> Tensor:
-    with small_run(model, optimizer) as run:
-        for batch in run.batches():
-            process(run, batch)
-            optimizer.step()
-            optimizer.zero_grad()
-    return flat(model)
-
-
-def reference() -> Tensor:
+def trained() -> Tensor:
+    """The weights after a plain loop."""
     model = small_model()
-    return plain_loop(model, SGD(model.parameters(), lr=0.3))
+    with small_run(model, SGD(model.parameters(), lr=0.3)) as run:
+        take_steps(run)
+    return flat(model)
 
 
 BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
@@ -44,13 +39,8 @@ BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
     "gradients of zero by the model": lambda m, o: m.zero_grad(set_to_none=False),
     "clipped norm": lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
     "a backward that was cleared": lambda m, o: (loss(m, X, Y).backward(), o.zero_grad()),
-    "a call without gradients": lambda m, o: _without_gradients(m),
+    "a call without gradients": lambda m, o: torch.no_grad()(m)(X),
 }
-
-
-def _without_gradients(model: nn.Module) -> None:
-    with torch.no_grad():
-        model(X)
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
@@ -63,7 +53,7 @@ def test_what_precedes_a_step(before: Any) -> None:
             before(model, optimizer)
             optimizer.step()
             optimizer.zero_grad()
-    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(flat(model), trained(), rtol=1e-6, atol=1e-7)
 
 
 # Layers that freeze and thaw
@@ -120,25 +110,91 @@ def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.M
     check_initialized(model)
 
 
-# What a data set may be
+# Losses of one example
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        TensorDataset(X, Y),
-        Subset(TensorDataset(X, Y), range(40)),
-        [(x, y) for x, y in zip(X, Y, strict=True)],
-        (X.numpy(), Y.numpy()),
-    ],
-    ids=["TensorDataset", "Subset", "list of pairs", "arrays"],
-)
-def test_forms_of_one_data_set(dataset: Any) -> None:
-    model = small_model()
-    optimizer = SGD(model.parameters(), lr=0.3)
-    with small_run(model, optimizer, dataset=dataset) as run:
+BOUND = 1.0
+ROWS, CLASSES = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 2, 1, 0])
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+def released(
+    of: Callable[..., Tensor], model: nn.Module, *data: Tensor, public: Sequence[Tensor] = ()
+) -> Sequence[Tensor]:
+    declared = {"expected_batch_size": 1, "sampling_rate": 1.0, "noise_multiplier": 1e-6, "steps": 1}
+    with start(model, data, clip={"max_grad_norm": BOUND}, **declared) as run:
         for batch in run.batches():
-            process(run, batch)
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+            for part in batch.microbatches(4):
+                run.accumulate(of, *part, public=public)
+            run.optimizer.step()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def clipped_sum(of: Callable[..., Tensor], model: nn.Module, *data: Tensor) -> list[Tensor]:
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(p) for p in parameters]
+    for k in range(len(data[0])):
+        gradients = torch.autograd.grad(of(model, *[tensor[k : k + 1] for tensor in data]), parameters)
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        total = [s + g * min(1.0, float(BOUND / norm)) for s, g in zip(total, gradients, strict=True)]
+    return total
+
+
+def normal_prior(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    prior = Normal(torch.zeros(3), torch.ones(3))
+    return kl_divergence(Normal(m(x), F.softplus(m(x))), prior).sum()
+
+
+def normal_with_a_number(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return -Independent(Normal(m(x), 1.0), 1).log_prob(x[:, :3]).sum()
+
+
+def weighted_classes(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m(x), y, weight=WEIGHTS, label_smoothing=0.1)
+
+
+def number_at_a_mask(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    kept = x.clone()
+    kept[x < 0] = -2.0
+    outputs = m(kept) * 1.0
+    outputs[outputs.sum(1) > 0] = 0.5
+    return F.cross_entropy(outputs + m(x), y)
+
+
+def penalised_gradient(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    gradient = torch.func.grad(lambda z: m(z).pow(2).sum())(x)
+    return F.cross_entropy(m(x), y) + gradient.norm()
+
+
+LOSSES = [normal_prior, normal_with_a_number, weighted_classes, number_at_a_mask, penalised_gradient]
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
+    model = small()
+    before = Distribution._validate_args
+    sums = released(loss, copy.deepcopy(model), ROWS, CLASSES, public=[WEIGHTS])
+    assert Distribution._validate_args == before
+    torch.testing.assert_close(sums, clipped_sum(loss, model, ROWS, CLASSES), rtol=1e-4, atol=1e-4)
+
+
+def test_packed_sequences_and_gradients_by_autograd_train_one_by_one() -> None:
+    lengths = torch.tensor([5, 3, 2, 4, 1, 5])
+
+    def packed(model: nn.Module, x: Tensor, n: Tensor) -> Tensor:
+        return model(nn.utils.rnn.pack_padded_sequence(x[:, :, None].repeat(1, 1, 8), n, True, False).data).sum()
+
+    def gradient(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].norm()
+
+    with pytest.warns(OneByOneWarning, match="packs a sequence by the length of an example"):
+        sums = released(packed, small(), ROWS, lengths)
+    torch.testing.assert_close(sums, clipped_sum(packed, small(), ROWS, lengths), rtol=1e-4, atol=1e-4)
+    with pytest.warns(OneByOneWarning, match="asks for a gradient"):
+        released(gradient, nn.Linear(8, 3).requires_grad_(True), ROWS)

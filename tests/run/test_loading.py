@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import warnings
@@ -13,10 +12,15 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-import noisette
+from noisette import OwnRecords, PrivacyError, Users
+from noisette.core.batches import PoissonSampler
+from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of, without_frames
+from noisette.run.sampling import UserRecords
+from small_loop import square, start, take_steps
 
 AT = np.array([2, 5, 9])
 
@@ -46,24 +50,13 @@ def test_masked_values_are_refused() -> None:
         records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
 
 
-@pytest.fixture
-def mapped(tmp_path: Path) -> np.memmap:
+def test_rows_of_mapped_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(60.0, dtype=np.float32).reshape(20, 3))
-    return np.load(tmp_path / "x.npy", mmap_mode="r")
-
-
-def test_rows_of_mapped_files(mapped: np.memmap) -> None:
-    views = [mapped, mapped[4:], mapped[::2], mapped[4:, 1:], mapped[3:][1:], mapped.T.T, mapped[:, 0]]
-    for view in views:
-        for dataset in (view, (view, view), {"a": view, "b": view}):
-            gather = records_of(dataset).gather
-            pickled = pickle.dumps(gather)
-            assert len(pickled) < 1000
-            for found in (gather(AT[:2]), pickle.loads(pickled)(AT[:2])):
-                first = (
-                    found if isinstance(found, torch.Tensor) else found["a"] if isinstance(found, dict) else found[0]
-                )
-                assert torch.equal(first, torch.from_numpy(np.array(view[AT[:2]])))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for view in (mapped, mapped[4:, 1:], mapped.T.T, mapped[:, 0]):
+        first, second = records_of((view, view)).gather(AT)
+        assert torch.equal(first, torch.from_numpy(np.array(view[AT])))
+        assert torch.equal(second, first)
 
 
 @pytest.mark.slow
@@ -139,32 +132,68 @@ def test_frames_of_pandas_are_columns_alone_and_a_matrix_beside_others() -> None
 @pytest.mark.parametrize("kind", ["frame", "array", "saved"])
 def test_a_private_run_takes_numbers_in_double_precision_and_says_so(kind: str, tmp_path: Path) -> None:
     x, y = FRAME[["age"]] / 50, FRAME["label"] % 2
-    model = torch.nn.Linear(1, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    declared = {"expected_batch_size": 12, "sampling_rate": 1.0, "steps": 2, "noise_multiplier": 1.0}
+    arrays = x.to_numpy(), y.to_numpy()
     with pytest.warns(UserWarning, match=r"type float64, and the weights of the model torch.float32"):
-        run = noisette.privatize(
-            noisette.PerExampleClip(model, max_grad_norm=1.0),
-            optimizer,
-            (x.to_numpy(), y.to_numpy()) if kind == "array" else (x, y),
-            ledger=tmp_path / "ledger.jsonl",
-            **declared,
-        )
-    for batch in run.batches():
-        for x, y in batch.microbatches(5):
-            assert x.dtype == torch.float32
-            run.accumulate(lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y), x, y)
-        optimizer.step()
+        run = start(torch.nn.Linear(1, 2), arrays if kind == "array" else (x, y), ledger=tmp_path / "ledger.jsonl")
+    with run:  # in double precision the model would refuse them
+        take_steps(run, steps=2)
         if kind == "saved":
             run.save(tmp_path / "run")
-    assert run.steps_taken == 2
-    run.close()
-    double = torch.nn.Linear(1, 2).double()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        noisette.privatize(
-            noisette.PerExampleClip(double, max_grad_norm=1.0),
-            torch.optim.SGD(double.parameters(), lr=0.1),
-            (x.double().numpy(), y.numpy()),
-            **declared,
-        ).close()
+        start(torch.nn.Linear(1, 2).double(), arrays).close()
+
+
+# Records that each process holds for itself
+
+
+HELD = torch.arange(200.0).view(100, 2)
+PARTS = [(0, 37), (37, 37), (37, 90), (90, 100)]
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+def test_parts_make_the_whole_batch(rate: float) -> None:
+    sampler = PoissonSampler(100, rate, SecretKey())
+    for step in range(30):
+        whole = sampler.indices(step=step)
+        loaded = []
+        for first, end in PARTS:
+            own = records_of(OwnRecords(HELD[first:end], first=first, of=100))
+            assert own.size == 100
+            held = own.held(whole)
+            assert held.tolist() == [at - first for at in whole.tolist() if first <= at < end]
+            loaded.append(own.gather(held))
+        assert torch.equal(torch.cat(loaded), HELD[whole])
+
+
+@pytest.mark.parametrize(("first", "of"), [(-1, 10), (8, 10), (0, 2)])
+def test_parts_outside_are_refused(first: int, of: int) -> None:
+    with pytest.raises(ValueError, match=r"first >= 0|are not a part of"):
+        OwnRecords(HELD[:3], first=first, of=of)
+    with pytest.raises(TypeError, match="whole number"):
+        OwnRecords(HELD[:3], first=0.0, of=10)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_run_trains_on_its_own_and_counts_none_of_it() -> None:
+    """Two parts of other lengths have the same public numbers, and the batch is drawn from all records."""
+    released = []
+    for first, end in ((0, 40), (40, 100)):
+        own = OwnRecords(HELD[first:end], first=first, of=100)
+        with start(nn.Linear(2, 1), own, expected_batch_size=50, steps=1, delta=1e-3) as run:
+            assert run._sampler.size == 100  # pyright: ignore[reportAttributeAccessIssue]
+            assert (take_steps(run, square)[0].indices < end - first).all()
+        released.append((run.event, run.terms.expected_batch_size, run.steps, run.epsilon(delta=1e-3)))
+    assert released[0] == released[1]
+
+
+def test_users_of_own_records() -> None:
+    """The ids are those of all records; what a batch may hold is checked at their places."""
+    users = UserRecords(np.array([0, 0, 1, 1]), 1, SecretKey())
+    own = users.of(records_of(OwnRecords(HELD[2:4], first=2, of=4)), 1)
+    assert own.check_batch is not None
+    [kept] = np.flatnonzero(users.kept[2:])
+    own.check_batch(np.array([kept]))
+    with pytest.raises(PrivacyError, match="not one that the run has drawn"):
+        own.check_batch(np.array([1 - kept]))
+    with pytest.raises(TypeError, match="list of ids"):
+        Users(lambda record: 0, most_records=1).numbers(OwnRecords(HELD[2:4], first=2, of=4), 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,18 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivateRun, privatize
-from noisette.core.noise import SecretKey
+from noisette import PerExampleClip
 from noisette.run import loading
 from noisette.run.loading import CudaMemory, ProcessMemory, UnmeasuredMemory, memory_of
+from small_loop import start
 
 SIZE = 45
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
 
 
-@pytest.fixture(autouse=True)
-def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, bytes(range(32))))
+pytestmark = pytest.mark.usefixtures("known_key")
 
 
 @dataclass
@@ -90,15 +87,9 @@ class Training:
         self.clip = PerExampleClip(self.model, self.bound, capture="eager")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         with mock.patch("noisette.run.private.memory_of", return_value=self.room):
-            self.run: PrivateRun = privatize(
-                self.clip,
-                self.optimizer,
-                (X.double(), Y, torch.arange(SIZE)),
-                expected_batch_size=SIZE,
-                sampling_rate=1.0,
-                steps=3,
-                noise_multiplier=1.0,
-            )
+            data = (X.double(), Y, torch.arange(SIZE))
+            declared = {"sampling_rate": 1.0, "expected_batch_size": SIZE}
+            self.run = start(self.model, data, optimizer=self.optimizer, clip=self.clip, **declared)
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
 
     def _watched_take(self) -> Any:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import noisette
-from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, RdpAccountant, privatize
+from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, PrivateRun, RdpAccountant
+from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING
+from noisette.run.loading import JointBatch
 from oracle import clipped_sum
+from small_loop import loss, take_steps
+from small_loop import start as start_half
 
 SECRET = bytes(range(32))
 SIZE = 60
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
-DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_multiplier": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
+pytestmark = pytest.mark.usefixtures("known_key")
 
 
 class Small(nn.Module):
@@ -41,36 +44,21 @@ class Small(nn.Module):
         return self.out(torch.tanh(self.hidden(x)))
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
+start = partial(start_half, dataset=(X, Y), expected_batch_size=30, clip={"max_grad_norm": 0.7})
 
 
-def sgd(model: nn.Module, **settings: Any) -> torch.optim.SGD:
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, **settings)
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def start(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, dataset: Any = (X, Y), **changes: Any):
-    declared = {**DECLARED, **changes}
-    clip = noisette.PerExampleClip(model, 0.7)
-    try:
-        return privatize(clip, optimizer or sgd(model), dataset, **{k: v for k, v in declared.items() if v is not None})
-    except BaseException:
-        clip.close()
-        raise
+def assert_is_noise(grads: Mapping[str, Tensor], model: nn.Module, step: int) -> None:
+    for name, z in expected_noise(model, step).items():
+        torch.testing.assert_close(grads[name], z)
 
 
-def take_steps(run, *, pieces: int = 16, zero: bool = True) -> None:
-    for batch in run.batches():
-        for x, y in batch.microbatches(pieces):
-            run.accumulate(loss, x, y)
-        run.optimizer.step()
-        if zero:
-            run.optimizer.zero_grad()
-
-
-def expected_noise(model: nn.Module, step: int, divisor: float = 30, std: float = 0.7) -> dict[str, Tensor]:
+def expected_noise(model: nn.Module, step: int) -> dict[str, Tensor]:
     noise = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
-    GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=std * (1 + ROUNDING) / divisor)
+    GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.7 * (1 + ROUNDING) / 30)
     return noise
 
 
@@ -96,13 +84,12 @@ def test_gradient_is_the_clipped_sum_and_noise_over_the_constant() -> None:
     assert run.steps_taken == 3
 
 
-@pytest.mark.parametrize("pieces", [1, 5, 1000])
-def test_pieces_change_nothing(pieces: int) -> None:
+def test_pieces_change_nothing() -> None:
     first = Small()
     other = copy.deepcopy(first)
-    for model, size in ((first, 64), (other, pieces)):
+    for model, size in ((first, 64), (other, 5)):
         with start(model) as run:
-            take_steps(run, pieces=size)
+            take_steps(run, size=size)
     for p, q in zip(first.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
@@ -110,20 +97,10 @@ def test_pieces_change_nothing(pieces: int) -> None:
 def test_empty_batch_is_a_step_of_noise_alone() -> None:
     model = Small()
     with start(model, sampling_rate=1e-300, steps=10) as run:
-        for step, batch in enumerate(run.batches()):
-            assert list(batch.microbatches(8)) == []
-            run.optimizer.step()
-            for name, z in expected_noise(model, step).items():
-                torch.testing.assert_close(dict(model.named_parameters())[name].grad, z)
-            run.optimizer.zero_grad()
+        for number, step in enumerate(take_steps(run)):
+            assert len(step.indices) == 0
+            assert_is_noise(step.grads, model, number)
     assert run.steps_taken == run.ledger.committed == 10
-
-
-def test_unused_parameter_gets_its_noise() -> None:
-    model = Small()
-    with start(model) as run:
-        take_steps(run, zero=False)
-        torch.testing.assert_close(model.unused.grad, expected_noise(model, 2)["unused"])
 
 
 @pytest.mark.parametrize(
@@ -139,13 +116,9 @@ def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:
     for x, dropped in ((bad, SIZE), (X, 7)):
         torch.manual_seed(3)
         model = Small()
-        clip = noisette.PerExampleClip(model, 0.7, engine=engine)
         kept = torch.arange(SIZE) != dropped
-        with privatize(clip, sgd(model), (x, Y, kept), **DECLARED) as run:
-            for batch in run.batches():
-                for inputs, y, keep in batch.microbatches(100):
-                    run.accumulate(lambda model, x, y, keep: loss(model, x, y) * keep, inputs, y, keep)
-                run.optimizer.step()
+        with start(model, dataset=(x, Y, kept), clip={"max_grad_norm": 0.7, "engine": engine}) as run:
+            take_steps(run, lambda model, x, y, keep: loss(model, x, y) * keep, size=100)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert weights[0].isfinite().all()
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
@@ -157,10 +130,8 @@ def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         torch.manual_seed(0)
         np.random.seed(0)
-        model = Small()
-        with start(model, sampling_rate=1e-300, steps=1) as run:
-            take_steps(run, zero=False)
-        grads.append(model.hidden.weight.grad)
+        with start(Small(), sampling_rate=1e-300, steps=1) as run:
+            grads.append(take_steps(run)[0].grads["hidden.weight"])
     assert not torch.equal(*grads)
 
 
@@ -179,63 +150,46 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), PROBLEMS.values(), ids=PROBLEMS)
-def test_declarations_that_are_refused(changes: dict[str, Any], message: str) -> None:
-    model = Small()
+def assert_refused(model: nn.Module, error: Any, message: str, **changes: Any) -> None:
+    """Refused, and model and optimizer are as before."""
     optimizer = sgd(model)
-    with pytest.raises((ValueError, TypeError), match=message):
-        start(model, optimizer, **changes)
+    with pytest.raises(error, match=message):
+        start(model, optimizer=optimizer, **changes)
     assert not optimizer._optimizer_step_pre_hooks
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("changes", "message"), PROBLEMS.values(), ids=PROBLEMS)
+def test_declarations_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert_refused(Small(), (ValueError, TypeError), message, **changes)
 
 
 def test_given_noise_must_keep_a_given_budget() -> None:
     model = Small()
-    optimizer = sgd(model)
-    with pytest.raises(PrivacyError, match=r"beyond the budget of 0\.01"):
-        start(model, optimizer, epsilon=0.01, delta=1e-5)
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not model._forward_pre_hooks
-    run = start(model, optimizer, epsilon=1000.0, delta=1e-5)
-    assert run.epsilon(delta=1e-5) <= 1000.0
-    run.close()
+    assert_refused(model, PrivacyError, r"beyond the budget of 0\.01", epsilon=0.01, delta=1e-5)
+    with start(model, epsilon=1000.0, delta=1e-5) as run:
+        assert run.epsilon(delta=1e-5) <= 1000.0
 
 
 def test_what_others_spend_meanwhile_ends_a_run_with_a_budget() -> None:
     ledger = Ledger()
-    run = start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger)
-    batches = run.batches()
-    for x, y in next(batches).microbatches(1000):
-        run.accumulate(loss, x, y)
-    ledger.charge(Gaussian(1.0))
-    run.optimizer.step()
-    run.optimizer.zero_grad()
-    with pytest.raises(PrivacyError, match="beyond the budget of 2"):
-        next(batches)
-    run.close()
+    with start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger) as run:
+        take_steps(run, steps=1)
+        ledger.charge(Gaussian(1.0))
+        with pytest.raises(PrivacyError, match="beyond the budget of 2"):
+            next(run.batches())
 
 
 def test_size_and_epochs_give_rate_and_steps() -> None:
-    run = start(Small(), sampling_rate=None, public_size=6000, expected_batch_size=60, steps=None, epochs=2)
-    assert run.event.sampling_rate == pytest.approx(0.01)
-    assert run.steps == 200
-    run.close()
+    with start(Small(), sampling_rate=None, public_size=6000, expected_batch_size=60, steps=None, epochs=2) as run:
+        assert (run.event.sampling_rate, run.steps) == (pytest.approx(0.01), 200)
 
 
 def test_length_of_the_data_set_changes_nothing_public() -> None:
     public = []
+    calibrated = {"noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3, "accountant": RdpAccountant()}
     for n in (SIZE, SIZE - 1, 0):
-        model = Small()
-        with start(
-            model,
-            dataset=(X[:n], Y[:n]),
-            sampling_rate=None,
-            public_size=50,
-            noise_multiplier=None,
-            epsilon=2.0,
-            delta=1e-3,
-            accountant=RdpAccountant(),
-        ) as run:
+        with start(Small(), dataset=(X[:n], Y[:n]), sampling_rate=None, public_size=50, **calibrated) as run:
             public.append((run.event, run.steps, run.noise_multiplier, run._release.expected_batch_size))
             take_steps(run)
             public[-1] += (run.steps_taken, run.epsilon(delta=1e-3), dict(run.ledger.events))
@@ -247,53 +201,50 @@ def test_length_of_the_data_set_changes_nothing_public() -> None:
 
 @pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
 def test_calibrated_run_stays_within_its_budget(accountant) -> None:
-    run = start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, accountant=accountant)
-    take_steps(run)
-    assert 2.0 * 0.98 <= run.epsilon(delta=1e-5) <= 2.0
-    run.close()
+    with start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, accountant=accountant) as run:
+        take_steps(run)
+        assert 2.0 * 0.98 <= run.epsilon(delta=1e-5) <= 2.0
 
 
 def test_epsilon_where_delta_is_below_the_tail() -> None:
-    run = start(Small(), noise_multiplier=0.6)
-    take_steps(run)
-    assert run.epsilon(delta=1e-30) == math.inf
-    with pytest.raises(ValueError, match="delta"):
-        run.epsilon(delta=0)
-    run.close()
+    with start(Small(), noise_multiplier=0.6) as run:
+        take_steps(run)
+        assert run.epsilon(delta=1e-30) == math.inf
+        with pytest.raises(ValueError, match="delta"):
+            run.epsilon(delta=0)
 
 
-def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_reserved_before_its_batch_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
-    run = start(Small(), ledger=ledger, steps=20)
-    reserved = []
-    draw = type(run._sampler).indices
-    monkeypatch.setattr(
-        type(run._sampler),
-        "indices",
-        lambda s, *, step: reserved.append((step, sum(ledger.events.values()))) or draw(s, step=step),
-    )
-    take_steps(run)
-    assert all(count > step for step, count in reserved)
-    assert ledger.committed == 20
-    run.close()
+    with start(Small(), ledger=ledger, steps=20) as run:
+        reserved = []
+        draw = type(run._sampler).indices
+        monkeypatch.setattr(
+            type(run._sampler),
+            "indices",
+            lambda s, *, step: reserved.append((step, sum(ledger.events.values()))) or draw(s, step=step),
+        )
+        take_steps(run)
+        assert all(count > step for step, count in reserved)
+        assert ledger.committed == 20
     assert noisette.Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
 
 
 # What it refuses
 
 
-def first_batch(run):
+def first_batch(run: PrivateRun) -> Any:
     return next(run.batches())
 
 
-def whole(run, batch) -> tuple[Tensor, Tensor]:
-    return next(iter(batch.microbatches(1000)))
+def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:
+    """The first batch in one piece."""
+    return next(iter(first_batch(run).microbatches(1000)))
 
 
 def test_step_after_a_part_of_the_batch() -> None:
     with start(Small()) as run:
-        batch = first_batch(run)
-        x, y = next(batch.microbatches(4))
+        x, y = next(first_batch(run).microbatches(4))
         run.accumulate(loss, x, y)
         with pytest.raises(PrivacyError, match="4 examples of this batch went through"):
             run.optimizer.step()
@@ -313,7 +264,7 @@ def test_batch_gone_through_twice() -> None:
 )
 def test_rows_that_are_not_those_of_the_microbatch(change: Callable[[Tensor], Tensor]) -> None:
     with start(Small()) as run:
-        x, y = whole(run, first_batch(run))
+        x, y = whole(run)
         with pytest.raises(PrivacyError, match="give one for each example of the microbatch"):
             run.accumulate(loss, change(x), change(y))
         run.accumulate(loss, x, y)
@@ -334,8 +285,10 @@ def test_step_without_a_batch_and_more_batches_than_declared() -> None:
     with start(Small()) as run:
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             run.optimizer.step()
-        take_steps(run)
-        with pytest.warns(UserWarning, match="this run is finished"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is said of a run that is not finished
+            take_steps(run)
+        with pytest.warns(UserWarning, match="finished: all of its 3 steps.*noisette.privatize"):
             assert list(run.batches()) == []
         assert run.steps_taken == 3
 
@@ -345,7 +298,7 @@ def test_second_optimizer() -> None:
     other, stranger = torch.optim.Adam(model.out.parameters()), torch.optim.Adam(free.parameters())
     free(torch.ones(1, 2)).sum().backward()
     with start(model) as run:
-        x, y = whole(run, first_batch(run))
+        x, y = whole(run)
         run.accumulate(loss, x, y)
         run.optimizer.step()
         weight = model.out.weight.clone()
@@ -360,7 +313,7 @@ def test_second_optimizer() -> None:
 def test_stray_backward() -> None:
     model = Small()
     with start(model) as run:
-        x, y = whole(run, first_batch(run))
+        x, y = whole(run)
         run.accumulate(loss, x, y)
         loss(model, x, y).backward()
         weight = model.out.weight.clone()
@@ -373,20 +326,17 @@ def test_stray_backward() -> None:
 
 def test_parameters_that_join_or_thaw_during_the_run() -> None:
     model, other = Small(), nn.Linear(2, 2)
-    with start(model) as run:
-        first_batch(run)
-        run._batch.bounded = len(run._batch.indices)
-        run.optimizer.add_param_group({"params": other.parameters()})
-        with pytest.raises(PrivacyError, match="since the run began:\n  2 trainable parameters of the optimizer"):
-            run.optimizer.step()
-    model = Small()
-    model.hidden.requires_grad_(False)
-    with start(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
-        first_batch(run)
-        run._batch.bounded = len(run._batch.indices)
-        model.hidden.requires_grad_(True)
-        with pytest.raises(PrivacyError, match="since the run began:\n  2 trainable parameters of the optimizer"):
-            run.optimizer.step()
+    for change in (
+        lambda run: run.optimizer.add_param_group({"params": other.parameters()}),
+        lambda run: model.hidden.requires_grad_(True),
+    ):
+        with start(model, optimizer=sgd(model)) as run:
+            whole(run)
+            run._batch.bounded = len(run._batch.indices)
+            change(run)
+            with pytest.raises(PrivacyError, match="since the run began:\n  2 trainable parameters of the optimizer"):
+                run.optimizer.step()
+        model.hidden.requires_grad_(False)  # for the second run
 
 
 # What it leaves alone
@@ -400,7 +350,7 @@ def test_an_interrupt_within_the_loss_leaves_nothing_behind() -> None:
         raise KeyboardInterrupt
 
     with start(model) as run:
-        x, y = whole(run, first_batch(run))
+        x, y = whole(run)
         hook = model.out.register_forward_pre_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.accumulate(loss, x, y)
@@ -420,7 +370,7 @@ def test_a_tensor_that_the_loss_has_kept_is_explained_where_it_is_read() -> None
 
     def train() -> None:
         with start(Small()) as run:
-            run.accumulate(keeps, *whole(run, first_batch(run)))
+            run.accumulate(keeps, *whole(run))
             torch.stack(kept).mean()
 
     with pytest.raises(RuntimeError) as raised:
@@ -428,11 +378,104 @@ def test_a_tensor_that_the_loss_has_kept_is_explained_where_it_is_read() -> None
     assert "keeps nothing between its calls" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize(
-    "call", [lambda o: o.step(lambda: 0.0), lambda o: o.step(closure=lambda: 0.0)], ids=["position", "name"]
-)
-def test_closure(call: Callable[[torch.optim.Optimizer], object]) -> None:
+def test_closure() -> None:
     with start(Small()) as run:
         first_batch(run)
-        with pytest.raises(PrivacyError, match="without a closure"):
-            call(run.optimizer)
+        for call in (lambda: run.optimizer.step(lambda: 0.0), lambda: run.optimizer.step(closure=lambda: 0.0)):
+            with pytest.raises(PrivacyError, match="without a closure"):
+                call()
+
+
+# What it shows: what was declared, and nothing that was drawn
+
+
+def a_run(steps: int = 2) -> noisette.PrivateRun:
+    return start(
+        nn.Linear(3, 2), dataset=torch.zeros(977, 3), steps=steps, expected_batch_size=500, noise_multiplier=3.0
+    )
+
+
+def test_batches_show_the_declared_size_alone() -> None:
+    assert repr(next(a_run().batches())) == "<Batch: expected size 500>"
+    assert JointBatch.__repr__ is Batch.__repr__  # a dataclass would write its own, with the indices
+
+
+def test_a_run_shows_what_was_declared_and_how_far_it_is() -> None:
+    run = a_run()
+    text = repr(run)
+    assert "0 of 2" in text
+    assert "noise_multiplier=3.0" in text
+    assert "500" in text
+    assert "977" not in text + run._repr_html_()  # the number of rows
+    assert run._repr_html_().startswith("<table>")
+
+
+def test_names_are_escaped_in_a_notebook() -> None:
+    ledger = noisette.Ledger(dataset="<script>")
+    assert "<script>" not in ledger._repr_html_()
+    assert "releases none" in repr(ledger)
+    ledger.charge(noisette.Gaussian(noise_multiplier=2.0), 3)
+    assert re.search(r"3 x Gaussian\(.*2\.0", repr(ledger))
+
+
+# How it ends: optimizer and model are plain again
+
+
+def parts() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    gc.collect()  # runs that earlier tests have left
+    model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.1), nn.Tanh(), nn.Linear(6, 3))
+    model.register_buffer("scale", torch.ones(()))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def begin(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any) -> PrivateRun:
+    return start(model, optimizer=optimizer, sampling_rate=1.0, accountant=RdpAccountant(), **changes)
+
+
+def test_close_run_gives_reserved_steps_back_and_frees_the_ledger(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    path = tmp_path / "ledger.jsonl"
+    lost = begin(model, optimizer, steps=100, ledger=path)
+    take_steps(lost, steps=1)
+    assert sum(Ledger.read(path).events.values()) == 5  # steps of a ledger on disk are reserved by fives
+    noisette.close_run(optimizer)
+    with Ledger(path) as ledger:
+        assert ledger.events == {lost.event: 1}
+        take_steps(begin(model, optimizer, ledger=ledger))
+        assert sum(ledger.events.values()) == 4
+
+
+def test_a_run_that_was_interrupted_within_a_batch_is_closed_without_its_handle() -> None:
+    """Random numbers and buffers are those from before the batch, and another run takes the steps that are left."""
+    model, optimizer = parts()
+    lost = begin(model, optimizer)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    with suppress(KeyboardInterrupt):
+        for batch in lost.batches():
+            for x, y in batch.microbatches(5):
+                model.get_buffer("scale").fill_(float(x[0, 0]))
+                lost.accumulate(loss, x, y)
+                raise KeyboardInterrupt
+    with pytest.raises(PrivacyError, match=r"close this run and start another with noisette\.privatize"):
+        next(lost.batches())
+    noisette.close_run(model)
+    assert float(model.get_buffer("scale")) == 1.0
+    assert torch.equal(torch.rand(2), expected)
+    second = begin(model, optimizer, ledger=lost.ledger)
+    take_steps(second)
+    assert lost.ledger.events == {second.event: 3}
+
+
+def test_a_run_that_is_collected_leaves_the_optimizer_plain() -> None:
+    model, optimizer = parts()
+    run = begin(model, optimizer)
+    batch = next(run.batches())
+    for x, y in batch.microbatches(5):
+        run.accumulate(loss, x, y)
+    run.optimizer.step()
+    del run
+    gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert batch.bounded, "a batch that is kept keeps no run alive"

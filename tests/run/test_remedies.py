@@ -12,39 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import Loss, PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette import Loss, PerExampleClip, PrivacyError, PrivateRun
 from noisette.nn import convert_batch_norm
+from small_loop import loss, start, take_steps
 
 X, Y = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
 
 
 def run_of(model: nn.Module, rows: Tensor = X) -> PrivateRun:
-    return privatize(
-        PerExampleClip(model, 1.0),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        (rows, Y),
-        expected_batch_size=10,
-        sampling_rate=0.25,
-        steps=3,
-        noise_multiplier=1.0,
-    )
+    return start(model, (rows, Y), clip={"max_grad_norm": 1.0}, sampling_rate=0.25, expected_batch_size=10)
 
 
 def network(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Flatten(), nn.Linear(128, 3))
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
 def train(model: nn.Module, loss: Loss = loss, rows: Tensor = X) -> None:
     with run_of(model, rows) as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(8):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
+        take_steps(run, loss)
 
 
 VIEWS = {"all": lambda x: x, "some": lambda x: x[:5], "in another shape": lambda x: x.flatten(1)}

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import (
@@ -24,10 +23,9 @@ from noisette import (
     privatize,
 )
 from noisette.accounting import atomic_files
-from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
+from small_loop import take_steps
 
-SECRET = bytes(range(32))
 SIZE = 60
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
 DECLARED: dict[str, Any] = {
@@ -82,31 +80,17 @@ def go_on(folder: Path, parts: Pair | None = None, dataset: Any = (X, Y), **opti
     return PrivateRun.resume(folder / "saved", *(parts or pair()), dataset, accountant=RdpAccountant(), **options)
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
-def take_steps(run: PrivateRun, steps: int | None = None) -> None:
-    for taken, batch in enumerate(run.batches(), 1):
-        for x, y in batch.microbatches(100):
-            run.accumulate(loss, x, y)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        if taken == steps:
-            break
-
-
 def crash(run: PrivateRun) -> None:
     """What the end of a process does: nothing is given back, and the lock is gone."""
     run.ledger.close()
     run.end()
 
 
-def begun(folder: Path, parts: Pair | None = None, steps: int = 10, **changes: Any) -> None:
-    """A run that was saved after so many steps, and closed."""
+def begun(folder: Path, parts: Pair | None = None, **changes: Any) -> None:
+    """A run that was saved after three steps, and closed."""
     run = begin(folder, parts, **changes)
     with run.ledger, run:
-        take_steps(run, steps)
+        take_steps(run, steps=3)
         run.save(folder / "saved")
 
 
@@ -121,18 +105,16 @@ def state(parts: Pair) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("optimizer", "rule"), [("momentum", "flat"), ("AdamW", "adaptive")])
-def test_a_resumed_run_ends_where_it_would_have_ended(
-    optimizer: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("known_key")
+def test_a_resumed_run_ends_where_it_would_have_ended(optimizer: str, rule: str, tmp_path: Path) -> None:
     """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     model = Small()
     whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
     with begin(tmp_path / "whole", whole, steps=8) as run:
         take_steps(run)
     run = begin(tmp_path / "cut", first, steps=8)
     with run.ledger, run:
-        take_steps(run, 3)
+        take_steps(run, steps=3)
         run.save(tmp_path / "cut" / "saved")
     second = pair(Small(), optimizer, rule)
     with go_on(tmp_path / "cut", second) as run:
@@ -160,39 +142,40 @@ def test_each_process_draws_noise_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    take_steps(run, 10)
+    run = begin(tmp_path, steps=40)
+    take_steps(run, steps=10)
     run.save(tmp_path / "saved")
-    take_steps(run, 3)
+    take_steps(run, steps=1)
+    reserved = sum(run.ledger.events.values())
     crash(run)
     with go_on(tmp_path) as run:
-        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 10, 180)
-        assert run.steps_spent == sum(run.ledger.events.values()) == 20
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, reserved - 10, 40 - reserved)
+        assert run.steps_spent == sum(run.ledger.events.values()) == reserved > 11
         take_steps(run)
         with pytest.warns(UserWarning, match="this run is finished"):
             assert list(run.batches()) == []
-    assert (run.steps_taken, run.steps_lost) == (190, 10)
-    assert run.ledger.events == {run.event: 200}
+    assert (run.steps_taken, run.steps_lost) == (50 - reserved, reserved - 10)
+    assert run.ledger.events == {run.event: 40}
 
 
 def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path: Path) -> None:
-    run = begin(tmp_path)
+    run = begin(tmp_path, steps=20)
     with run.ledger, run:
-        take_steps(run, 10)
+        take_steps(run, steps=5)
         run.save(tmp_path / "saved")
-        take_steps(run, 3)
+        take_steps(run, steps=3)
     with go_on(tmp_path) as run:
-        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 3, 187)
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (5, 3, 12)
 
 
 def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
-    begun(tmp_path)
+    begun(tmp_path, steps=20)
     with go_on(tmp_path) as run:
-        take_steps(run, 5)
+        take_steps(run, steps=4)
     with go_on(tmp_path) as run:
-        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 5, 185)
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 4, 13)
         take_steps(run)
-    assert run.ledger.events == {run.event: 200}
+    assert run.ledger.events == {run.event: 20}
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
@@ -208,7 +191,7 @@ def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path: Path) -> None:
     ledger.charge(other, 20)
     with ledger, begin(tmp_path, ledger=ledger, steps=20, noise_multiplier=None, epsilon=8.0, delta=1e-3) as run:
         alone = RdpAccountant().compose({run.event: 20}).epsilon(delta=1e-3)
-        take_steps(run, 5)
+        take_steps(run, steps=5)
         run.save(tmp_path / "saved")
     with go_on(tmp_path) as run:
         take_steps(run)
@@ -284,9 +267,9 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
     """An older copy would have the steps since then for nothing."""
     run = begin(tmp_path)
     with run.ledger, run:
-        take_steps(run, 5)
+        take_steps(run, steps=5)
         older = (tmp_path / "ledger.jsonl").read_bytes()
-        take_steps(run, 5)
+        take_steps(run, steps=5)
         run.save(tmp_path / "saved")
     (tmp_path / "ledger.jsonl").write_bytes(older)
     assert_refused(tmp_path, pair(), PrivacyError, "is an older copy that misses steps")
@@ -321,12 +304,11 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 # What is written
 
 
-def test_no_secret_and_no_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
+def test_no_secret_and_no_record_is_written(tmp_path: Path, known_key: bytes) -> None:
     begun(tmp_path)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert SECRET not in written
-    assert SECRET.hex().encode() not in written
+    assert known_key not in written
+    assert known_key.hex().encode() not in written
     assert X[0].numpy().tobytes() not in written
     assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")] == [0o600] * 3
 
@@ -335,7 +317,7 @@ def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_lin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begin(tmp_path)
-    take_steps(run, 2)
+    take_steps(run, steps=2)
     synced = []
     sync = atomic_files.sync
     monkeypatch.setattr(atomic_files, "sync", lambda path: synced.append(path.name) or sync(path))

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 from lipschitz_networks import NETWORKS as LIPSCHITZ
 from model_cases import Forward
-from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
+from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
 from papers import networks
 
 Batch = dict[str, Tensor]
@@ -153,9 +153,6 @@ def normed() -> nn.Module:
 
 MODELS = {
     "LeNet-5": Model(lambda: networks.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
-    "LeNet-300-100, layer norm": Model(
-        lambda: networks.lenet_300_100((1, 4, 4), 3, norm=models.layer_norm), labelled(1, 4, 4), entropy
-    ),
     "ResNet-18, group norm": Model(
         lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
     ),
@@ -166,10 +163,7 @@ MODELS = {
     "VGG, per-example batch norm": Model(
         lambda: with_public_statistics(PerExampleBatchNorm), labelled(2, 8, 8), entropy
     ),
-    "VGG, frozen batch norm": Model(lambda: with_public_statistics(FrozenBatchNorm), labelled(2, 8, 8), entropy),
-    "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3, dropout=0.0), labelled(5, 4), entropy),
     "BiLSTM, layer norm": Model(lambda: networks.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
-    "RNN": Model(lambda: Reader(nn.RNN), words(4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM), words(4), entropy),
     "GRU": Model(lambda: Reader(nn.GRU), words(4), entropy),
     "Transformer encoder": Model(Encoder, padded_words, entropy),

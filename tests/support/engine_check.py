@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, OneByOneWarning, PerExampleLoop, ReweightGP, Vmap
-from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum, Clipping, Engine
+from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
 from noisette.run.per_example import PerExampleClip
 from oracle import Clipped, example_gradients

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import noisette.rules  # noqa: F401 - registers them
-from noisette.core.backward import ForwardPass, record_losses
-from noisette.core.loss import Loss, Microbatch, OutsideTensors
-from noisette.core.state import ModelBuffers
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.trace import ForwardPass, record_losses
 
 
 def recorded_losses(model: nn.Module, loss: Loss, *batch: Tensor) -> ForwardPass:

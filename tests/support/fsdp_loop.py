@@ -14,11 +14,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun, privatize
+from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun
 from noisette.clipping.engines import BookKeeping
-from noisette.core.backward import ForwardPass
 from noisette.core.clip import ClippedSum
+from noisette.core.trace import ForwardPass
 from ranks_loop import RECORDS, Course, course_of, whole
+from small_loop import start
+from small_loop import take_steps as all_steps
 
 WORDS, LENGTH, WIDTH = 11, 5, 6
 STEPS = 4
@@ -69,33 +71,31 @@ def sharded(model: Transformer, kind: str) -> nn.Module:
     return model
 
 
-def take_steps(
-    kind: str = "fsdp",
-    *,
-    rate: float = 0.2,
-    dtype: torch.dtype = torch.float64,
-    expected: float | None = None,
-    size: Any = 3,
-    bands: int | None = None,
-    loss: Loss = text_loss,
-) -> Course:
-    torch.manual_seed(2)
-    model = sharded(Transformer().to(dtype), kind)
-    clip = PerExampleClip(model, 0.3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    run = privatize(
-        clip,
-        optimizer,
+def begin(
+    model: nn.Module, *, rate: float = 0.2, expected: float = 12.0, bands: int | None = None, **more: Any
+) -> PrivateRun:
+    return start(
+        model,
         (texts(),),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.05),
+        clip={"max_grad_norm": 0.3},
         sampling_rate=rate,
-        expected_batch_size=rate * RECORDS if expected is None else expected,
+        expected_batch_size=expected,
         steps=STEPS,
         noise_multiplier=1.1,
         delta=1e-3,
         allow_large_delta=True,
         sampling=CyclicPoisson(bands) if bands else Poisson(),
+        **more,
     )
-    with run:
+
+
+def take_steps(
+    kind: str = "fsdp", *, dtype: torch.dtype = torch.float64, size: Any = 3, loss: Loss = text_loss, **declared: Any
+) -> Course:
+    torch.manual_seed(2)
+    model = sharded(Transformer().to(dtype), kind)
+    with begin(model, **declared) as run:
         return course_of(run, model, size, loss)
 
 
@@ -112,26 +112,10 @@ def start_and_save(folder: Path, steps: int) -> int:
     """Take some steps of a sharded run and save it; the ledger is on disk."""
     torch.manual_seed(2)
     model = sharded(Transformer().double(), "fsdp")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    run = privatize(
-        PerExampleClip(model, 0.3),
-        optimizer,
-        texts(),
-        sampling_rate=0.2,
-        expected_batch_size=12.0,
-        steps=STEPS,
-        noise_multiplier=1.1,
-        ledger=folder / "ledger.jsonl",
-    )
-    with run:
-        for batch in run.batches():
-            for x in batch.microbatches(3):
-                run.accumulate(text_loss, x)
-            optimizer.step()
-            model(texts()[:2, :-1])  # leaves whole parameters at the root
-            if run.steps_taken == steps:
-                run.save(folder / "checkpoint")
-                break
+    with begin(model, ledger=folder / "ledger.jsonl") as run:
+        all_steps(run, text_loss, size=3, steps=steps)
+        model(texts()[:2, :-1])  # leaves whole parameters at the root
+        run.save(folder / "checkpoint")
         return run.steps_taken
 
 
@@ -140,14 +124,11 @@ def restored(folder: Path) -> dict[str, Any]:
     torch.manual_seed(5)
     model = sharded(Transformer().double(), "fsdp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.3), optimizer, texts()) as run:
+    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.3), optimizer, (texts(),)) as run:
         found = {name: whole(p.detach()) for name, p in run.bound.parameters.items()}
         for k, values in enumerate(optimizer.state.values()):
             found |= {f"{k} {name}": whole(value) for name, value in values.items()}
-        for batch in run.batches():
-            for x in batch.microbatches(3):
-                run.accumulate(text_loss, x)
-            optimizer.step()
+        all_steps(run, text_loss, size=3)
         assert run.steps_spent == STEPS
     return found
 

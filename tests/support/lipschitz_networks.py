@@ -45,7 +45,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
                 lip.BoundedInput(1.5),
                 lip.SpectralLinear(6, 4),
                 lip.BallBias(4, 0.2),
-                lip.Abs(),
+                nn.ReLU(),
                 lip.SpectralLinear(4, 3),
             ),
         ),
@@ -82,7 +82,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(
             *(lip.SphereInput(X0), lip.SpectralLinear(4, 4)),
             lip.LipschitzResidual(nn.Sequential(lip.SpectralLinear(4, 4), lip.GroupSort2())),
-            *(lip.LipschitzConcat([lip.SpectralLinear(4, 4), nn.Tanh()]), lip.SpectralLinear(8, 3)),
+            *(nn.Tanh(), lip.SpectralLinear(4, 3)),
         ),
         (4,),
     ),

@@ -138,11 +138,6 @@ DIFFERENT = {
 }
 
 
-def key_of_unsorted_ranks() -> bytes:
-    group = dist.new_group(list(reversed(range(dist.get_world_size()))))
-    return Ranks(data=group).key()._secret
-
-
 def error_in_a_release() -> float:
     """Rank 1 fails while its noise is drawn; how long does the other one wait?"""
     with pytest.MonkeyPatch.context() as patch:

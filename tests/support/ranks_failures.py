@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from noisette import PerExampleClip, PrivateRun, Ranks, privatize
-from ranks_loop import RECORDS, TERMS, loss, network, records
+from noisette import PerExampleClip, PrivateRun, Ranks
+from ranks_loop import RECORDS, TERMS, network, records
+from small_loop import loss, start
 
 STEPS = 8
 # Where a rank may be struck: the object whose method is about to run, or has just run.
@@ -82,18 +83,9 @@ def train(folder: Path, place: str, victim: int, strike: Callable[[], None], tim
     A file for each rank gets one byte for every release, right after it.
     """
     with struck(place, victim, strike, at=3):
-        model = network()
-        run = privatize(
-            PerExampleClip(model, 0.5),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            records(),
-            sampling_rate=0.3,
-            expected_batch_size=0.3 * RECORDS,
-            ledger=folder / "ledger.jsonl",
-            ranks=Ranks(timeout=timeout),
-            **TERMS | {"steps": STEPS},
-        )
-        with run:
+        declared = {"sampling_rate": 0.3, "expected_batch_size": 0.3 * RECORDS} | TERMS | {"steps": STEPS}
+        ledger, ranks = folder / "ledger.jsonl", Ranks(timeout=timeout)
+        with start(network(), records(), ledger=ledger, ranks=ranks, **declared) as run:
             run.save(folder / "checkpoint")  # a rank may be struck in its first step
             return go_on(run, folder)
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from noisette import (
@@ -29,6 +28,7 @@ from noisette import (
     privatize,
 )
 from noisette.ranks.process_group import canonical_name
+from small_loop import loss, start
 
 RECORDS, STEPS = 60, 5
 TERMS = {"steps": STEPS, "noise_multiplier": 1.1, "delta": 1e-3}
@@ -56,10 +56,6 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 2)).to(dtype)
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
 def wrapped(model: nn.Module, kind: str) -> nn.Module:
     """The model as it is, or with a buffer in ``DistributedDataParallel``, which would send it in each call."""
     if kind == "ddp":
@@ -73,13 +69,11 @@ def take_steps(
     *,
     rate: float = 0.3,
     dtype: torch.dtype = torch.float64,
-    ledger: Path | None = None,
-    size: int = 7,
     adaptive: bool = False,
-    momentum: float = 0.9,
     expected: float | None = None,
     spoilt: bool = False,
     own: float | None = None,
+    copied: bool = False,
     bands: int | None = None,
 ) -> Course:
     """Train for some steps, and return what they released."""
@@ -89,23 +83,16 @@ def take_steps(
     if own is not None and dist.is_initialized():  # each rank holds a part; ``own`` of a record more than its own
         size, rank = dist.get_world_size(), dist.get_rank()
         first, end = rank * RECORDS // size, min(RECORDS, (rank + 1) * RECORDS // size + int(own))
-        data = OwnRecords((data[0][first:end], data[1][first:end]), first=first, of=RECORDS)
+        held = slice(0, end - first) if copied else slice(first, end)
+        data = OwnRecords((data[0][held], data[1][held]), first=first, of=RECORDS)
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
-    run = privatize(
-        clip,
-        optimizer,
-        data,
-        sampling_rate=rate,
-        expected_batch_size=rate * RECORDS if expected is None else expected,
-        ledger=ledger,
-        allow_large_delta=expected is not None,
-        sampling=CyclicPoisson(bands) if bands else Poisson(),
-        **TERMS,
-    )
-    with run:
-        return course_of(run, model, size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    declared = {"sampling_rate": rate, "expected_batch_size": rate * RECORDS if expected is None else expected, **TERMS}
+    declared |= {"allow_large_delta": True}
+    sampling = CyclicPoisson(bands) if bands else Poisson()
+    with start(model, data, optimizer=optimizer, clip=clip, sampling=sampling, **declared) as run:
+        return course_of(run, model)
 
 
 def whole(tensor: Any) -> Tensor:

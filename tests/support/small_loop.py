@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,8 +38,61 @@ def small_run(model: nn.Module, optimizer: Any, *, steps: int = 3, dataset: Any 
     )
 
 
+def start(
+    model: nn.Module,
+    dataset: Any = (X, Y),
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip: Mapping[str, Any] | PerExampleClip = MappingProxyType({"max_grad_norm": C}),
+    **declared: Any,
+) -> PrivateRun:
+    """A run of three steps with half of the records in each, unless it is declared otherwise; ``None`` for not at all.
+
+    ``clip`` is the bound, or what it is made with.
+    """
+    numbers = {"sampling_rate": 0.5, "expected_batch_size": RECORDS / 2, "steps": 3, "noise_multiplier": 1.0} | declared
+    bound = clip if isinstance(clip, PerExampleClip) else PerExampleClip(model, **clip)
+    if optimizer is None:
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    try:
+        return privatize(
+            bound, optimizer, dataset, **{name: value for name, value in numbers.items() if value is not None}
+        )
+    except BaseException:
+        bound.close()
+        raise
+
+
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+class Step(NamedTuple):
+    """What a step has drawn, as this process counts records, and what it has released, by name."""
+
+    indices: np.ndarray
+    grads: dict[str, Tensor]
+
+
+def take_steps(
+    run: PrivateRun, of: Callable[..., Tensor] = loss, *, size: Any = 16, steps: int | None = None, **batches: Any
+) -> list[Step]:
+    """Take so many steps with this loss, or those that are left."""
+    taken = []
+    for batch in run.batches(**batches):
+        for part in batch.microbatches(size):
+            run.accumulate(of, *(part if isinstance(part, tuple | list) else (part,)))
+        run.optimizer.step()
+        grads = {name: p.grad.clone() for name, p in run.bound.parameters.items() if p.grad is not None}
+        taken.append(Step(batch.indices.copy(), grads))
+        run.optimizer.zero_grad()
+        if len(taken) == steps:
+            break
+    return taken
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import noisette
+from small_loop import loss, start
 
 SOURCE = str(Path(noisette.__file__).parent)
 BATCH = 128
@@ -79,32 +79,20 @@ def shape_of(action: Callable[[], object]) -> StepShape:
     return StepShape(deepest, len(files), moves, calls)
 
 
-def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y)
-
-
 def mlp_step() -> StepShape:
     """The shape of the third step of a run."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = noisette.privatize(
-        noisette.PerExampleClip(model, 1.0, capture="eager"),
-        optimizer,
-        (torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))),
-        sampling_rate=1.0,
-        expected_batch_size=BATCH,
-        steps=3,
-        noise_multiplier=1.0,
-        accountant=noisette.RdpAccountant(),
-    )
+    data = torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))
+    clip, accountant = {"max_grad_norm": 1.0, "capture": "eager"}, noisette.RdpAccountant()
+    run = start(model, data, clip=clip, sampling_rate=1.0, expected_batch_size=BATCH, accountant=accountant)
     batches = run.batches()
 
     def step() -> None:
         for x, y in next(batches).microbatches(BATCH):
-            run.accumulate(_loss, x, y)
-        optimizer.step()
-        optimizer.zero_grad()
+            run.accumulate(loss, x, y)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
 
     return [shape_of(step) for _ in range(3)][-1]
 

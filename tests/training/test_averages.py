@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from torch import nn
 
 from noisette.data import load
 from noisette.training.defaults import NETWORK_REACH
-from noisette.training.loop import resume, train
+from noisette.training.loop import resume, train, with_rate
 from noisette.training.optimizers import WeightAverage, learning_rate
-from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection, default_recipe
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 
 
 def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
@@ -24,7 +25,7 @@ def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
     for step, weight in enumerate(weights, 1):
         nn.init.constant_(model.weight, weight)
         average.update(model, spent=step, steps=len(weights))
-        values.append(next(average.model.parameters()).item())
+        values.append(next(average.module.parameters()).item())
     return values
 
 
@@ -80,44 +81,14 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rates(warmup=0.05) == pytest.approx(cosine)
 
 
-def test_two_averages_are_refused() -> None:
-    with pytest.raises(ValueError, match="give one of them"):
-        Recipe(training=TrainingSection(averaging=0.9, average_last=0.5))
-    with pytest.raises(ValueError, match="warmup=1"):
-        Recipe(training=TrainingSection(warmup=1.0))
-
-
-WITHOUT = TrainingSection(epochs=1, batch_size=360, lr=None)
-RECIPE = Recipe(DataSection("digits"), ModelSection("mlp"), privacy=PrivacySection(delta=1e-4), training=WITHOUT)
-WEIGHTS = (64 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
-
-
 @pytest.mark.parametrize(
-    ("training", "factor"),
-    [(WITHOUT, 2.0), (replace(WITHOUT, cosine=False), 1.0), (replace(WITHOUT, momentum=0.5), 1.0)],
-    ids=["cosine", "constant", "momentum"],
+    ("settings", "factor"),
+    [({}, 2.0), ({"cosine": False}, 1.0), ({"momentum": 0.5}, 1.0), ({"lr": 0.25}, 0.0)],
+    ids=["cosine", "constant", "momentum", "given"],
 )
-def test_a_recipe_without_a_rate_gets_that_of_the_rule(training: TrainingSection, factor: float) -> None:
-    outcome = train(
-        replace(RECIPE, training=training), load("digits"), on_step=lambda run, point: None, ledger_path=None
-    )
-    noise = WEIGHTS * (outcome.run.noise_multiplier / 360) ** 2
-    expected = factor * NETWORK_REACH / math.sqrt(outcome.run.steps * (1 + noise))
-    assert outcome.recipe.training.lr == pytest.approx(expected)
-
-
-def test_a_given_rate_is_kept() -> None:
-    given = replace(RECIPE, training=replace(WITHOUT, lr=0.25))
-    assert train(given, load("digits"), on_step=lambda run, point: None, ledger_path=None).recipe == given
-
-
-def test_other_optimizers_need_a_rate() -> None:
-    with pytest.raises(ValueError, match="the rule for learning rates is for SGD"):
-        replace(RECIPE, training=replace(WITHOUT, optimizer="adam"))
-
-
-def test_tables_of_ones_own_take_the_rule_and_adam_does_not() -> None:
-    own = {"name": "own.csv", "size": 700}
-    assert default_recipe(own).training.lr is None
-    assert default_recipe(own, optimizer="adam").training.lr is not None
-    assert default_recipe(own | {"text": "review"}).training.lr is not None
+def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings: dict[str, Any], factor: float) -> None:
+    of = Recipe(training=TrainingSection(**{"batch_size": 360, "lr": None} | settings))
+    optimizer = torch.optim.SGD(nn.Linear(99, 10).parameters())
+    run: Any = SimpleNamespace(optimizer=optimizer, noise_multiplier=2.0, steps=50)
+    expected = factor * NETWORK_REACH / math.sqrt(50 * (1 + 1000 * (2.0 / 360) ** 2))
+    assert with_rate(of, run).training.lr == pytest.approx(expected or 0.25)

@@ -47,9 +47,3 @@ def test_weights_find_more_of_a_rare_class() -> None:
         outcome = train(recipe, DATA, ledger_path=None, on_step=lambda run, point: None, points=1)
         found.append(outcome.test.confusion[1][1])  # type: ignore[union-attr]
     assert found[0] > 2 * found[1] + 10
-
-
-@pytest.mark.parametrize("weights", [{"yes": 9.0}, {"yes": 9.0, "No": 1.0}, {"yes": 0.0, "no": 1.0}])
-def test_a_weight_that_is_missing_or_not_above_zero_is_refused(weights: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="class_weights"):
-        Recipe(DataSection("own.npz", classes=("no", "yes")), training=TrainingSection(class_weights=weights))

@@ -119,8 +119,8 @@ def save(folder: RunFolder) -> None:
     (folder.checkpoint / checkpoint_file.FILE).write_bytes(b"{}")
 
 
-def cut_short(parent: Path) -> RunFolder:
-    """A run that failed after three steps."""
+def cut_short(parent: Path) -> tuple[RunFolder, list[str]]:
+    """A run that failed after three steps, and what its failure says."""
     held: list[RunFolder] = []
 
     def work(folder: RunFolder) -> None:
@@ -129,28 +129,31 @@ def cut_short(parent: Path) -> RunFolder:
         spend(folder)
         (folder.place / "report.html").write_bytes(b"half of it")
 
-    fail_after(work, parent)
-    return held[0]
+    notes = fail_after(work, parent).__notes__
+    return held[0], notes
 
 
-def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint(tmp_path: Path) -> None:
-    cut_short(tmp_path)
+def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint_and_says_how_to_continue_it(tmp_path: Path) -> None:
+    parent = tmp_path / "my runs"
+    parent.mkdir()
+    folder, notes = cut_short(parent)
     kept = ["", "/checkpoint", "/checkpoint/checkpoint.safetensors", "/checkpoint/settings.json", "/ledger.jsonl"]
-    assert names(tmp_path) == [f"run.unfinished-1{name}" for name in kept]
-    assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
-    assert (tmp_path / "run.unfinished-1" / "checkpoint").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_failure_names_the_ledger_and_the_quoted_command_that_continues_the_run(tmp_path: Path) -> None:
-    def work(folder: RunFolder) -> None:
-        save(folder)
-        spend(folder)
-
-    (tmp_path / "my runs").mkdir()
-    notes = fail_after(work, tmp_path / "my runs").__notes__
+    assert names(parent) == [f"run.unfinished-1{name}" for name in kept]
+    assert unfinished_runs(parent / "run") == [parent / "run.unfinished-1"]
+    assert folder.checkpoint.stat().st_mode & 0o777 == 0o700
     assert notes[0].endswith("run.unfinished-1/ledger.jsonl")
-    assert notes[1].endswith(f"noisette train --resume '{tmp_path}/my runs/run.unfinished-1'")
-    assert in_words(*unfinished_runs(tmp_path / "my runs" / "run")).endswith("/my runs/run.unfinished-1'")
+    assert notes[1].endswith(f"noisette train --resume '{parent}/run.unfinished-1'")
+    assert in_words(*unfinished_runs(parent / "run")).endswith("/my runs/run.unfinished-1'")
+    before = names(parent)
+
+    def work() -> None:
+        with RunFolder.unfinished(parent / "run"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as failure:
+        work()
+    assert names(parent) == before, "a failure of what was picked up changes nothing"
+    assert "--resume" in failure.value.__notes__[1]
 
 
 @pytest.mark.parametrize("name", ["run", "run.unfinished-1"])
@@ -280,13 +283,6 @@ def test_a_kill_within_the_exchange_loses_no_finished_run(
     assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()
 
 
-def test_a_run_of_an_earlier_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "run.unfinished-1" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "run.unfinished-1" / "checkpoint" / "checkpoint.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"earlier version of noisette.*finish it with the version that began it"):
-        RunFolder.unfinished(tmp_path / "run.unfinished-1")
-
-
 def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None:
     test_a_run_appears_whole_and_under_its_name(tmp_path)
     out = tmp_path / "runs" / "first"
@@ -296,17 +292,3 @@ def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None
     assert failure.value.errno == errno.EFBIG
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert names(out.parent / "first.unfinished-1") == ["ledger.jsonl"]
-
-
-def test_a_failure_of_what_was_picked_up_changes_nothing(tmp_path: Path) -> None:
-    cut_short(tmp_path)
-    before = names(tmp_path)
-
-    def work() -> None:
-        with RunFolder.unfinished(tmp_path / "run"):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as failure:
-        work()
-    assert names(tmp_path) == before
-    assert "--resume" in failure.value.__notes__[1]

@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner, Result
 
+from command_line import noisette
 from cut_runs import cut_short, pass_by
-from noisette.cli import app
 from noisette.data import DataSet, Split, load
 from noisette.nn import models
 from noisette.run.private import PrivateRun
@@ -60,6 +59,9 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert outcome.epsilon <= 8
     weights = outcome.model.state_dict()
     np.testing.assert_array_equal(weights["features.weight"], data.vectors)
+    assert outcome.parameters == 2 * (5 * 6 + 1), "no vector is trained"
+    assert isinstance(outcome.model.features, nn.Embedding)
+    assert not outcome.model.features.weight.requires_grad
 
 
 def test_the_head_sees_the_vector_of_each_word() -> None:
@@ -126,10 +128,12 @@ def articles(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_articles_to_a_model_that_reads(articles: Path) -> None:
-    out = articles / "run"
-    options = ["--data", "ag-news", "--model", "encoder", "--epochs", "1", "--batch-size", "6000"]
-    shown = CliRunner().invoke(app, ["train", *options, "--data-dir", str(articles), "--out", str(out)])
+def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(
+    articles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rows = articles / "run", articles / "rows.csv"
+    options = ["--data", "ag-news", "--model", "linear", "--epochs", 1, "--batch-size", 6000]
+    shown = noisette("train", *options, "--data-dir", articles, "--out", out)
     assert shown.exit_code == 0, shown.output
     facts = json.loads((out / "run.json").read_text())
     assert (facts["word_vectors"], facts["input_shape"], facts["declared_size"]) == ([8, 4], [20], 18_349)
@@ -139,36 +143,16 @@ def test_from_articles_to_a_model_that_reads(articles: Path) -> None:
     right = SavedModel.of_run(out).model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == pytest.approx(facts["test_accuracy"])
 
-
-def test_new_texts_are_numbered_as_those_trained_on(articles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(*words: object) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words])
-
-    out, rows = articles / "run", articles / "rows.csv"
-    options = ["--data", "ag-news", "--model", "linear", "--epochs", 1, "--batch-size", 6000]
-    assert command("train", *options, "--data-dir", articles, "--out", out).exit_code == 0
-    test = load("ag-news", data_dir=articles).test
-    assert test is not None
     rows.write_text("article\n" + "".join(f'"The {word}, again."\n' for word in ("minister", "team", "the", "")))
     monkeypatch.setenv("NOISETTE_DATA", str(articles))
-    saved = SavedModel.of_run(out, text="article")
-    found = saved.read(rows)
+    found = SavedModel.of_run(out, text="article").read(rows)
     assert found.shape == (4, *test.inputs.shape[1:])
     np.testing.assert_array_equal(found[:2], test.inputs[:2])
-    shown = command("predict", out, rows, "--text", "article")
+    shown = noisette("predict", out, rows, "--text", "article")
     assert (shown.exit_code, shown.output.count("\n")) == (0, 5)
-
     (vectors,) = (articles / "glove").iterdir()
     words = np.load(vectors)["words"]
     np.savez(vectors, words=words, vectors=np.ones((6, 4), np.float32))
-    refused = command("predict", out, rows, "--text", "article")
+    refused = noisette("predict", out, rows, "--text", "article")
     assert refused.exit_code == 2
     assert "the run had 6 of GloVe's words with vectors of 4 numbers" in refused.output
-
-
-def test_no_vector_is_trained_and_no_text_reaches_one_without_its_number() -> None:
-    outcome = run(RECIPE, texts())
-    assert outcome.parameters == 2 * (5 * 6 + 1)
-    assert isinstance(outcome.model, models.FixedFeatures)
-    assert isinstance(outcome.model.features, nn.Embedding)
-    assert not outcome.model.features.weight.requires_grad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,6 @@ from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import train, train_without_privacy
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import (
     DataSection,
     ModelSection,
@@ -39,9 +40,13 @@ def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
     return train(recipe, data or load("digits"), ledger_path=None, on_step=lambda run, point: None)
 
 
-def test_learns_within_its_budget() -> None:
-    outcome = run(quick("pld"))
-    last = outcome.points[-1]
+@pytest.fixture(scope="module")
+def learned() -> Outcome:
+    return run(quick("pld"))
+
+
+def test_learns_within_its_budget(learned: Outcome) -> None:
+    outcome, last = learned, learned.points[-1]
     assert last.test_accuracy is not None
     assert last.test_accuracy > 0.8
     event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
@@ -53,19 +58,30 @@ def test_learns_within_its_budget() -> None:
     assert [p.epsilon for p in outcome.points] == sorted(p.epsilon for p in outcome.points)
 
 
-def test_the_published_model_is_the_one_that_was_tested() -> None:
-    data = load("digits")
-    outcome = run(quick(), data)
-    assert data.test is not None
-    right = outcome.model(torch.as_tensor(data.test.inputs)).argmax(1).numpy() == data.test.targets
-    assert right.mean() == outcome.points[-1].test_accuracy
-    assert not outcome.model.training
+def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> None:
+    test = load("digits").test
+    assert test is not None
+    right = learned.model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
+    assert right.mean() == learned.points[-1].test_accuracy
+    assert not learned.model.training
 
 
 def test_seed_sets_the_first_weights_and_nothing_else() -> None:
     first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
     weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
     assert not torch.equal(*weights), "noise and batches are fresh in every run"
+
+
+def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
+    data = load("digits")
+    outcome = run(quick(epochs=0.5), data)
+    inputs = weakref.ref(data.train.inputs), weakref.ref(outcome.run._records.columns[0])
+    gc.disable()
+    try:
+        del outcome, data
+        assert [array() for array in inputs] == [None, None]
+    finally:
+        gc.enable()
 
 
 def study(noise_multiplier: float, *, epochs: float = 3.0, **privacy: object) -> Recipe:
@@ -147,7 +163,7 @@ def test_another_length_than_declared_changes_nothing_public() -> None:
     assert all(point.test_accuracy is None for point in whole.points)
 
 
-def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome[PlainRun]:
+def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:
     return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
 
 

@@ -12,12 +12,8 @@ from pathlib import Path
 def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     """A new file to write to, which replaces ``path`` at the end of the block, once it is on the disk.
 
-    Args:
-        path: of the file; an older file stays until then, and for good if the block fails.
-        mode: permissions of the file, before the umask.
-
-    Raises:
-        OSError: it cannot be written; the error names the path.
+    An older file stays until then, and for good if the block fails. ``mode`` is before the umask. An ``OSError`` names
+    the path.
     """
     beside = _beside(path)
     try:
@@ -36,11 +32,7 @@ def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
 
 
 def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write a whole file durably, in place of an older one.
-
-    Raises:
-        OSError: it cannot be written; the older one stays.
-    """
+    """Write a whole file durably, in place of an older one, as :func:`atomic_write`."""
     with atomic_write(path, mode=mode) as beside:
         beside.write_bytes(content)
 

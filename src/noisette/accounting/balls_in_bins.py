@@ -29,12 +29,9 @@ LEAST_TAIL = 1e-200
 
 
 def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directions:
-    """The privacy loss of a whole pass.
+    """The privacy loss of a whole pass over at least 2 bins with a noise multiplier of at least 0.05.
 
-    Args:
-        bins: the batches of the pass, at least 2.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, at least 0.05.
-        tail: the most probability of one output that may count as an infinite loss.
+    Of one output the probability ``tail`` may count as an infinite loss.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD", Theorem 3.1 (the pair of outputs); Feldman and
     Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation" (by convolution).
@@ -66,9 +63,6 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
 
     Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
 
-    Raises:
-        TypeError, ValueError: a number is no count, or ``chosen`` exceeds ``batches``.
-
     >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
     {BallsInBinsGaussian(bins=12, noise_multiplier=2.0): 48, BallsInBinsGaussian(bins=13, noise_multiplier=2.0): 52}
     """
@@ -96,7 +90,6 @@ class _Sum(NamedTuple):
         return 2.0 ** math.floor(math.log2(min(low / WIDTH, (mean - low) / (2 * WIDTH))))
 
     def plus(self, other: _Sum) -> _Sum:
-        """The sum over the batches of both."""
         unit = max(self.unit, other.unit)
         (start, a), (second, b) = self._rows(unit), other._rows(unit)
         rows = max(len(a), len(b)) + 1
@@ -120,8 +113,8 @@ class _Sum(NamedTuple):
     def without_ends(self, bins: int, share: float) -> _Sum:
         """The sum with nearly impossible values moved inwards.
 
-        Of a pass, which has ``bins / batches`` such sums, small values without the record have at most this
-        probability, and so have large ones with the record.
+        Of a pass, with ``bins / batches`` such sums, small values without the record have at most this probability, and
+        so have large ones with the record.
         """
         often = bins / self.batches
         below = np.cumsum(self.masses * often)
@@ -159,7 +152,7 @@ def _one_batch(bins: int, mu: float, share: float) -> tuple[_Sum, float]:
     unit = 2.0 ** math.floor(math.log2(min(least, (1 - least) / 2) / WIDTH))
     y = math.floor(least / unit) * unit + _points(unit, 3 + math.ceil(math.log2((most - least) / (unit * WIDTH))))
     z = (np.log(y) + mu**2 / 2) / mu
-    without, within = LogMass.of(z, 0.0), LogMass.of(z, mu)
+    without, within = LogMass(z, 0.0), LogMass(z, mu)
     upper = np.clip((np.exp(within.log - without.log) - y[:-1]) / np.diff(y), 0, 1)
     masses = np.append(without.upper * (1 - upper), scipy.special.ndtr(-z[-1]))
     masses[1:] += without.upper * upper

@@ -22,34 +22,21 @@ from noisette.errors import PrivacyError
 def check_numbers(
     *,
     expected_batch_size: float,
-    sampling_rate: float | None,
-    steps: int | None,
-    public_size: int | None,
-    epochs: float | None,
     epsilon: float | None,
     noise_multiplier: float | None,
     delta: float | None,
+    **plan: float | None,
 ) -> None:
-    """Check that every declared number is in its range, and that alternatives are not given together.
+    """Check that every declared number is in its range, and that alternatives are not given together: all at once.
 
-    Raises:
-        ValueError: all problems at once.
+    ``plan`` are the sampling rate, steps, public size and epochs, or ``None``.
     """
     checks.all_of(
         partial(_check_budget_is_complete, epsilon, noise_multiplier, delta),
-        partial(checks.exactly_one, sampling_rate=sampling_rate, public_size=public_size),
-        partial(checks.exactly_one, steps=steps, epochs=epochs),
+        partial(checks.exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
+        partial(checks.exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
         partial(checks.positive, expected_batch_size=expected_batch_size),
-        partial(
-            check_ranges,
-            sampling_rate=sampling_rate,
-            public_size=public_size,
-            steps=steps,
-            epochs=epochs,
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-        ),
+        partial(check_ranges, **plan, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta),
     )
 
 
@@ -61,11 +48,7 @@ def _check_budget_is_complete(epsilon: float | None, noise_multiplier: float | N
 
 
 def check_delta(delta: float | None, one_over_size: float, allow_large_delta: bool) -> None:
-    """Check that delta is below one over the declared size, unless a larger one is allowed.
-
-    Raises:
-        ValueError: it is larger, and that is not allowed.
-    """
+    """Check that delta is below one over the declared size, unless a larger one is allowed."""
     if delta is not None and delta >= one_over_size and not allow_large_delta:
         raise ValueError(
             f"delta={delta:g} is not below one over the declared size ({one_over_size:.2g}): releasing one record "
@@ -76,29 +59,18 @@ def check_delta(delta: float | None, one_over_size: float, allow_large_delta: bo
 
 @dataclass(frozen=True)
 class RunParameters:
-    """What a run is allowed to release, and the id by which it finds its lines in the ledger.
+    """What a run is allowed to release, and the id by which it finds its lines in the ledger."""
 
-    Args:
-        event: the release of one step.
-        expected_batch_size: the constant that the noised sum is divided by, in examples.
-        steps: number of steps.
-        delta: probability with which the bound on epsilon may fail, if declared.
-        epsilon: the budget of everything in the ledger, if there is one.
-        run: the id in the run's lines, drawn at random unless given.
-        declaration: the name of what was declared together with the run; empty for a run that was declared alone.
-    """
-
-    event: StepRelease
-    expected_batch_size: float
+    event: StepRelease  # of one step
+    expected_batch_size: float  # the constant that the noised sum is divided by
     steps: int
     delta: float | None = None
-    epsilon: float | None = None
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
-    declaration: str = ""
+    epsilon: float | None = None  # the budget of everything in the ledger, if there is one
+    run: str = field(default_factory=lambda: secrets.token_hex(8))  # the id in the run's lines
+    declaration: str = ""  # the name of what was declared together with the run, if anything was
 
     @property
     def recorded(self) -> RecordedRun:
-        """The run as a ledger records it."""
         return RecordedRun(self.run, planned=self.steps, declaration=self.declaration)
 
     def spent(self, ledger: Ledger) -> int:
@@ -114,16 +86,11 @@ class RunParameters:
         return dict(beside)
 
     def facts(self) -> dict[str, Any]:
-        """The parameters as plain values."""
         return vars(self) | {"event": facts_of(self.event)}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """The parameters that these facts were written from.
-
-        Raises:
-            KeyError, TypeError, ValueError: they do not describe a run.
-        """
+        """The parameters that these facts were written from; a ``KeyError`` or ``ValueError`` if they are of none."""
         event = event_of(facts["event"])
         if not isinstance(event, StepRelease):
             raise ValueError(f"a run of steps does not release a {event!r}")
@@ -135,20 +102,13 @@ class RunParameters:
         return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
 
+# What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900: of all releases
+# together, up to 1e40 values with noise, whatever the mechanisms are. See ``core.noise``.
 NOISE_TAIL = 1e-30
-"""What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900.
-
-It covers all releases together, up to 1e40 values with noise, whatever the mechanisms are: see ``core.noise``.
-"""
 
 
 class PrivacyBudget:
-    """Computes the privacy cost of a run together with everything else in its ledger.
-
-    Args:
-        terms: the parameters of the run.
-        accountant: computes the cost.
-        ledger: the releases, as recorded at the time of each call.
+    """Computes the privacy cost of a run together with everything else in its ledger at the time of each call.
 
     Guarantee: every epsilon up to 900 is an upper bound. A budget holds however the declarations in the ledger were
     chosen by each other's results, see :mod:`noisette.accounting.filters`, if it was fixed before the first of them.
@@ -207,11 +167,7 @@ class PrivacyBudget:
         return f"with the {steps} steps that are left the ledger would reach epsilon={epsilon:.4g} by {by}"
 
     def check_budget(self, steps: int) -> None:
-        """Check that this many further steps keep the budget, if there is one.
-
-        Raises:
-            PrivacyError: they do not.
-        """
+        """Check that this many further steps keep the budget, if there is one, or raise a ``PrivacyError``."""
         budget = self._terms.epsilon
         if budget is None or self._terms.delta is None:
             return

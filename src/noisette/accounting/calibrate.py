@@ -45,11 +45,7 @@ _RANGES: dict[str, Callable[..., None]] = {
 
 
 def check_ranges(**numbers: float | None) -> None:
-    """Check that every given parameter of a run is in its range; ``None`` is one that is not given.
-
-    Raises:
-        ValueError: all problems at once.
-    """
+    """Check every given parameter of a run, ``None`` being one that is not given, and report all problems at once."""
     all_of(*(partial(_RANGES[name], **{name: number}) for name, number in numbers.items() if number is not None))
 
 
@@ -59,23 +55,17 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
     return {**prior_events, event: prior_events.get(event, 0) + times}
 
 
-def _accountant(accountant: Accountant | None, prior_events: Events, epsilon: float, delta: float) -> Accountant:
-    """The given one, or the one that holds also where what follows was chosen by the results of the prior events."""
-    return accountant or (RenyiFilter(epsilon, delta) if prior_events else PldAccountant())
-
-
-def _curve(event: Event, steps: int, accountant: Accountant | None, prior_events: Events) -> PrivacyCurve:
-    count(steps=steps)
-    return (accountant or PldAccountant()).compose(with_releases(prior_events, event, steps))
-
-
 @dataclass(frozen=True)
-class _Budget:
-    """A budget of epsilon at a delta, the accountant that computes the cost, and the prior events that it covers."""
+class Budget:
+    """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers.
+
+    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever was chosen by their
+    results.
+    """
 
     epsilon: float
     delta: float
-    accountant: Accountant
+    accountant: Accountant | None
     prior_events: Events
 
     def __post_init__(self) -> None:
@@ -83,38 +73,35 @@ class _Budget:
         open_fraction(delta=self.delta)
 
     @cached_property
-    def spent(self) -> float:
-        """Epsilon of the prior events."""
-        return self.accountant.compose(self.prior_events).epsilon(delta=self.delta) if self.prior_events else 0.0
+    def _accountant(self) -> Accountant:
+        adaptive = RenyiFilter(self.epsilon, self.delta) if self.prior_events else PldAccountant()
+        return self.accountant or adaptive
 
     @cached_property
-    def remaining_distance(self) -> float:
-        """The distance between two Gaussians of standard deviation 1 that the rest of the budget allows.
+    def _spent(self) -> float:
+        return self._cost(self.prior_events) if self.prior_events else 0.0
 
-        For a first guess: only many small releases together are close to a single Gaussian mechanism.
-        """
-        whole, spent = _distance(self.epsilon, self.delta), _distance(self.spent, self.delta)
+    @cached_property
+    def _remaining_distance(self) -> float:
+        """A first guess of the distance between two Gaussians that the rest of the budget allows, in deviations."""
+        whole, spent = _distance(self.epsilon, self.delta), _distance(self._spent, self.delta)
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
-    def last_within(self, run: Callable[[int], tuple[StepRelease, int]], *, most: int, guess: int, stride: int) -> int:
+    def _cost(self, events: Events) -> float:
+        return self._accountant.compose(events).epsilon(delta=self.delta)
+
+    def _last_within(self, run: Callable[[int], Events], *, most: int, guess: int, stride: int) -> int:
         """The last of the runs 1 to ``most`` that keeps the budget, or 0; each run costs more than the one before.
 
         First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then
-        it is a false-position search by the Illinois rule: the next number is where the line between the two ends is
-        zero, and an end that stays twice in a row has its excess halved, since otherwise it might never move.
-
-        Args:
-            run: from the number of a run to its event and number of steps.
-            most: the number of the last run.
-            guess: the number at which the search starts.
-            stride: the first distance that the search moves by.
+        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved,
+        since otherwise it might never move.
         """
 
         @cache
         def excess(number: int) -> float:
             """The logarithm of epsilon over the budget, limited to a factor of ten."""
-            event, steps = run(number)
-            epsilon = _curve(event, steps, self.accountant, self.prior_events).epsilon(delta=self.delta)
+            epsilon = self._cost(run(number))
             logarithm = math.log(min(max(epsilon / self.epsilon, 0.1), 10.0))
             return logarithm if epsilon <= self.epsilon else max(logarithm, 1e-16)  # the quotient may round to 1
 
@@ -139,47 +126,49 @@ class _Budget:
                 beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
         return within
 
-    def check_found(self, number: int, run: str) -> None:
-        """Check that some run keeps the budget.
+    def _on_grid(
+        self, run: Callable[[float], Events], *, cheapest: float, costliest: float, guess: float, what: str
+    ) -> float:
+        """The costliest number of a geometric grid that keeps the budget; a ``ValueError`` if none does."""
+        size = 1 + _places(cheapest, costliest)
 
-        Raises:
-            ValueError: the number is 0, so that none does.
-        """
-        if number:
-            return
-        if self.spent > self.epsilon:
+        def at(place: int) -> float:
+            factor = RATIO ** (size - place)
+            return costliest / factor if cheapest < costliest else costliest * factor
+
+        guess = min(max(guess, min(cheapest, costliest)), max(cheapest, costliest))
+        first = size - _places(guess, costliest)
+        place = self._last_within(lambda place: run(at(place)), most=size, guess=first, stride=TENTH)
+        if place:
+            return at(place)
+        name = self._accountant.name
+        if self._spent > self.epsilon:
             raise ValueError(
-                f"by the {self.accountant.name} accountant the prior events alone cost epsilon={self.spent:.4g}, "
-                f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; choose a larger epsilon"
+                f"by the {name} accountant the prior events alone cost epsilon={self._spent:.4g}, which leaves nothing "
+                f"of epsilon={self.epsilon} at delta={self.delta}; choose a larger epsilon"
             )
         added = " together with the prior events" if self.prior_events else ""
         raise ValueError(
-            f"the {self.accountant.name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for "
-            f"{run}{added}; choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
+            f"the {name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for {what}{added}; "
+            f"choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
+        )
+
+    def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
+        """The least noise multiplier of a run, whose events with a noise multiplier ``run`` returns."""
+        count(steps=steps)
+        distance = self._remaining_distance / max(sampling_rate, LEAST_RATE)
+        return self._on_grid(
+            run,
+            cheapest=MOST_NOISE,
+            costliest=LEAST_NOISE,
+            guess=1 / math.sqrt(math.log1p(distance**2 / steps)),
+            what=f"{steps} steps of rate {sampling_rate}, whatever the noise",
         )
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """A geometric grid of numbers, counted from 1; the last is the end that costs the most."""
-
-    cheapest: float
-    costliest: float
-
-    @cached_property
-    def size(self) -> int:
-        return 1 + self._steps(self.cheapest)
-
-    def at(self, place: int) -> float:
-        factor = RATIO ** (self.size - place)
-        return self.costliest / factor if self.cheapest < self.costliest else self.costliest * factor
-
-    def place(self, number: float) -> int:
-        least, most = sorted((self.cheapest, self.costliest))
-        return self.size - self._steps(min(max(number, least), most))
-
-    def _steps(self, number: float) -> int:
-        return int(abs(math.log(self.costliest / number)) / math.log(RATIO))
+def _places(number: float, costliest: float) -> int:
+    """How many places of the grid are between two numbers."""
+    return int(abs(math.log(costliest / number)) / math.log(RATIO))
 
 
 # Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
@@ -214,9 +203,7 @@ def noise_multiplier_for(
         accountant: computes the privacy cost. Unless given it is :class:`PldAccountant`, or with prior events
             :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where these steps are chosen by the
             results of those.
-        prior_events: other releases about the same records, which count towards the same budget. Where all were
-            declared together with these steps before the first of them, an accountant that is given composes them,
-            which allows a tenth less noise.
+        prior_events: other releases about the same records, which count towards the same budget.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
     cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.
@@ -228,42 +215,25 @@ def noise_multiplier_for(
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
     True
     """
-    return least_noise(
-        lambda noise: PoissonGaussian(sampling_rate, noise),
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        accountant=accountant,
-        prior_events=prior_events,
-    )
+    return least_noise(partial(PoissonGaussian, sampling_rate), epsilon, delta, steps, accountant, prior_events)
 
 
 def least_noise(
     release: Callable[[float], StepRelease],
-    *,
     epsilon: float,
     delta: float,
     steps: int,
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
 ) -> float:
-    """The least noise multiplier of any kind of release; :func:`noise_multiplier_for` is that of Poisson batches.
+    """As :func:`noise_multiplier_for`, for a step's ``release`` of any kind with this noise multiplier."""
+    budget = Budget(epsilon, delta, accountant, prior_events)
+    rate = release(MOST_NOISE).sampling_rate
 
-    Args:
-        release: the release of one step with this noise multiplier. Less noise costs more.
+    def run(noise: float) -> Events:
+        return with_releases(prior_events, release(noise), steps)
 
-    The other arguments, the guarantee and the errors are those of :func:`noise_multiplier_for`.
-    """
-    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
-    sampling_rate = release(MOST_NOISE).sampling_rate
-    count(steps=steps)
-    grid = _Grid(MOST_NOISE, LEAST_NOISE)
-    guess = 1 / math.sqrt(math.log1p((budget.remaining_distance / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
-    place = budget.last_within(
-        lambda place: (release(grid.at(place)), steps), most=grid.size, guess=grid.place(guess), stride=TENTH
-    )
-    budget.check_found(place, f"{steps} steps of rate {sampling_rate}, whatever the noise")
-    return grid.at(place)
+    return budget.least_noise(run, sampling_rate=rate, steps=steps)
 
 
 def least_noisy(
@@ -275,16 +245,8 @@ def least_noisy(
     accountant: Accountant,
     prior_events: Events = NO_EVENTS,
 ) -> StepRelease:
-    """The release that needs the least noise within the budget, among several ways to draw a step's batch.
-
-    The arguments, the guarantee and the errors are those of :func:`least_noise`, which has one way.
-    """
-    noises = [
-        least_noise(
-            release, epsilon=epsilon, delta=delta, steps=steps, accountant=accountant, prior_events=prior_events
-        )
-        for release in releases
-    ]
+    """As :func:`least_noise`, the release that needs the least noise among several ways to draw a step's batch."""
+    noises = [least_noise(release, epsilon, delta, steps, accountant, prior_events) for release in releases]
     quietest = noises.index(min(noises))
     return releases[quietest](noises[quietest])
 
@@ -307,10 +269,7 @@ def sampling_rate_for(
 ) -> float:
     """The largest sampling rate with which these steps stay within the budget, within one part in a thousand.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-
-    The other arguments and the errors are those of :func:`noise_multiplier_for`.
+    The arguments and the errors are those of :func:`noise_multiplier_for`.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With a rate one part in a thousand larger it
     would cost more, unless the result is 1.
@@ -319,19 +278,16 @@ def sampling_rate_for(
     >>> round(rate, 4)
     0.0105
     """
-    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
+    budget = Budget(epsilon, delta, accountant, prior_events)
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
-    grid = _Grid(LEAST_RATE, 1.0)
-    guess = grid.place(budget.remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier)))
-    place = budget.last_within(
-        lambda place: (PoissonGaussian(grid.at(place), noise_multiplier), steps),
-        most=grid.size,
-        guess=guess,
-        stride=TENTH,
+    return budget._on_grid(
+        lambda rate: with_releases(prior_events, PoissonGaussian(rate, noise_multiplier), steps),
+        cheapest=LEAST_RATE,
+        costliest=1.0,
+        guess=budget._remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier)),
+        what=f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate",
     )
-    budget.check_found(place, f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate")
-    return grid.at(place)
 
 
 def steps_for(
@@ -345,7 +301,7 @@ def steps_for(
 ) -> int:
     """The number of steps that the budget allows; 0 where it does not allow one.
 
-    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`.
+    The arguments and the errors are those of :func:`noise_multiplier_for`.
 
     Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
     result is a billion, the most that it returns.
@@ -353,10 +309,12 @@ def steps_for(
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
     """
-    budget = _Budget(epsilon, delta, _accountant(accountant, prior_events, epsilon, delta), prior_events)
+    budget = Budget(epsilon, delta, accountant, prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget.remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
-    return budget.last_within(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
+    guess = int(min(budget._remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    return budget._last_within(
+        lambda steps: with_releases(prior_events, release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10
+    )
 
 
 def epsilon_for(
@@ -370,15 +328,13 @@ def epsilon_for(
 ) -> float:
     """Epsilon of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
-    The arguments and the errors are those of :func:`noise_multiplier_for` and :func:`sampling_rate_for`, but that the
-    accountant of prior events is :class:`~noisette.accounting.filters.RenyiOdometer` unless given.
+    The arguments and the errors are those of :func:`noise_multiplier_for`, but that the accountant of prior events is
+    :class:`~noisette.accounting.filters.RenyiOdometer` unless given.
 
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
-    release = PoissonGaussian(sampling_rate, noise_multiplier)
-    adaptive = RenyiOdometer() if prior_events else None
-    return _curve(release, steps, accountant or adaptive, prior_events).epsilon(delta=delta)
+    return _curve(sampling_rate, noise_multiplier, steps, accountant, prior_events).epsilon(delta=delta)
 
 
 def delta_for(
@@ -392,17 +348,21 @@ def delta_for(
 ) -> float:
     """Delta of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
 
-    Args:
-        epsilon: the bound whose probability of failure is computed, 0 or more.
-
-    The other arguments and the errors are those of :func:`epsilon_for`.
+    The arguments and the errors are those of :func:`epsilon_for`.
 
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
     """
+    return _curve(sampling_rate, noise_multiplier, steps, accountant, prior_events).delta(epsilon=epsilon)
+
+
+def _curve(
+    sampling_rate: float, noise_multiplier: float, steps: int, accountant: Accountant | None, prior_events: Events
+) -> PrivacyCurve:
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    adaptive = RenyiOdometer() if prior_events else None
-    return _curve(release, steps, accountant or adaptive, prior_events).delta(epsilon=epsilon)
+    count(steps=steps)
+    adaptive = RenyiOdometer() if prior_events else PldAccountant()
+    return (accountant or adaptive).compose(with_releases(prior_events, release, steps))
 
 
 def epsilon_curve(
@@ -415,19 +375,15 @@ def epsilon_curve(
 ) -> list[float]:
     """Epsilon after each of these numbers of steps, all of the same event: upper bounds if the accountant's are.
 
-    Args:
-        event: the release of one step.
-        checkpoints: numbers of steps, each at least 1.
+    The arguments and the errors are those of :func:`noise_multiplier_for`, but that prior events are composed.
 
-    The other arguments and the errors are those of :func:`noise_multiplier_for`.
-
-    >>> from noisette.accounting import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
     [0.08, 0.27, 0.95]
     """
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    return [_curve(event, steps, accountant, prior_events).epsilon(delta=delta) for steps in checkpoints]
+    by = accountant or PldAccountant()
+    return [by.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
 
 
 def schedule(
@@ -458,16 +414,7 @@ NEARLY = 0.95  # of the largest signal: more would cost much computation for lit
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train with its epsilon: an upper bound.
-
-    Args:
-        batch_size: expected size of a Poisson batch, in records.
-        epochs: passes over the declared size.
-        sampling_rate: probability that a record is in a batch.
-        steps: number of batches.
-        noise_multiplier: standard deviation of the noise in units of the sensitivity.
-        epsilon: its epsilon at the delta of the plan.
-    """
+    """One way to train on Poisson batches of this expected size, with its epsilon at the delta of the plan."""
 
     batch_size: int
     epochs: float
@@ -480,8 +427,8 @@ class Setting:
     def signal(self) -> float:
         """Total signal to noise: sqrt(steps) * sampling_rate / noise_multiplier.
 
-        It is the sum of all noised averages over the standard deviation of its noise, where every gradient has the
-        clipping norm and the same direction, divided by the declared size.
+        Where every gradient has the clipping norm and the same direction, it is the sum of all noised averages over the
+        standard deviation of its noise, divided by the declared size.
 
         Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
         """
@@ -491,9 +438,8 @@ class Setting:
 def recommended(settings: Sequence[Setting]) -> Setting:
     """The setting to start from: the least computation that has nearly all the signal which the budget allows.
 
-    Settings of fewer than ``LEAST_STEPS`` steps are left out where there are others. Of those whose signal is at least
-    ``NEARLY`` of the largest it is the one with the fewest epochs, which need the fewest gradients, and of these the
-    one with the most signal.
+    Of the settings of at least ``LEAST_STEPS`` steps, if there are any, with at least ``NEARLY`` of the largest signal:
+    the one with the fewest epochs, and of these the one with the most signal.
     """
     enough = [setting for setting in settings if setting.steps >= LEAST_STEPS] or list(settings)
     most = max(setting.signal for setting in enough)
@@ -504,39 +450,18 @@ def recommended(settings: Sequence[Setting]) -> Setting:
 def within_budget(
     *, size: int, epsilon: float, delta: float, batch_sizes: Sequence[int], epochs: Sequence[float]
 ) -> Iterator[Setting]:
-    """The least noise that keeps the budget, for every batch size with every number of epochs.
+    """Every batch size with every number of epochs, and the least noise within a budget.
 
     Raises:
         TypeError, ValueError: an argument is outside its range, a batch is larger than ``size``, or no noise keeps the
             budget.
 
-    >>> settings = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
-    >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in settings]
+    >>> found = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
+    >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in found]
     ['1000 steps: 1.4', '10000 steps: 3.8']
     """
     for batch_size, passes in product(batch_sizes, epochs):
         rate, steps = schedule(batch_size, None, None, size, passes)
         noise = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
-        yield _setting(batch_size, passes, size, noise, delta)
-
-
-def with_noise(
-    *, size: int, delta: float, batch_sizes: Sequence[int], epochs: float, noise_multipliers: Sequence[float]
-) -> Iterator[Setting]:
-    """Epsilon of this many epochs, for every batch size with every noise multiplier.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range, or a batch is larger than ``size``.
-
-    >>> settings = with_noise(size=60_000, delta=1e-5, batch_sizes=[600], epochs=100, noise_multipliers=[2.0, 4.0])
-    >>> [round(setting.epsilon, 2) for setting in settings]
-    [2.16, 0.95]
-    """
-    for batch_size, noise in product(batch_sizes, noise_multipliers):
-        yield _setting(batch_size, epochs, size, noise, delta)
-
-
-def _setting(batch_size: int, epochs: float, size: int, noise: float, delta: float) -> Setting:
-    rate, steps = schedule(batch_size, None, None, size, epochs)
-    epsilon = epsilon_for(delta=delta, sampling_rate=rate, noise_multiplier=noise, steps=steps)
-    return Setting(batch_size, epochs, rate, steps, noise, epsilon)
+        cost = epsilon_for(delta=delta, sampling_rate=rate, noise_multiplier=noise, steps=steps)
+        yield Setting(batch_size, passes, rate, steps, noise, cost)

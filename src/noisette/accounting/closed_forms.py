@@ -1,8 +1,8 @@
 """Closed forms: the exact Gaussian mechanism, and the basic and the strong composition theorem for comparison.
 
-Each theorem has two forms. The proved form is an upper bound. The printed form, which slides and papers compare with
-the moments accountant, amplifies epsilon by sampling to q * epsilon and takes a formula for the noise outside the range
-in which it is proved: its values are smaller, and no guarantee. ``upper_bound`` and the name distinguish the two.
+The strong theorem has two forms. The proved form is an upper bound. The printed form, which slides and papers compare
+with the moments accountant, amplifies epsilon by sampling to q * epsilon and takes a formula for the noise outside the
+range in which it is proved: its values are smaller, and no guarantee.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
@@ -32,12 +31,11 @@ FARTHEST = 1e3
 
 @dataclass(frozen=True)
 class GdpCurve:
-    """One Gaussian mechanism whose two output means are ``mu`` standard deviations apart."""
+    """One Gaussian mechanism whose two output means are ``mu`` standard deviations apart: exact, rounded upwards."""
 
     mu: float
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta: exact, rounded upwards in the last digits."""
         open_fraction(delta=delta)
         if math.isinf(self.mu):
             return math.inf
@@ -54,7 +52,6 @@ class GdpCurve:
         return high
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, 0 or more: exact, rounded upwards in the last digits."""
         not_negative(epsilon=epsilon)
         if math.isinf(self.mu):
             return 1.0
@@ -112,13 +109,11 @@ class GdpAccountant:
     in_recipes = False
 
     def compose(self, events: Events) -> GdpCurve:
-        """The curve of these events: the squares of the distances between their means add up."""
         events = composed_events(events)
         squares = math.fsum(times * self._distance(event) ** 2 for event, times in events.items())
         return GdpCurve(math.sqrt(squares) * (1 + 2 * ROUNDING))
 
     def _distance(self, event: Event) -> float:
-        """The distance between the two means, in standard deviations of the noise."""
         release, records = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unsupported(event, self.name)
@@ -131,17 +126,15 @@ LEAST_DELTA, MOST_DELTA = 1e-300, 1 - 2**-53
 
 @dataclass(frozen=True, eq=False)
 class CompositionCurve:
-    """Epsilon as a theorem gives it for a delta; delta by a root search over epsilon."""
+    """Epsilon as a theorem gives it for a delta of 1e-300 or more; delta by a root search over epsilon."""
 
     theorem: Callable[[float], float]
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta; ``inf`` below a delta of 1e-300."""
         open_fraction(delta=delta)
         return self.theorem(delta) if delta >= LEAST_DELTA else math.inf
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, not below 1e-300."""
         from scipy.optimize import root_scalar  # imported here because the import takes a third of a second
 
         not_negative(epsilon=epsilon)
@@ -160,63 +153,39 @@ class CompositionCurve:
 
 
 @dataclass(frozen=True)
-class _Composition:
-    as_printed: bool = False
-
-    theorem: ClassVar[str]
-    in_recipes = False
-
-    @property
-    def name(self) -> str:
-        """The theorem, followed by ``-paper`` for the printed form."""
-        return f"{self.theorem}-paper" if self.as_printed else self.theorem
-
-    @property
-    def upper_bound(self) -> bool:
-        """Whether the costs are upper bounds: those of the printed form are not."""
-        return not self.as_printed
-
-    @property
-    def method(self) -> str:
-        """The theorem with its form."""
-        return f"{self.theorem} composition{' as printed, which is no guarantee' if self.as_printed else ''}"
-
-
-@dataclass(frozen=True)
-class NaiveComposition(_Composition):
+class NaiveComposition:
     """Basic composition: adds up the epsilons and deltas of the releases. Valid for any mechanism, and the loosest.
 
-    Args:
-        as_printed: the optimistic form, which is no guarantee: q * sqrt(2 ln(1.25 / delta)) / sigma for each release.
-            Otherwise the proved form: the exact epsilon of the Gaussian mechanism, which has no upper limit,
-            amplified by sampling to ln(1 + q (e^epsilon - 1)).
+    Each release has the exact epsilon of the Gaussian mechanism, amplified by sampling to ln(1 + q (e^epsilon - 1)).
 
     Source: Dwork and Roth 2014, Theorem 3.16. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> run = {PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0): 10_000}
-    >>> [round(NaiveComposition(printed).compose(run).epsilon(delta=1e-5)) for printed in (False, True)]
-    [223, 143]
+    >>> round(NaiveComposition().compose(run).epsilon(delta=1e-5))
+    223
     """
 
-    theorem = "naive"
+    name = "naive"
     description = "sum of all epsilons"
+    method = "naive composition"
+    upper_bound = True
+    in_recipes = False
 
     def compose(self, events: Events) -> CompositionCurve:
-        """The curve of these events: releases over Poisson batches or over all records."""
         run = require_sampled(events, self.name)
-        losses = _printed_losses if self.as_printed else _proved_losses
         times = np.array(list(run.values()))
-        return CompositionCurve(lambda delta: float(times @ losses(run, delta)))
+        return CompositionCurve(lambda delta: float(times @ _proved_losses(run, delta)))
 
 
 @dataclass(frozen=True)
-class StrongComposition(_Composition):
+class StrongComposition:
     """The strong composition theorem: epsilon grows with the square root of the steps while each step costs little.
 
     Args:
-        as_printed: as for :class:`NaiveComposition`. The printed form takes half of delta for the theorem, and the
-            square of epsilon for its product with e^epsilon - 1; the proved form divides delta in the best way.
+        as_printed: the optimistic form, which is no guarantee: an epsilon of q * sqrt(2 ln(1.25 / delta)) / sigma for
+            each release, half of delta for the theorem, and the square of epsilon for its product with e^epsilon - 1.
+            The proved form divides delta in the best way.
 
     Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3; for releases of several kinds it follows from Kairouz, Oh
     and Viswanath 2015, Theorem 3.5. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.
@@ -227,15 +196,27 @@ class StrongComposition(_Composition):
     [16.844, 9.339]
     """
 
-    theorem = "strong"
+    as_printed: bool = False
+
+    in_recipes = False
+
+    @property
+    def name(self) -> str:
+        return "strong-paper" if self.as_printed else "strong"
 
     @property
     def description(self) -> str:
-        """The form of the theorem."""
         return "the printed, optimistic form: no guarantee" if self.as_printed else "strong composition"
 
+    @property
+    def method(self) -> str:
+        return f"strong composition{' as printed, which is no guarantee' if self.as_printed else ''}"
+
+    @property
+    def upper_bound(self) -> bool:
+        return not self.as_printed
+
     def compose(self, events: Events) -> CompositionCurve:
-        """The curve of these events: releases over Poisson batches or over all records."""
         from scipy.optimize import minimize_scalar
 
         run = require_sampled(events, self.name)

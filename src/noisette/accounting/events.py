@@ -14,10 +14,8 @@ from noisette.errors import below_one, count, not_negative, positive, probabilit
 class Neighbouring:
     """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish.
 
-    Args:
-        unit: "record", or "user" for all records of one person, whatever their number.
-        number: how many of them are added or removed at once, at least 1.
-        replaced: whether they are replaced by others instead.
+    In one of them ``number`` units more, at least 1, take part, or they are ``replaced`` by others. The unit is
+    "record", or "user" for all records of one person, whatever their number.
 
     >>> str(Neighbouring.ADD_OR_REMOVE_USER), str(Neighbouring(number=3))
     ('add or remove all records of one user', 'add or remove a group of 3 records')
@@ -45,16 +43,11 @@ class Neighbouring:
     __repr__ = __str__
 
     def for_several(self, number: int) -> Neighbouring:
-        """The relation where so many change at once."""
         return Neighbouring(self.unit, self.number * number, self.replaced)
 
     @classmethod
     def of(cls, text: str) -> Neighbouring:
-        """The relation with this name, as ``str`` gives it.
-
-        Raises:
-            ValueError: no relation has it.
-        """
+        """The relation with this name, as ``str`` gives it; a ``ValueError`` if there is none."""
         number = int("".join(filter(str.isdecimal, text)) or 1)
         found = cls("user" if "user" in text else "record", number, text.startswith("replace"))
         if str(found) != text:
@@ -78,15 +71,14 @@ class Event:
     - ``noise_multiplier``: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
     - ``parts``: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
       add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
+    - ``tool``: what was released and by which tool, in a few words. It changes no privacy cost.
 
     Raises:
         TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
     """
 
-    mechanism: ClassVar[str]
-    """The name of this kind of event in the ledger."""
-    sampling: ClassVar[str]
-    """How the records of a release are chosen, in a few words."""
+    mechanism: ClassVar[str]  # the name of this kind of event in the ledger
+    sampling: ClassVar[str]  # how the records of a release are chosen, in a few words
 
     def __post_init__(self) -> None:
         for name, value in self.parameters().items():
@@ -104,7 +96,6 @@ class Event:
 
     @property
     def neighbouring(self) -> Neighbouring:
-        """The neighbouring relation. All events of one run have the same."""
         return Neighbouring.ADD_OR_REMOVE_ONE
 
     @property
@@ -131,17 +122,11 @@ Events: TypeAlias = Mapping[Event, int]
 
 
 class Declaration(NamedTuple):
-    """Releases whose parameters were all fixed before the first of them, such as a run.
-
-    Args:
-        name: of the declaration in its ledger.
-        events: the releases that count: made, or allowed.
-        planned: the releases that were declared; a run that is stopped early makes fewer.
-    """
+    """Releases whose parameters were all fixed before the first of them, such as a run."""
 
     name: tuple[object, ...]
-    events: Events
-    planned: Events
+    events: Events  # that count: made, or allowed
+    planned: Events  # that were declared; a run that is stopped early makes fewer
 
 
 def in_whole_rounds(event: Event, times: int) -> int:
@@ -170,7 +155,6 @@ def check_events(events: Events) -> None:
 
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
-"""The parts of one release, each with its share of the budget. Shares add up to 1; without parts: a gradient."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -206,10 +190,9 @@ class FixedSizeGaussian(Event):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
 
     Args:
-        batch_size: records in each batch, at most ``size``.
         size: records in the data set. It is public under this relation, which keeps the number of records.
         noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
-            the sum by up to twice that norm, which accountants take into account. Above 0.
+            the sum by up to twice that norm, which accountants take into account.
     """
 
     batch_size: int
@@ -230,12 +213,7 @@ class FixedSizeGaussian(Event):
 class ReplacedPoissonGaussian(Event):
     """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
-            the sum by up to twice that norm, which accountants take into account. Above 0.
-
-    >>> ReplacedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1).relation
-    'replace one record'
+    The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
     """
 
     sampling_rate: float
@@ -252,10 +230,8 @@ class TruncatedPoissonGaussian(Event):
 
     A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
 
-    Args:
-        noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
-        largest_batch: the most records of a batch, at least 1.
-        most_records: the most records that the data set may have: public, and declared. At least 1.
+    The noise multiplier is in units of the clipping norm. ``most_records`` is the most records that the data set may
+    have: public, and declared.
     """
 
     sampling_rate: float
@@ -273,11 +249,7 @@ class BallsInBinsGaussian(Event):
     """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
     At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
-    The steps of a pass release the batches one by one: a sum over the batch, plus Gaussian noise. A pass that was begun
-    counts as a whole.
-
-    Args:
-        bins: the batches of one pass, at least 1.
+    The steps release the batches one by one, each plus Gaussian noise. A pass that was begun counts as a whole.
 
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
     """
@@ -291,12 +263,10 @@ class BallsInBinsGaussian(Event):
 
     @property
     def sampling_rate(self) -> float:
-        """The probability that a record is in the batch of a step."""
         return 1 / self.bins
 
     @property
     def round_length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The steps of a pass."""
         return self.bins
 
     @property
@@ -311,21 +281,15 @@ class BandedGaussian(Event):
     """One step of banded matrix factorisation: noise that is correlated over ``bands`` steps, on cyclic batches.
 
     Each record belongs to one of ``bands`` groups, drawn at random once. Step t releases the sum over a Poisson batch
-    of group t modulo ``bands``, plus noise that partly takes back the noise of the ``bands`` - 1 steps before: with the
+    of group t modulo ``bands``, plus noise that partly takes back that of the ``bands`` - 1 steps before. With the
     strategy matrix C, lower triangular, of ``bands`` diagonals and with columns of norm 1 at most, all steps together
-    release C times the sums plus independent Gaussian noise. A record takes part at most once in ``bands`` consecutive
-    steps, so its parts of C are orthogonal, and a round of ``bands`` steps costs as much as one Poisson batch of rate
-    ``bands * sampling_rate`` with this noise multiplier. A round that was begun counts as a whole.
-
-    Args:
-        sampling_rate: probability that a record is in the batch of a step. At most 1 / ``bands``.
-        noise_multiplier: that of the independent noise.
-        bands: diagonals of C, and steps of a round. At least 1; 1 is a :class:`PoissonGaussian`.
+    release C times the sums plus independent Gaussian noise, that of the noise multiplier. A record takes part at most
+    once in ``bands`` consecutive steps, so its parts of C are orthogonal, and a round of ``bands`` steps, also one that
+    was only begun, costs as much as one Poisson batch of rate ``bands * sampling_rate``.
 
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
-    >>> step = BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8)
-    >>> step.of_round
+    >>> BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8).of_round
     PoissonGaussian(sampling_rate=0.08, noise_multiplier=1.1)
     """
 
@@ -348,12 +312,10 @@ class BandedGaussian(Event):
 
     @property
     def round_length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The steps of a round."""
         return self.bands
 
     @property
     def of_round(self) -> PoissonGaussian:
-        """The release that costs as much as one round."""
         rate = self.bands * self.sampling_rate
         return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
 
@@ -373,11 +335,7 @@ class OfSeveral(Event):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupPrivacy(OfSeveral):
-    """Another event, with the guarantee for a whole group of records that is added or removed at once.
-
-    Args:
-        event: a release over all records or over a Poisson batch.
-        records: size of the group, at least 1.
+    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once.
 
     >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove a group of 3 records'
@@ -387,7 +345,6 @@ class GroupPrivacy(OfSeveral):
 
     @property
     def neighbouring(self) -> Neighbouring:
-        """That of the event, for the whole group."""
         return self.event.neighbouring.for_several(self.records)
 
 
@@ -395,12 +352,8 @@ class GroupPrivacy(OfSeveral):
 class UserLevel(OfSeveral):
     """Another event, with the guarantee for all records of one user, whatever their number.
 
-    Of each user at most ``records`` records are used. Where users are sampled instead of records, and each enters a
-    batch with one record, ``records`` is 1.
-
-    Args:
-        event: a release over all records or over a Poisson batch.
-        records: the most records of one user that enter a batch, each independently of the others. At least 1.
+    Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
+    sampled instead of records, and each enters a batch with one record, that is 1.
     """
 
     neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -414,11 +367,7 @@ StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBin
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Laplace(_StatedFor):
-    """One release with Laplace noise.
-
-    Args:
-        noise_multiplier: scale of the noise in units of the L1 sensitivity: 1 / epsilon of the release. Above 0.
-    """
+    """One release with Laplace noise, whose scale is in units of the L1 sensitivity: 1 / epsilon of the release."""
 
     noise_multiplier: float
 
@@ -430,8 +379,7 @@ class Laplace(_StatedFor):
 class DiscreteGaussian(_StatedFor):
     """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
 
-    Args:
-        noise_multiplier: the parameter sigma of the distribution, close to its standard deviation. Above 0.
+    The noise multiplier is the parameter sigma of the distribution, close to its standard deviation.
 
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
     """
@@ -444,11 +392,7 @@ class DiscreteGaussian(_StatedFor):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ZcdpAmount(_StatedFor):
-    """A cost that another tool states as zero-concentrated differential privacy.
-
-    Args:
-        rho: the cost, above 0.
-        tool: what was released and by which tool, in a few words. It changes no privacy cost.
+    """A cost that another ``tool`` states as zero-concentrated differential privacy.
 
     Guarantee: that of the tool; nothing checks the amount.
     """
@@ -462,12 +406,7 @@ class ZcdpAmount(_StatedFor):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DpAmount(_StatedFor):
-    """A cost that another tool states as epsilon with delta.
-
-    Args:
-        epsilon: the cost, 0 or more.
-        delta: the probability with which the bound on epsilon may fail, in [0, 1).
-        tool: what was released and by which tool, in a few words. It changes no privacy cost.
+    """A cost that another ``tool`` states as epsilon with delta.
 
     Guarantee: that of the tool; nothing checks the amount.
     """
@@ -487,10 +426,8 @@ class RepeatAndSelect(Event):
     The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
     logarithmic distribution, ``shape=1`` the geometric one, ``shape=inf`` the Poisson distribution.
 
-    Args:
-        run: the releases of one run, as pairs of an event and the number of times that it happens.
-        mean: expected number of runs, at least 1.
-        shape: shape parameter of the distribution, 0 or more.
+    ``run`` has the releases of one run, as pairs of an event and the number of times that it happens, and ``mean`` is
+    the expected number of runs, at least 1.
 
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
 
@@ -513,7 +450,6 @@ class RepeatAndSelect(Event):
 
     @property
     def neighbouring(self) -> Neighbouring:
-        """That of the runs."""
         return self.run[0][0].neighbouring
 
 
@@ -567,20 +503,12 @@ def event_of(facts: Mapping[str, Any]) -> Event:
     return kind(**{each.name: _PARAMETERS[each.name].from_plain(facts[each.name]) for each in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 class _Parameter(NamedTuple):
     """How a parameter of events is checked, and how it is stored in JSON and restored."""
 
-    check: Callable[..., None]
-    to_plain: Callable[[Any], Any] = _same
-    from_plain: Callable[[Any], Any] = _same
-
-
-def _any_text(**arguments: object) -> None:
-    """Whatever a tool is called."""
+    check: Callable[..., object] = dict  # of any value
+    to_plain: Callable[[Any], Any] = lambda value: value
+    from_plain: Callable[[Any], Any] = lambda value: value
 
 
 def _parts_add_up(*, parts: Parts) -> None:
@@ -619,10 +547,10 @@ _PARAMETERS = {
     **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),
-    "tool": _Parameter(_any_text),
+    "tool": _Parameter(),
     # An infinite shape is not a JSON number, so it is written as a string, which float() reads.
     "shape": _Parameter(_shape_of_runs, lambda shape: str(float(shape)), float),
-    "neighbouring": _Parameter(_any_text, str, Neighbouring.of),
+    "neighbouring": _Parameter(to_plain=str, from_plain=Neighbouring.of),
     "parts": _Parameter(_parts_add_up, dict, lambda parts: tuple(dict(parts).items())),
     "event": _Parameter(_sampled, facts_of, event_of),
     "run": _Parameter(

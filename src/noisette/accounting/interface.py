@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
 from noisette.accounting.events import (
+    MOST_AMOUNT,
     BallsInBinsGaussian,
     BandedGaussian,
     DpAmount,
     Event,
     Events,
+    OfSeveral,
+    RepeatAndSelect,
     ReplacedPoissonGaussian,
     Sampled,
     Supported,
+    ZcdpAmount,
     check_events,
     in_whole_rounds,
 )
-from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction, positive
+from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
@@ -48,7 +51,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of this accountant on the command line and in reports."""
+        """The name on the command line and in reports."""
         ...
 
     def compose(self, events: Events) -> PrivacyCurve:
@@ -56,20 +59,21 @@ class Accountant(Protocol):
         ...
 
 
-def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
-    """The orders of an accountant.
+class RegisteredAccountant(Accountant, Protocol):
+    """An accountant with the facts that commands, recipes and reports need.
 
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a finite number above the limit.
+    They are what it computes in a few words, its method as the privacy statement of a run names it, whether its epsilon
+    and delta are proved upper bounds, and whether a recipe may choose it.
     """
-    orders = tuple(orders)
-    if not orders:
-        raise ValueError("expected at least one order, got none")
-    for order in orders:
-        positive(order=order)
-        if order <= above:
-            raise ValueError(f"expected order > {above}, got order={order}")
-    return orders
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def upper_bound(self) -> bool: ...
+    @property
+    def in_recipes(self) -> bool: ...
 
 
 class _WithNoise(Protocol):
@@ -82,10 +86,23 @@ def resolved_noise(event: _WithNoise) -> float:
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 
 
-def composed_events(events: Events) -> Events:
-    """The events as they are composed, a begun round counts as a whole one.
+def is_unbounded(event: Supported) -> bool:
+    """Whether an event has no finite cost: hardly any noise, or a declared amount that counts as infinite."""
+    match event:
+        case RepeatAndSelect():
+            return False  # as far as is known without its runs
+        case ZcdpAmount():
+            return event.rho >= MOST_AMOUNT
+        case DpAmount():
+            return event.epsilon >= MOST_AMOUNT
+        case OfSeveral():
+            return is_unbounded(event.event)
+        case _:
+            return resolved_noise(event) == 0
 
-    Rounds of banded steps are as many Poisson batches; an event of balls in bins stands for a whole pass.
+
+def composed_events(events: Events) -> Events:
+    """The events as they are composed: banded rounds as Poisson batches, passes as one; a begun round is a whole one.
 
     Raises:
         TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
@@ -103,11 +120,7 @@ def composed_events(events: Events) -> Events:
 
 
 def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
-    """The composed events, for an accountant that supports only releases over Poisson batches or over all records.
-
-    Raises:
-        UnsupportedEventError: one of them is of another kind.
-    """
+    """The composed events, for an accountant that supports only releases over Poisson batches or over all records."""
     sampled: dict[Sampled, int] = {}
     for event, times in composed_events(events).items():
         if not isinstance(event, Sampled):
@@ -187,11 +200,7 @@ class TradeOff:
         return [middle, *self._between(low, middle), *self._between(middle, high)]
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.
-
-        Raises:
-            TypeError, ValueError: the rate is not in [0, 1].
-        """
+        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds."""
         not_negative(false_positive_rate=false_positive_rate)
         if false_positive_rate > 1:
             raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
@@ -212,8 +221,7 @@ class TradeOff:
     def advantage(self) -> float:
         """The largest difference of true-positive and false-positive rate: the total variation distance, from 0 to 1.
 
-        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon). The least
-        difference is delta at epsilon 0 where the curve is exact.
+        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon).
         """
         bound = min(1 - 2 * (1 - delta) / (1 + math.exp(epsilon)) for epsilon, delta in self.profile)
         return min(1.0, bound + _ROUNDING)
@@ -228,10 +236,8 @@ class TradeOff:
 
         With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
         privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
-        epsilon below t. Such a probability is larger than delta(t): delta weighs each outcome by its excess over t.
-
-        Args:
-            exceeded: probability over the randomness of the releases, in (0, 1), the record being in the data.
+        epsilon below t: more than delta(t), which weighs each outcome by its excess over t. The probability is over the
+        randomness of the releases, the record being in the data.
 
         Raises:
             TypeError, ValueError: ``exceeded`` is not in (0, 1).

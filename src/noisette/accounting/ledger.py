@@ -9,6 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -38,29 +39,18 @@ def as_text(name: str, facts: Mapping[str, object]) -> str:
 
 
 def as_html(name: str, facts: Mapping[str, object]) -> str:
-    """The facts as a table with the name above it.
-
-    >>> as_html("Batch", {"expected size": "< 150"})
-    '<table><caption>Batch</caption><tr><th>expected size</th><td>&lt; 150</td></tr></table>'
-    """
+    """The facts as a table with the name above it."""
     rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
     return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
 
 
 class Tally(NamedTuple):
-    """How often one event is recorded in a ledger, by the kinds of lines in their order.
+    """How often one event is recorded in a ledger, by the kinds of lines in their order."""
 
-    Args:
-        reserved: releases that were allowed in advance.
-        committed: reserved releases that happened, as far as is known.
-        given_back: reserved releases that are known not to have happened.
-        charged: releases that were recorded one by one, before they happened.
-    """
-
-    reserved: int = 0
-    committed: int = 0
-    given_back: int = 0
-    charged: int = 0
+    reserved: int = 0  # in advance
+    committed: int = 0  # reserved ones that happened, as far as is known
+    given_back: int = 0  # reserved ones that are known not to have happened
+    charged: int = 0  # one by one, before they happened
 
     @property
     def paid(self) -> int:
@@ -68,15 +58,10 @@ class Tally(NamedTuple):
         return self.reserved - self.given_back + self.charged
 
     def with_all(self, other: Tally) -> Tally:
-        """The sum of two tallies."""
         return Tally(*map(operator.add, self, other))
 
     def after(self, kind: Kind, steps: int) -> Tally:
-        """The tally after a line of this kind.
-
-        Raises:
-            ValueError: more releases would be committed and given back than were reserved.
-        """
+        """The tally after a line of this kind; a ``ValueError`` if more would be committed than were reserved."""
         tally = self.with_all(Tally(*(steps * (kind is of) for of in Kind)))
         if tally.committed + tally.given_back > tally.reserved:
             raise ValueError(
@@ -86,30 +71,25 @@ class Tally(NamedTuple):
         return tally
 
 
+@dataclass(eq=False)
 class RecordedRun:
     """The name under which one object reserves steps, so that it commits and gives back its own alone.
 
-    Args:
-        id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
-        planned: the steps that the run was declared with, if it is one of steps.
-        declaration: the name of what was declared together with this run; empty for a run that was declared alone.
+    The id stands in each line of the run, also after it was resumed by another process. For the rest see
+    :class:`Series`.
     """
 
-    def __init__(self, id: str | None = None, *, planned: int | None = None, declaration: str = "") -> None:
-        self.id = secrets.token_hex(8) if id is None else id
-        self.planned = planned
-        self.declaration = declaration
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    _: KW_ONLY
+    planned: int | None = None
+    declaration: str = ""
 
     def series(self, event: Event) -> Series:
-        """The releases of one event by this run."""
         return Series(event, self.id, None, self.planned, self.declaration)
 
 
 def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
-    """What was declared together, in the order of the first lines: the releases of one name, or of one run.
-
-    A charge is a run of its own. Lines that name no run are one declaration for each event.
-    """
+    """What was declared together, in the order of the first lines: the releases of one name, or of one run."""
     counts: dict[tuple[str, str, Event], tuple[int, int]] = {}
     for series, times in paid:
         key = series.declaration, series.run, series.event
@@ -143,10 +123,10 @@ class Ledger:
     any moment leaves a file that counts no less than what happened.
 
     Raises:
-        ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
-            of a device, a pipe or a socket; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere, or cannot be locked. Methods that write also raise it
-            where the ledger was closed or is read-only, or another process has written to the file.
+        ValueError: a line of the file was cut or altered, or the file belongs to another data set; the path is no
+            file's; or a method is to record an event of another neighbouring relation.
+        PrivacyError: the file is open for writing elsewhere, or cannot be locked; the ledger was closed or is
+            read-only; or another process has written to the file.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -196,11 +176,8 @@ class Ledger:
     def read(cls, path: Path | str) -> Self:
         """The ledger in a file, read-only and without a lock.
 
-        Beside a process that writes to the file these are the whole lines: one that is being written is left out.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a line was cut or altered, or the path is that of a device or a socket.
+        Beside a process that writes to the file these are the whole lines: one that is being written is left out. A
+        ``ValueError`` says that a line was cut or altered, or that the path is no file's.
         """
         path = Path(path)
         damage = ValueError(f"{path} cannot be read")
@@ -264,10 +241,7 @@ class Ledger:
 
     @property
     def declarations(self) -> list[Declaration]:
-        """What counts towards the privacy cost, by what was declared together before its first release.
-
-        Several of them may each have been chosen by the results of those before.
-        """
+        """What counts, by what was declared together; each may have been chosen by the results of those before."""
         return declared(self.paid.items())
 
     @property
@@ -283,7 +257,6 @@ class Ledger:
 
     @property
     def committed(self) -> int:
-        """The number of steps that were released, in this run and in earlier ones."""
         return sum(tally.committed for tally in self.tallies.values())
 
     def holds(self, head: str) -> bool:
@@ -294,10 +267,8 @@ class Ledger:
     def reserve(self, event: Event, steps: int, *, run: RecordedRun | None = None) -> None:
         """Record, durably, that this many releases may follow. Call it before their batches are drawn.
 
-        Args:
-            event: the event of each release.
-            steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
-            run: whose steps they are, where several runs share the ledger.
+        Steps with correlated noise are reserved in whole rounds, so that those of several runs add up. Where several
+        runs share the ledger, ``run`` says whose steps they are, here and below.
         """
         if type(steps) is not int or steps < 1:
             count(steps=steps)
@@ -333,15 +304,9 @@ class Ledger:
     def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
         """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
 
-        Once it has returned, the step is never given back, even if the release is interrupted; where it raises, nothing
-        may be released. The line is not synced to disk, because the reservation is.
-
-        Args:
-            event: the event of the step; ``None`` where only one event has reserved steps.
-            run: for which the step was reserved.
-
-        Raises:
-            PrivacyError: no such step is left, or several events have reserved steps.
+        Once it has returned, the step is never given back, even if the release is interrupted; where it raises, as for
+        a step that was not reserved, nothing may be released. The line is not synced to disk, because the reservation
+        is. ``event`` may be left out where only one has reserved steps.
         """
         run = run or self._unnamed
         with self._lock:
@@ -475,16 +440,10 @@ _MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
 
 
 class LedgerAccount:
-    """Accounts for the steps of a run in its ledger, several of them at once, within the budget.
+    """Accounts for the ``steps`` of a run in its ledger, several of them at once, within the budget.
 
-    Args:
-        ledger: records each step before its batch is drawn, and each release before its noise is.
-        event: the release of a step.
-        run: under which the ledger records the steps.
-        check_budget: raises where so many further steps do not fit in the budget.
-        ranks: the processes of the run; the ledger of rank 0 is the one that counts.
-        steps: of the whole run.
-        steps_spent: by an earlier process of this run.
+    Of all ranks the ledger of the first is the one that counts. ``check_budget`` raises where so many further steps do
+    not fit, and ``steps_spent`` are those of an earlier process of this run.
     """
 
     def __init__(
@@ -514,11 +473,7 @@ class LedgerAccount:
         self._checked = self._other_releases()  # what the budget was computed with
 
     def reserve(self, step: int, steps_left: int) -> None:
-        """Write steps to the ledger before the batch of the first of them is drawn: no crash can hide what was spent.
-
-        Raises:
-            PrivacyError: something else was released meanwhile, so that the steps left do not fit in the budget.
-        """
+        """Write steps to the ledger before the batch of the first is drawn: no crash can hide what was spent."""
         if self.reserved:
             return
         with (
@@ -543,7 +498,6 @@ class LedgerAccount:
         self._spent += 1
 
     def give_back(self) -> None:
-        """Give the steps back to the ledger that were reserved and not released."""
         self.ledger.release(run=self._recorded)
 
     def still_to_come(self) -> float:
@@ -551,11 +505,7 @@ class LedgerAccount:
         return (self._steps - self._spent) / max(1, self._spent - self._first)
 
     def check_budget(self, steps_left: int) -> None:
-        """Check that the remaining steps fit in the budget, together with everything in the ledger.
-
-        Raises:
-            PrivacyError: they do not.
-        """
+        """Check that the remaining steps fit in the budget, together with everything in the ledger."""
         with self.ledger.lock:
             self._check_budget(steps_left)
             self._checked = self._other_releases()

@@ -12,7 +12,7 @@ import stat
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,21 +48,13 @@ class End(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The releases of one event by one run: what the commits and returned steps of a run are checked against.
-
-    Args:
-        event: the event.
-        run: the random id of the run; empty in lines that were written before lines named their run.
-        dimensions: number of elements with noise in each release, which older lines state; it counts for nothing.
-        planned: the steps that the run was declared with, if it is one of steps.
-        declaration: the name of what was declared together with this run; empty for a run that was declared alone.
-    """
+    """The releases of one event by one run: what the commits and returned steps of a run are checked against."""
 
     event: Event
-    run: str = ""
-    dimensions: int | None = None
-    planned: int | None = None
-    declaration: str = ""
+    run: str = ""  # the random id of the run; older lines lack it
+    dimensions: int | None = None  # elements with noise, which older lines state; they count for nothing
+    planned: int | None = None  # the steps that the run was declared with, if it is one of steps
+    declaration: str = ""  # the name of what was declared together with this run, if anything was
 
 
 _NO_ENTRY = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)  # where a line holds none
@@ -81,7 +73,6 @@ class Entry:
     version: int | None = field(default=VERSION, compare=False)  # None in lines from before there were versions
 
     def line(self, after: End) -> tuple[bytes, End]:
-        """The entry as the line that follows this end of a ledger, and the new end."""
         named = dict(zip(_NAMED, (self.version, *self.series[1:]), strict=True))
         facts = {
             "sequence": after.lines,
@@ -114,11 +105,7 @@ class Entry:
 
 
 def check_whole_rounds(event: Event, steps: int) -> None:
-    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up."""
     if steps % event.round_length:
         raise ValueError(
             f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps; record "
@@ -161,10 +148,10 @@ def repaired(content: bytes, path: Path) -> bytes:
 
 
 def _written(content: bytes, path: Path) -> bytes:
-    """The content without zero bytes at its end.
+    """The content without zero bytes at its end, of which one line at most was never written.
 
-    The first line is on the disk before anything is released, so a file of zeros may have one line that was never
-    written; where it is longer, lines that counted have been lost.
+    The first line is on the disk before anything is released; in a longer file of zeros, lines that counted have been
+    lost.
     """
     written = content.rstrip(b"\0")
     if not written and len(content) >= _LONGEST_LINE:
@@ -184,7 +171,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
-    """Whether the content after this end is the beginning of a line: plain text of an object that is not closed.
+    """Whether the content after this end is the beginning of a line, that is of an object which is not closed.
 
     A whole line with a damaged end is not: it may be a reservation that was used.
     """
@@ -261,7 +248,9 @@ class LedgerFile:
         """Whether what the path names was opened and locked; if not, a writer has replaced it meanwhile."""
         check_is_file(self.path)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        self._watch_folder()
+        # The folder, under whatever name, tells that the file is no longer in it by its name.
+        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+        self._close_folder = weakref.finalize(self, os.close, self._folder)
         try:
             _lock(self._descriptor)
             if not self._is_at_its_path():
@@ -291,22 +280,13 @@ class LedgerFile:
         self._descriptor = descriptor
         self._finalizer = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
 
-    def _watch_folder(self) -> None:
-        """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
-        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
-        self._close_folder = weakref.finalize(self, os.close, self._folder)
-
     def content(self) -> bytes:
-        """The whole content of the file."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return file.read()
 
     def append(self, line: bytes, *, size: int, durable: bool) -> None:
-        """Append a line to a file of this size, completely or not at all.
-
-        After a failed sync the file is closed, since it is unknown what reached the disk.
-        """
+        """Append a line to a file of this size, or nothing. After a failed sync the file is closed."""
         self._check_ours(size)
         try:
             if os.write(self._descriptor, line) < len(line):
@@ -321,17 +301,14 @@ class LedgerFile:
             raise
 
     def cut(self, size: int) -> None:
-        """Truncate the file to this many bytes, durably."""
         os.ftruncate(self._descriptor, size)
         self._sync(new=False)
 
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
-        """Replace all bytes after ``start`` in a file of this size by these lines, durably, if possible.
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably, and return whether it was.
 
-        Returns:
-            Whether that was done: not where the disk has no room, where the file was moved, and where it has a second
-            name (a hard link), which would keep the old content. The file is closed where it is unknown which of the
-            two a crash would leave.
+        It is not where the disk has no room, where the file was moved, and where it has a second name (a hard link),
+        which would keep the old content. The file is closed where it is unknown which of the two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -370,7 +347,6 @@ class LedgerFile:
         return self._is_at_its_path() and os.fstat(self._descriptor).st_nlink == 1
 
     def close(self) -> None:
-        """Unlock and close the file. Later writes are refused."""
         self._finalizer()
         self._close_folder()
 
@@ -409,15 +385,11 @@ class LedgerFile:
             raise
 
 
-def check_is_file(path: Path, *, readable: Callable[[int], bool] = stat.S_ISREG) -> None:
-    """Check that what is at a path, if anything, has a readable mode; a folder is left to the call that opens it.
-
-    Raises:
-        ValueError: it is a device, a pipe or a socket.
-    """
+def check_is_file(path: Path) -> None:
+    """Check that what is at a path, if anything, is a file; a folder is left to the call that opens it."""
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.stat(path).st_mode
-        if not readable(mode) and not stat.S_ISDIR(mode):
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{path} is a device, a pipe or a socket; a ledger is kept in a file on a disk")
 
 
@@ -450,11 +422,9 @@ def contents(path: Path) -> Iterator[bytes]:
     The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
     taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
-    check_is_file(path, readable=lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
+    check_is_file(path)
     with path.open("rb") as file:
         yield _current(file, path)
-        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            return
     for _ in range(_READ_ATTEMPTS):
         with path.open("rb") as file:
             if not _is_written(file):
@@ -468,7 +438,7 @@ def contents(path: Path) -> Iterator[bytes]:
 def _current(file: BufferedReader, path: Path) -> bytes:
     """The content of an open file, unless the path no longer shows the file that is written."""
     content, status = file.read(), os.fstat(file.fileno())
-    if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.stat()):
+    if status.st_nlink == 0 and os.path.samestat(status, path.stat()):
         raise ValueError(f"{path} {STALE}")
     return content
 
@@ -490,13 +460,9 @@ MOST_LINES = 1024  # a tail of so many lines is compacted at the next reservatio
 
 
 class Tail:
-    """The lines after the last one whose digest may be stored elsewhere.
+    """The lines after ``start``, the last one whose digest may be stored elsewhere, as in a checkpoint.
 
-    Only totals count, so these lines can be replaced by one for each run, event and kind. The lines before them stay,
-    since a checkpoint may name the digest of the last.
-
-    Args:
-        start: the end of the lines that stay.
+    Only totals count, so these lines can be replaced by one for each run, event and kind.
     """
 
     def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
@@ -506,7 +472,6 @@ class Tail:
 
     @property
     def is_long(self) -> bool:
-        """Whether the tail is due for compaction."""
         return len(self.heads) >= MOST_LINES
 
     @property
@@ -515,15 +480,13 @@ class Tail:
         return len(self.heads) > 2 * len(self._steps)
 
     def add(self, entry: Entry, end: End) -> None:
-        """Add a further line."""
         self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
         """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
 
-        Guarantee: a reservation precedes its commits and its returned steps, so any beginning of these lines is a
-        valid ledger.
+        A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.
         """
         lines, tail, end = b"", Tail(self.start), self.start
         for kind in Kind:
@@ -536,14 +499,9 @@ class Tail:
 
 
 def repair(path: Path | str) -> bool:
-    """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
+    """Drop a last line that a crash cut off; return whether there was one. The file stays as it is after other damage.
 
     Guarantee: the privacy cost does not decrease, see :func:`repaired`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line was altered, or lines are missing; the file stays as it is.
-        PrivacyError: the file is open for writing elsewhere.
     """
     path = Path(path)
     if not path.exists():

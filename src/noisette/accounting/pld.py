@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -36,8 +35,8 @@ from noisette.accounting.privacy_loss import (
 from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_directions
 from noisette.errors import not_negative, open_fraction
 
-# The standard deviation of the Gaussian release that is added, over that of the composed loss, and the share of epsilon
-# that it may cost. More points of the line than this are not computed.
+# The standard deviation of the Gaussian release that is added, over that of the composed loss; the share of epsilon
+# that it may cost; the most points of the line.
 ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
 # The exponent at which a Gaussian factor, and the images of a periodic sum, are negligible.
 NEGLIGIBLE = 40.0
@@ -58,12 +57,8 @@ MOST_EPSILON = 1e15
 class Composition:
     """Independent privacy losses in one direction.
 
-    Args:
-        releases: the distributions, and how often each is released.
-        variance: variance of the loss of all releases over all records: together they are one Gaussian mechanism, whose
-            loss has half this mean.
-
-    The mean of exp(s * loss) is a product over the releases, exp(K(s)). For any c > 0
+    ``variance`` is that of the loss of all releases over all records: together they are one Gaussian mechanism, whose
+    loss has half this mean. The mean of exp(s * loss) is a product over the releases, exp(K(s)). For any c > 0
 
         delta(epsilon) = 1/(2 pi i) * integral of exp(K(s) - s epsilon) / (s (s + 1)) ds over the line Re s = c,
 
@@ -82,14 +77,12 @@ class Composition:
 
     @cached_property
     def lost(self) -> float:
-        """The probability of an infinite loss in any release."""
         kept = math.fsum(times * math.log1p(-min(one.lost, 1 - 1e-16)) for one, times in self.releases.items())
         return -math.expm1(kept) * (1 + 1e-12)
 
     def delta(self, epsilon: float) -> float:
-        """Delta at this epsilon, 0 or more."""
-        if self._is_single:
-            return min(1.0, self.lost + self._single_delta(epsilon))
+        if self._single is not None:
+            return min(1.0, self.lost + _mean_excess(self._single, epsilon))
 
         def excess(at: _Saddle) -> float:  # beyond the exponent no larger c is needed: delta is below any float
             return at.epsilon - epsilon if at.exponent(epsilon) > LEAST_EXPONENT else 1.0
@@ -102,8 +95,8 @@ class Composition:
         left = delta - self.lost
         if left <= 0:
             return math.inf
-        if self._is_single:
-            return least_epsilon(self._single_delta, left, 1e-10)
+        if self._single is not None:
+            return least_epsilon(partial(_mean_excess, self._single), left, 1e-10)
         if self._delta_at_zero <= left:
             return 0.0
         at = self._steepest(lambda at: math.log(left) - at.log_delta)
@@ -120,13 +113,9 @@ class Composition:
         return (gaussian + sampled) * (1 + 1e-12)
 
     @property
-    def _is_single(self) -> bool:
-        return self.variance == 0 and sum(self.releases.values()) == 1
-
-    def _single_delta(self, epsilon: float) -> float:
-        """Delta of a single release, without the infinite losses: the mean itself."""
-        (one,) = self.releases
-        return _mean_excess(one, epsilon)
+    def _single(self) -> LossDistribution | None:
+        """The only release, whose delta is a mean, without an integral."""
+        return next(iter(self.releases)) if self.variance == 0 and sum(self.releases.values()) == 1 else None
 
     def _at(self, c: float) -> _Saddle:
         tilted = [(one.tilted(c), times) for one, times in self.releases.items()]
@@ -188,7 +177,6 @@ class _Saddle:
 
     @property
     def log_delta(self) -> float:
-        """Logarithm of delta at that epsilon, approximately."""
         return self.exponent(self.epsilon) - math.log(self.c * (self.c + 1) * math.sqrt(2 * math.pi * self.curvature))
 
     def exponent(self, epsilon: float) -> float:
@@ -197,27 +185,18 @@ class _Saddle:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """The integrand at equally spaced points of a line, from the real axis upwards, without exp(-s epsilon).
+    """The integrand at equally spaced points of a line, from the real axis upwards, without exp(-s epsilon)."""
 
-    Args:
-        c: real part of the points.
-        spacing: distance of the points.
-        log_scale: logarithm of the factor that was taken out of the values.
-        centre: the loss that was taken off, so that phases stay small.
-        values: the integrand.
-        error: a bound on what all points together are wrong by.
-    """
-
-    c: float
+    c: float  # the real part of the points
     spacing: float
-    log_scale: float
-    centre: float
+    log_scale: float  # logarithm of the factor that was taken out of the values
+    centre: float  # the loss that was taken off, so that phases stay small
     values: np.ndarray
-    error: float
+    error: float  # a bound on what all points together are wrong by
 
     @classmethod
     def of(cls, composition: Composition, c: float, added: float, span: float) -> _Line:
-        """The integrand of a composition with one more Gaussian release, whose loss has the variance ``added``."""
+        """With one more Gaussian release, whose loss has the variance ``added``."""
         spacing = 2 * math.pi / span
         gaussian = composition.variance + added
         t = spacing * np.arange(1 + math.ceil(math.sqrt(2 * NEGLIGIBLE / gaussian) / spacing))
@@ -227,53 +206,10 @@ class _Line:
         most = np.abs(kernel)
         # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
         beyond = float(most[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
-        product = _Product.of(composition.releases, c, spacing, most)
-        log_scale = product.log_scale + gaussian * c * (c + 1) / 2
-        rounding = product.rounding + ROUNDING * (len(t) + 2 * abs(log_scale) + 1024)
-        return cls(
-            c,
-            spacing,
-            log_scale,
-            product.centre + gaussian * (c + 0.5),
-            product.values * kernel[: len(product.values)],
-            1.01 * (beyond + product.left_out + float(most.sum()) * math.expm1(min(rounding, MOST_EXPONENT))),
-        )
-
-    def integral(self, epsilon: float) -> float:
-        """Delta at this epsilon, rounded upwards."""
-        t = self.spacing * np.arange(len(self.values))
-        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
-        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
-        exponent = self.log_scale - self.c * epsilon
-        if exponent > MOST_EXPONENT:
-            return math.inf
-        return math.exp(exponent) * self.spacing / (2 * math.pi) * max(total, self.error)
-
-
-class _Product(NamedTuple):
-    """The product of characteristic functions at equally spaced points, relative to its value at the first.
-
-    ``left_out`` bounds the terms of the later points, ``rounding`` the relative error of all.
-    """
-
-    values: np.ndarray
-    log_scale: float
-    centre: float
-    left_out: float
-    rounding: float
-
-    @classmethod
-    def of(cls, releases: Mapping[LossDistribution, int], c: float, spacing: float, most: np.ndarray) -> _Product:
-        """The product over all releases, those of the largest variance first: they leave the fewest points.
-
-        Args:
-            releases: the distributions, and how often each is released.
-            c: real part of the points.
-            spacing: distance of the points.
-            most: the sizes of the factors that the product is multiplied by.
-        """
+        # The product of the characteristic functions relative to its first value, those of the largest variance first:
+        # they leave the fewest points.
         values, log_scale, centre, left_out, rounding = np.ones(len(most), dtype=complex), 0.0, 0.0, 0.0, 0.0
-        parts = [(one.tilted(c), one, times) for one, times in releases.items()]
+        parts = [(one.tilted(c), one, times) for one, times in composition.releases.items()]
         for tilted, one, times in sorted(parts, key=lambda part: -part[2] * part[0].variance):
             factor, uncertainty = _characteristic(one, tilted, c, spacing, len(values))
             size, angle = np.log(np.maximum(np.abs(factor), 1e-300)), np.angle(factor)
@@ -285,7 +221,20 @@ class _Product(NamedTuple):
             kept = 1 + int(np.flatnonzero(terms > LEAST_TERM * most[0]).max(initial=0))
             left_out += float(terms[kept:].sum())
             values = values[:kept]
-        return cls(values, log_scale, centre, left_out, rounding)
+        log_scale += gaussian * c * (c + 1) / 2
+        rounding += ROUNDING * (len(t) + 2 * abs(log_scale) + 1024)
+        error = 1.01 * (beyond + left_out + float(most.sum()) * math.expm1(min(rounding, MOST_EXPONENT)))
+        return cls(c, spacing, log_scale, centre + gaussian * (c + 0.5), values * kernel[: len(values)], error)
+
+    def integral(self, epsilon: float) -> float:
+        """Delta at this epsilon, rounded upwards."""
+        t = self.spacing * np.arange(len(self.values))
+        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
+        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
+        exponent = self.log_scale - self.c * epsilon
+        if exponent > MOST_EXPONENT:
+            return math.inf
+        return math.exp(exponent) * self.spacing / (2 * math.pi) * max(total, self.error)
 
 
 def _mean_excess(one: LossDistribution, epsilon: float) -> float:
@@ -354,17 +303,11 @@ MOST_RELEASES = 10**12
 
 @dataclass(frozen=True, eq=False)
 class PldCurve:
-    """The events, composed anew for each question.
+    """The events, composed anew for each question."""
 
-    Args:
-        sampled: events whose privacy loss is known, and how often each happens.
-        mu: distance of the two means in the Gaussian mechanism that all releases over all records are together.
-        divergences: Rényi divergences of all other events together.
-    """
-
-    sampled: Mapping[Event, int]
-    mu: float
-    divergences: RdpCurve | None
+    sampled: Mapping[Supported, int]  # events whose privacy loss is known
+    mu: float  # distance of the means of the Gaussian mechanism that all releases over all records are together
+    divergences: RdpCurve | None  # of all other events together
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, the larger of both directions (added, removed).
@@ -380,7 +323,6 @@ class PldCurve:
         return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, 0 or more, under the same guarantee."""
         not_negative(epsilon=epsilon)
         epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
@@ -403,7 +345,7 @@ class PldCurve:
         return sum(self.sampled.values()) + (self.divergences is not None)
 
     @cached_property
-    def _cases(self) -> list[Mapping[Event | TruncatedCase, int]]:
+    def _cases(self) -> list[Mapping[Supported | TruncatedCase, int]]:
         """The events for several numbers of records, one for all of them, where the cost depends on it."""
         truncated = [event for event in self.sampled if isinstance(event, TruncatedPoissonGaussian)]
         most = min((event.most_records for event in truncated), default=1)
@@ -456,23 +398,21 @@ class PldAccountant:
     in_recipes = True
 
     def compose(self, events: Events) -> PldCurve:
-        """The curve of these events."""
-        events = composed_events(events)
         full: dict[Event, int] = {}
         by_divergences: dict[Event, int] = {}
-        sampled: dict[Event, int] = {}
-        for event, times in events.items():
+        sampled: dict[Supported, int] = {}
+        for event, times in composed_events(events).items():
             if not isinstance(event, Supported):
                 raise unsupported(event, self.name)
-            (full if _is_full(event) else by_divergences if is_known_by_divergences(event) else sampled)[event] = times
+            release = event.event if isinstance(event, OfSeveral) else event
+            if isinstance(release, Sampled) and release.sampling_rate == 1:
+                full[event] = times
+            elif is_known_by_divergences(event):
+                by_divergences[event] = times
+            else:
+                sampled[event] = times
         mu = GdpAccountant().compose(full).mu if full else 0.0
         # the divergences of repeated runs are known for moderate orders only
         orders = ORDERS if any(isinstance(event, RepeatAndSelect) for event in by_divergences) else HIGH_ORDERS
         divergences = RdpAccountant(orders=orders).compose(by_divergences) if by_divergences else None
         return PldCurve(sampled, mu, divergences)
-
-
-def _is_full(event: Event) -> bool:
-    """Whether every record is in the release."""
-    release = event.event if isinstance(event, OfSeveral) else event
-    return isinstance(release, Sampled) and release.sampling_rate == 1

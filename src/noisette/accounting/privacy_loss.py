@@ -11,7 +11,6 @@ import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import (
-    MOST_AMOUNT,
     BallsInBinsGaussian,
     DiscreteGaussian,
     DpAmount,
@@ -19,15 +18,17 @@ from noisette.accounting.events import (
     FixedSizeGaussian,
     GroupPrivacy,
     Laplace,
+    OfSeveral,
     PoissonGaussian,
     RepeatAndSelect,
     ReplacedPoissonGaussian,
     Sampled,
+    Supported,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.interface import resolved_noise, unsupported
+from noisette.accounting.interface import is_unbounded, resolved_noise, unsupported
 
 # The standard Gaussian is evaluated up to this many standard deviations; the mass beyond is 1.5e-23.
 MIXTURE_REACH = 10.0
@@ -57,9 +58,9 @@ class Mixture:
     shifts: np.ndarray
 
     @classmethod
-    def of(cls, event: Sampled | GroupPrivacy) -> Mixture:
-        """The mixture of a release: the number of the group's records in the batch is binomial; k is 1 without one."""
-        release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
+    def of(cls, event: Sampled | OfSeveral) -> Mixture:
+        """The mixture of a release: the number of the records of a group or user in the batch is binomial."""
+        release, k = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         i = np.arange(k + 1)
         log_weights = log_binomial(i, k, release.sampling_rate)
         return cls(log_weights - np.logaddexp.reduce(log_weights), i / resolved_noise(release))
@@ -72,7 +73,6 @@ class Mixture:
         return total
 
     def divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Rényi divergences of these orders, the larger of both directions."""
         in_every_batch = orders * self.shifts[-1] ** 2 / 2
         sampled = np.maximum(self.log_mean_powers(orders), self.log_mean_powers(1 - orders)) + LOG_ROUNDING
         return np.minimum(sampled / (orders - 1), in_every_batch)
@@ -121,10 +121,7 @@ class LossDistribution:
     ``max(0, 1 - exp(epsilon - loss))``, which increases with the loss. So probability may only be moved to larger
     losses, and may only be rounded upwards.
 
-    Args:
-        losses: the finite values.
-        masses: their probabilities, above 0.
-        lost: the probability of an infinite loss.
+    ``losses`` are the finite values, ``masses`` their probabilities, above 0, and ``lost`` that of an infinite loss.
 
     Guarantee: delta is not below that of the exact distribution, for any epsilon, and after composition with any other
     distributions.
@@ -140,7 +137,6 @@ class LossDistribution:
         return ROUNDING * (len(self.losses) + 16)
 
     def tilted(self, c: float) -> Tilted:
-        """The distribution with density ``exp(c * loss)``, scaled to 1."""
         exponents = c * self.losses
         top = float(exponents.max())
         weights = self.masses * np.exp(exponents - top)
@@ -150,13 +146,12 @@ class LossDistribution:
         return Tilted(top + np.log(total), weights, mean, float(weights @ (self.losses - mean) ** 2))
 
     def with_value(self, loss: float, mass: float) -> LossDistribution:
-        """The distribution with one more value, also ``inf``."""
+        """With one more value, which may be ``inf``."""
         if loss == np.inf:
             return LossDistribution(self.losses, self.masses, min(1.0, self.lost + mass))
         return self.joined_with(LossDistribution(np.array([loss]), np.array([mass]))) if mass > 0 else self
 
     def joined_with(self, other: LossDistribution) -> LossDistribution:
-        """The values of both, each with its probability."""
         return LossDistribution(
             np.concatenate((self.losses, other.losses)),
             np.concatenate((self.masses, other.masses)),
@@ -164,7 +159,6 @@ class LossDistribution:
         )
 
     def scaled(self, probability: float) -> LossDistribution:
-        """The part of a mixture that this distribution has, where it is drawn with this probability."""
         return LossDistribution(self.losses, self.masses * probability, self.lost * probability)
 
 
@@ -187,10 +181,7 @@ class Directions(NamedTuple):
 def on_points(points: np.ndarray, masses: np.ndarray, upper_shares: np.ndarray) -> LossDistribution:
     """The distribution after each interval of losses has given its probability to its two ends.
 
-    Args:
-        points: increasing losses, the ends of the intervals.
-        masses: probabilities of the intervals, not below the exact ones.
-        upper_shares: the share of each probability that the upper end gets, not below the exact one.
+    Neither ``masses``, the probabilities, nor the shares of them that the upper ends get are below the exact ones.
 
     Guarantee: with the exact shares the mean of ``exp(-loss)`` stays the same in every interval. Delta after
     composition is the mean of a convex function of ``exp(-loss)``, so it does not decrease.
@@ -212,11 +203,9 @@ MOST_INTERVALS = 8_000
 
 
 def mixture_directions(mixture: Mixture, tail: float) -> Directions:
-    """The privacy loss between a standard Gaussian and a mixture of moved ones.
+    """The privacy loss between a standard Gaussian and a mixture of moved ones, of which the first shift is 0.
 
-    Args:
-        mixture: log probabilities of the shifts, of which the first is 0, and the shifts.
-        tail: the most probability of one output that may count as an infinite loss.
+    Of one output the probability ``tail`` may count as an infinite loss, here and below.
     """
     likely, dropped = _likely(mixture, tail)
     grid = _Grid(likely, dropped, _points(likely, float(scipy.special.ndtri(tail)), tail))
@@ -295,14 +284,13 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 class _Grid:
     """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
 
-    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian. All
-    logarithms have bounds on their errors.
+    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian.
     """
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
         self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
         weight_error = _weight_error(mixture, x)
-        still, moved = LogMass.of(x, 0.0), [LogMass.of(x, shift) for shift in mixture.shifts.tolist()]
+        still, moved = LogMass(x, 0.0), [LogMass(x, shift) for shift in mixture.shifts.tolist()]
         at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
         between = [
             (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
@@ -350,21 +338,20 @@ def _mean(mixture: Mixture, dropped: float, logs: list[tuple[np.ndarray, np.ndar
 
 
 class LogMass:
-    """Logarithms of a standard Gaussian's probabilities between neighbouring points, with a bound on their error."""
+    """Logarithms of a standard Gaussian's probabilities between neighbouring points, with a bound on their error.
 
-    def __init__(self, log: np.ndarray, error: np.ndarray) -> None:
-        self.log, self.error = log, error
+    The points are seen from a shift, whose subtraction is rounded too.
+    """
 
-    @classmethod
-    def of(cls, points: np.ndarray, shift: float) -> LogMass:
-        """For the points seen from this shift, whose subtraction is rounded too."""
+    def __init__(self, points: np.ndarray, shift: float) -> None:
         x = points - shift
         left, right = np.where(x[:-1] + x[1:] > 0, (-x[1:], -x[:-1]), (x[:-1], x[1:]))  # the nearer tail
         above, below = scipy.special.log_ndtr(right), scipy.special.log_ndtr(left)
         gap = np.maximum(above - below, 1e-300)
-        log = above + np.log(-np.expm1(-gap))
+        self.log = above + np.log(-np.expm1(-gap))
         subtraction = (np.abs(points[-1]) + abs(shift)) * (np.abs(right) + 1 / np.diff(points))
-        return cls(log, 16 * ROUNDING * (1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction))
+        digits = 1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction
+        self.error = 16 * ROUNDING * digits
 
     @property
     def upper(self) -> np.ndarray:
@@ -380,7 +367,6 @@ def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
 
 
 def _up(probability: float) -> float:
-    """A probability, rounded upwards."""
     return float(probability) * (1 + 64 * ROUNDING)
 
 
@@ -393,7 +379,7 @@ MOST_DISCRETE_NOISE, MOST_VALUES = 1e5, 4000
 def laplace_directions(noise_multiplier: float) -> Directions:
     """The privacy loss of Laplace noise of this scale: it has an upper and a lower end, each with its probability.
 
-    Between the ends the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
+    Between them the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
     loss.
     """
     largest = 1 / noise_multiplier
@@ -415,10 +401,6 @@ def discrete_gaussian_directions(noise_multiplier: float, tail: float) -> Direct
 
     Many values are joined to intervals. In an interval of losses from a to b the mean of exp(-loss) fixes the share of
     the upper end: the mean of 1 - exp(a - loss), over 1 - exp(a - b).
-
-    Args:
-        noise_multiplier: the parameter sigma, at most 100,000.
-        tail: the most probability that may count as an infinite loss.
     """
     reach = noise_multiplier * math.sqrt(-2 * math.log(tail)) + 2  # subgaussian with parameter sigma
     values = np.arange(-math.ceil(reach), math.ceil(reach) + 1)
@@ -459,16 +441,12 @@ OFTEN_FULL = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.
 class TruncatedCase:
     """A truncated batch of a data set whose number of records, without one, lies between two numbers.
 
-    Without the record, its batch is full with some probability. If it is not, the record enters at the sampling rate.
-    If it is, the record is in the batch with a smaller probability, and then another one is not: the sum moves by twice
-    the norm at most. As the batch is any subset of its size, this other one and the rest do not depend on how many
-    records were left out. Whether the batch is full depends on the other records alone; knowing it can only help an
-    attacker. More records fill a batch more often, and then leave the record out more often.
-
-    Args:
-        event: the release.
-        least_full, most_full: the least and the largest probability that the batch is full without the record.
-        rate_if_full: the largest probability that the record is in the batch if it is full.
+    Without the record, its batch is full with a probability from ``least_full`` to ``most_full``. If it is not, the
+    record enters at the sampling rate. If it is, the record is in the batch with a smaller probability, at most
+    ``rate_if_full``, and then another one is not: the sum moves by twice the norm at most. As the batch is any subset
+    of its size, this other one and the rest do not depend on how many records were left out. Whether the batch is full
+    depends on the other records alone; knowing it can only help an attacker. More records fill a batch more often, and
+    then leave the record out more often.
 
     Source: Ganesh et al. 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", for a known number of
     records. Neighbouring data sets have any number up to the declared one, so the worst of several cases counts.
@@ -481,7 +459,6 @@ class TruncatedCase:
 
     @classmethod
     def of(cls, event: TruncatedPoissonGaussian, fewest: int, most: int) -> TruncatedCase:
-        """The case of so many other records."""
         least, largest = (_full(event, others) for others in (fewest, most))
         rate = event.sampling_rate
         if least > 0:  # q E[B / (n + 1) | n >= B], where n other records were drawn, is a quotient of two tails
@@ -491,10 +468,7 @@ class TruncatedCase:
 
     @property
     def parts(self) -> list[tuple[float, PoissonGaussian]]:
-        """Releases with their probabilities: a batch that is not full, one that may be full, and a full one.
-
-        That of the second costs at least as much as either of the others.
-        """
+        """Releases with their probabilities: not full, perhaps full (which costs as much as the others), and full."""
         rate, noise = self.event.sampling_rate, self.event.noise_multiplier
         return [
             (1 - self.most_full * (1 - 2e-9), PoissonGaussian(rate, noise)),
@@ -504,18 +478,12 @@ class TruncatedCase:
 
 
 def _full(event: TruncatedPoissonGaussian, others: int) -> float:
-    """The probability that a batch of so many records is full."""
     more = others - event.largest_batch + 1
     return float(scipy.special.betainc(event.largest_batch, more, event.sampling_rate)) if more > 0 else 0.0
 
 
 def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
-    """The numbers of records at which one case ends and the next one begins, from 0 to the declared number.
-
-    >>> from noisette.accounting import TruncatedPoissonGaussian
-    >>> ends_of_cases(TruncatedPoissonGaussian(0.5, 1.0, largest_batch=3, most_records=5))
-    [0, 3, 4, 5]
-    """
+    """The numbers of records at which one case ends and the next one begins, from 0 to the declared number."""
     ends = [0]
     for often in OFTEN_FULL:
         low, high = event.largest_batch, event.most_records
@@ -537,30 +505,16 @@ def is_known_by_divergences(event: Event) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def directions_of(event: Event | TruncatedCase, tail: float) -> Directions:
-    """The privacy loss of an event, when a record is added and when it is removed.
-
-    Args:
-        event: any event that is not over all records, and that is not known by divergences alone.
-        tail: the most probability that may count as an infinite loss.
-
-    Raises:
-        UnsupportedEventError: the event is of a kind that this package does not define.
-    """
+def directions_of(event: Supported | TruncatedCase, tail: float) -> Directions:
+    """The privacy loss of an event that is not over all records, and that is not known by divergences alone."""
+    if not isinstance(event, TruncatedCase) and is_unbounded(event):
+        return Directions(_NEVER_KEPT, _NEVER_KEPT)
     match event:
-        case Laplace() | DiscreteGaussian() if resolved_noise(event) == 0:
-            return Directions(_NEVER_KEPT, _NEVER_KEPT)
-        case DpAmount() if event.epsilon >= MOST_AMOUNT:
-            return Directions(_NEVER_KEPT, _NEVER_KEPT)
-        case PoissonGaussian():
-            return _sampled(event, tail)
-        case GroupPrivacy() | UserLevel():
-            return _sampled(GroupPrivacy(event.event, event.records), tail)
+        case PoissonGaussian() | GroupPrivacy() | UserLevel():
+            return mixture_directions(Mixture.of(event), tail)
         case FixedSizeGaussian():
             return _replaced(event, tail)
         case ReplacedPoissonGaussian():
-            if resolved_noise(event) == 0:
-                return Directions(_NEVER_KEPT, _NEVER_KEPT)
             return exchanged_directions(Mixture.of(PoissonGaussian(event.sampling_rate, resolved_noise(event))), tail)
         case TruncatedCase():
             return _truncated(event, tail)
@@ -578,21 +532,14 @@ def directions_of(event: Event | TruncatedCase, tail: float) -> Directions:
             raise unsupported(event, "pld")
 
 
-def _sampled(event: Sampled | GroupPrivacy, tail: float) -> Directions:
-    release = event.event if isinstance(event, GroupPrivacy) else event
-    if resolved_noise(release) == 0:
-        return Directions(_NEVER_KEPT, _NEVER_KEPT)
-    return mixture_directions(Mixture.of(event), tail)
-
-
 def _replaced(event: FixedSizeGaussian, tail: float) -> Directions:
     """One record replaced by another: twice the clipping norm, with the probability that it is in the batch."""
-    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2 or 1e-300)
-    if resolved_noise(release) == 0:
+    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2)
+    if is_unbounded(release):
         return Directions(_NEVER_KEPT, _NEVER_KEPT)
     return replaced_directions(Mixture.of(release), tail)
 
 
 def _truncated(case: TruncatedCase, tail: float) -> Directions:
-    parts = [[one.scaled(probability) for one in _sampled(release, tail)] for probability, release in case.parts]
+    parts = [[one.scaled(often) for one in directions_of(release, tail)] for often, release in case.parts]
     return Directions(*(reduce(LossDistribution.joined_with, direction) for direction in zip(*parts, strict=True)))

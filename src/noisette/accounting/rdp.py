@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisette.accounting.events import (
-    MOST_AMOUNT,
     BallsInBinsGaussian,
     DiscreteGaussian,
     DpAmount,
@@ -27,12 +26,14 @@ from noisette.accounting.events import (
     Neighbouring,
     PoissonGaussian,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     Sampled,
+    Supported,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.interface import composed_events, require_sampled, resolved_noise, unsupported, valid_orders
+from noisette.accounting.interface import composed_events, is_unbounded, require_sampled, resolved_noise, unsupported
 from noisette.accounting.privacy_loss import (
     Directions,
     LossDistribution,
@@ -41,7 +42,7 @@ from noisette.accounting.privacy_loss import (
     ends_of_cases,
     log_binomial,
 )
-from noisette.errors import not_negative, open_fraction
+from noisette.errors import not_negative, open_fraction, positive
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -61,6 +62,18 @@ HIGH_ORDERS = (*ORDERS, *(2**power for power in range(11, 40)))
 ROUNDING = 1e7
 
 
+def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
+    """The orders of an accountant; an error if there is none, or one is not a finite number above the limit."""
+    orders = tuple(orders)
+    if not orders:
+        raise ValueError("expected at least one order, got none")
+    for order in orders:
+        positive(order=order)
+        if order <= above:
+            raise ValueError(f"expected order > {above}, got order={order}")
+    return orders
+
+
 def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
     """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
     return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
@@ -70,10 +83,8 @@ def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
 class RdpCurve:
     """The Rényi divergences of all events together, one for each order.
 
-    Args:
-        improved: convert by Proposition 12 of Canonne, Kamath and Steinke 2020; otherwise by Proposition 3 of Mironov
-            2017.
-        shares: of delta, for each order, where the best order must not be chosen for nothing; all of it unless given.
+    They are converted by Proposition 12 of Canonne, Kamath and Steinke 2020, or if not ``improved`` by Proposition 3 of
+    Mironov 2017. ``shares`` are parts of delta, for each order, where the best order must not be chosen for nothing.
     """
 
     orders: np.ndarray
@@ -82,7 +93,6 @@ class RdpCurve:
     shares: np.ndarray | None = None
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta."""
         open_fraction(delta=delta)
         if not self.divergences.any() or delta > self._total_variation:
             return 0.0
@@ -91,7 +101,6 @@ class RdpCurve:
         return max(0.0, float(np.min(self.divergences + added)))
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon."""
         not_negative(epsilon=epsilon)
         if not self.divergences.any():
             return 0.0
@@ -116,18 +125,11 @@ class RdpAccountant:
     """Adds up Rényi divergences: quick, supports most events, somewhat looser than :class:`PldAccountant`.
 
     Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs. A pass
-    of balls in bins counts as one release over all records, which is more than it costs.
-
-    Args:
-        improved: convert divergences to epsilon and delta by the improved rule; the classic rule of older papers gives
-            larger values always.
-        orders: orders of the divergences, each above 1.
+    of balls in bins counts as one release over all records, which is more than it costs. The classic rule of older
+    papers, ``improved=False``, gives larger values always. Each of the ``orders`` is above 1.
 
     Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Wang, Balle and Kasiviswanathan 2019, Theorem 27 (fixed
     size); Papernot and Steinke 2022, Theorems 2 and 6 (repeated runs).
-
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a number above 1.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
@@ -150,7 +152,6 @@ class RdpAccountant:
         object.__setattr__(self, "orders", valid_orders(self.orders, above=1))
 
     def compose(self, events: Events) -> RdpCurve:
-        """The curve of these events: their divergences add up, order by order."""
         events = composed_events(events)
         orders = tuple(self.orders)
         total = np.zeros(len(orders))
@@ -161,6 +162,11 @@ class RdpAccountant:
 
 @lru_cache(maxsize=16384)
 def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
+    has_delta = isinstance(event, DpAmount) and event.delta > 0
+    if has_delta or isinstance(event, ReplacedPoissonGaussian) or not isinstance(event, Supported):
+        raise unsupported(event, RdpAccountant.name)
+    if is_unbounded(event):
+        return np.full(len(orders), math.inf)
     match event:
         case Gaussian() | PoissonGaussian():
             return _sampled_divergences(event, 1, np.array(orders))
@@ -168,32 +174,24 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return _sampled_divergences(event.event, event.records, np.array(orders))
         case TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
-        case BallsInBinsGaussian():  # a mixture of releases over all records, one a bin, costs no more than one
-            noise = resolved_noise(event)
-            return np.array(orders) / (2 * noise**2) if noise else np.full(len(orders), math.inf)
+        case BallsInBinsGaussian() | DiscreteGaussian():
+            # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records, one a bin, costs no
+            # more than one
+            return np.array(orders) / (2 * resolved_noise(event) ** 2)
         case ZcdpAmount():
-            return (event.rho if event.rho < MOST_AMOUNT else math.inf) * np.array(orders)
-        case DiscreteGaussian():  # Canonne, Kamath and Steinke 2020, Theorem 4
-            noise = resolved_noise(event)
-            return np.array(orders) / (2 * noise**2) if noise else np.full(len(orders), math.inf)
-        case Laplace() | FixedSizeGaussian() if resolved_noise(event) == 0:
-            return np.full(len(orders), math.inf)
+            return event.rho * np.array(orders)
         case Laplace():
             return _laplace_divergences(event, orders)
-        case DpAmount() if event.delta == 0 and event.epsilon >= MOST_AMOUNT:
-            return np.full(len(orders), math.inf)
-        case DpAmount() if event.delta == 0:
+        case DpAmount():
             return _amount_divergences(event, orders)
         case _:
+            assert isinstance(event, FixedSizeGaussian | RepeatAndSelect)
             return _library_divergences(event, orders)
 
 
 def _sampled_divergences(release: Sampled, records: int, orders: np.ndarray) -> np.ndarray:
-    noise = resolved_noise(release)
-    if noise == 0:
-        return np.full(len(orders), math.inf)
     if release.sampling_rate == 1:
-        return orders * (records / noise) ** 2 / 2
+        return orders * (records / resolved_noise(release)) ** 2 / 2
     if records == 1:
         return log_moments(release, orders - 1) / (orders - 1)
     return Mixture.of(GroupPrivacy(release, records)).divergences(orders)
@@ -224,7 +222,7 @@ def _amount_divergences(event: DpAmount, orders: tuple[float, ...]) -> np.ndarra
     return np.logaddexp(log_likely + (a - 1) * event.epsilon, log_unlikely - (a - 1) * event.epsilon) / (a - 1)
 
 
-def _library_divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
+def _library_divergences(event: FixedSizeGaussian | RepeatAndSelect, orders: tuple[float, ...]) -> np.ndarray:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant as Renyi
 
@@ -234,7 +232,7 @@ def _library_divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
         return Renyi(orders, relation).compose(_library_event(event)).rdp
 
 
-def _library_event(event: Event) -> DpEvent:
+def _library_event(event: Sampled | FixedSizeGaussian | RepeatAndSelect) -> DpEvent:
     from dp_accounting import dp_event as library  # imported here because the import takes most of a second
 
     match event:
@@ -253,13 +251,11 @@ def _library_event(event: Event) -> DpEvent:
                 rounded = library.ComposedDpEvent([_library_event(release), rounding])
                 run.events.append(library.SelfComposedDpEvent(rounded, times))
             return library.RepeatAndSelectDpEvent(run, event.mean, event.shape)
-        case _:
-            raise unsupported(event, RdpAccountant.name)
 
 
+# The library warns about single orders, which it leaves out of the minimum.
 @contextmanager
 def _library_warnings_off() -> Iterator[None]:
-    """Suppresses the library's warnings about single orders, which it leaves out of the minimum."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -269,8 +265,7 @@ def _library_warnings_off() -> Iterator[None]:
         logger.setLevel(before)
 
 
-# The values of the privacy loss on each side of 0.
-VALUES = 600
+VALUES = 600  # of the privacy loss, on each side of 0
 
 
 def renyi_directions(curve: RdpCurve, tail: float) -> Directions:
@@ -279,10 +274,6 @@ def renyi_directions(curve: RdpCurve, tail: float) -> Directions:
     As a function of exp(epsilon) the exact delta is convex, so it is not above the convex hull of bounds at single
     points; a distribution on these points has that hull as its delta. At epsilons below 0 the bound is that of the
     other direction: delta(-e) = 1 - exp(-e) (1 - delta(e)).
-
-    Args:
-        curve: upper bounds on epsilon and delta.
-        tail: the most probability that may count as an infinite loss.
 
     Source: Zhu, Dong and Wang 2022, Proposition 7.
     """
@@ -327,18 +318,15 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
     closed form, others are a quadrature; where that would take millions of points, the result is that of the next
     whole order, which is larger.
 
-    Args:
-        event: a release over a Poisson batch or over all records.
-
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> log_moments(PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)
     array([6.45000e-06, 1.21000e-05, 1.93600e-05, 3.47604e-03])
     """
-    noise = resolved_noise(event)
-    if noise == 0:
+    if is_unbounded(event):
         return np.full(len(orders), math.inf)
+    noise = resolved_noise(event)
     if event.sampling_rate == 1:
         return orders * (orders + 1) / (2 * noise**2)
     moments = np.full(len(orders), math.inf)
@@ -352,11 +340,7 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
 
 
 def _closed_form(q: float, noise: float, order: int) -> float:
-    """ln E2 as a binomial sum.
-
-    The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
-    itself, keeps a tiny moment exact to the last digits and never negative.
-    """
+    """ln E2 as 1 plus positive terms, which keep a tiny moment exact to the last digits and never negative."""
     k = np.arange(2, order + 2)
     exponents = k * (k - 1) / (2 * noise**2)
     # ln(e^x - 1) is right for tiny and for huge x
@@ -368,20 +352,15 @@ def _closed_form(q: float, noise: float, order: int) -> float:
 
 @cache
 def _log_subsets(n: int) -> np.ndarray:
-    """ln of the numbers of subsets of each size."""
     return log_binomial(np.arange(n + 1), n, 0.5) + n * math.log(2)
 
 
 @dataclass(frozen=True)
 class MomentsAccountant:
-    """The accountant of Abadi et al.: adds up log-moments of the privacy loss.
+    """The accountant of Abadi et al.: adds up log-moments of the privacy loss, of orders above 0, whole or not.
 
-    Args:
-        orders: numbers above 0, whole or not. ``range(1, 33)`` are those of the paper, which cannot certify an epsilon
-            below ln(1/delta)/32; the default goes on to 1024.
-
-    Raises:
-        TypeError, ValueError: there is no order, or one is not a number above 0.
+    The orders of the paper, ``range(1, 33)``, cannot certify an epsilon below ln(1/delta)/32; the default goes on to
+    1024.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)

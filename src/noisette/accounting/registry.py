@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from noisette.accounting.closed_forms import GdpAccountant, NaiveComposition, StrongComposition
-from noisette.accounting.interface import Accountant
+from noisette.accounting.interface import RegisteredAccountant
 from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for.
+    """What a name stands for, in a few words for help texts and reports.
 
-    Args:
-        resolve: gives the class or function itself. It imports the module when it is called, so that a table can be
-            read without torch.
-        description: a few words for help texts and reports.
-
-    >>> Entry(lambda: float, "a number").resolve()("2")
-    2.0
+    ``resolve`` gives the class or function itself. It imports the module, so that a table can be read without torch.
     """
 
     resolve: Callable[[], Any]
@@ -36,30 +30,6 @@ def described(table: Mapping[str, Entry]) -> str:
     'whole: a whole number; any: any number'
     """
     return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())
-
-
-class RegisteredAccountant(Accountant, Protocol):
-    """An accountant with the facts that commands, recipes and reports need."""
-
-    @property
-    def description(self) -> str:
-        """What it computes, in a few words: for help texts and tables."""
-        ...
-
-    @property
-    def method(self) -> str:
-        """Its method as the privacy statement of a run names it."""
-        ...
-
-    @property
-    def upper_bound(self) -> bool:
-        """Whether its epsilon and delta are proved upper bounds."""
-        ...
-
-    @property
-    def in_recipes(self) -> bool:
-        """Whether a recipe may choose it."""
-        ...
 
 
 _REGISTERED: tuple[RegisteredAccountant, ...] = (

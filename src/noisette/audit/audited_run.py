@@ -1,8 +1,4 @@
-"""The audit of whole runs: canaries are scored over all steps, so that Poisson sampling is part of what is tested.
-
-Half of the canaries are records of the run, the other half are not. Each has an axis of its own, so one run gives as
-many scores as there are canaries.
-"""
+"""The audit of whole runs: canaries are scored over all steps, so that Poisson sampling is part of what is tested."""
 
 from __future__ import annotations
 
@@ -99,8 +95,8 @@ def audit_run(
 ) -> RunAudit:
     """Score canaries over a whole run of :func:`noisette.privatize`, and test the epsilon that is guaranteed.
 
-    Half of the canaries are records of the run. The score of one is the logarithm of its likelihood ratio of in and
-    out: no other is more powerful if no other record is on its axis.
+    Half of the canaries are records of the run. Each has an axis of its own, and its score is the logarithm of its
+    likelihood ratio of in and out: no other is more powerful.
 
     Args:
         bound_of: makes the bound of a model.
@@ -169,7 +165,7 @@ class AuditedRun:
     """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
     ``event`` is that of one step, ``released`` everything that costs ``epsilon``, and ``shapes`` a data set of which
-    the shapes are used alone. ``unknown`` is what a run folder does not contain of the recipe; "" if it has everything.
+    the shapes are used alone. ``unknown`` is what a run folder does not contain of the recipe.
     """
 
     recipe: Recipe
@@ -182,11 +178,7 @@ class AuditedRun:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
-        """The run of this recipe. Nothing is trained.
-
-        Raises:
-            ValueError: its batches are not Poisson batches of records.
-        """
+        """The run of this recipe, for Poisson batches of records. Nothing is trained."""
         if other := _other_batches(recipe):
             raise ValueError(
                 f"the audit of a recipe knows Poisson batches of records, not {other}; train, then audit the run"
@@ -199,11 +191,6 @@ class AuditedRun:
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
-        """The run in this folder.
-
-        Raises:
-            ValueError: there is no finished run, or its ledger is that of another run.
-        """
         facts = _facts(folder)
         try:
             event, recipe = event_of(facts["event"]), Recipe.of(facts["recipe"], RUN_FILE)
@@ -234,7 +221,6 @@ class AuditedRun:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise of a step in units of the sensitivity to one record."""
         return self.event.parameters()["noise_multiplier"]
 
     @property
@@ -261,7 +247,6 @@ class AuditedRun:
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
-        """Compare batches that differ by one record, on the run's own model and random records."""
         setup = _setup(self.known_recipe, self.shapes, Ledger())
         inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
@@ -295,7 +280,6 @@ class AuditedRun:
 
     @property
     def known_recipe(self) -> Recipe:
-        """The recipe; a ValueError if not all of it is known."""
         if self.unknown:
             raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
         return self.recipe
@@ -305,7 +289,6 @@ _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 
 
 def _setup(recipe: Recipe, like: DataSet, ledger: Ledger) -> TrainingSetup:
-    """The model, bound and optimizer of a recipe on random records."""
     records = _random_data(like, 0)
     public = _random_data(like, 1, recipe.public.examples) if recipe.public.data else None
     return TrainingSetup(
@@ -344,10 +327,7 @@ def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
 
 
 def _unknown(recipe: Recipe, data: str, public_weights: str) -> str:
-    """The parts of a recipe that a run folder does not contain, in words.
-
-    Of the path of the weights that a run began with, it contains the name alone.
-    """
+    """The parts of a recipe that a run folder lacks, in words; of first weights it has the name alone."""
     try:
         weights_known = not public_weights or sha256_of_first_weights(recipe.model) == public_weights
     except (OSError, ValueError):

@@ -40,7 +40,6 @@ class Audit:
         return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
 
     def facts(self) -> dict[str, Any]:
-        """The results as plain values."""
         return {"verdict": self.verdict.value, "findings": list(self.findings)}
 
 
@@ -70,19 +69,22 @@ def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, a
     return max(0.0, *(_one_way(sign * inside, sign * outside, threshold, alpha / 2) for sign in (1, -1)))
 
 
-def _one_way(inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float) -> float:
+def _errors_at_most(
+    inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Upper limits of the false-positive and false-negative rates."""
     false_positives = rate_at_most((outside >= threshold).sum(), outside.size, alpha=alpha / 2)
-    false_negatives = rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
+    return false_positives, rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
+
+
+def _one_way(inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float) -> float:
+    false_positives, false_negatives = _errors_at_most(inside, outside, threshold, alpha)
     mu = -float(ndtri(false_positives)) - float(ndtri(false_negatives))
     return mu if math.isfinite(mu) else -math.inf
 
 
 def epsilon_of(mu: float, *, delta: float) -> float:
-    """Epsilon at this delta of a Gaussian mechanism whose means are ``mu`` deviations apart.
-
-    >>> round(epsilon_of(1.0, delta=1e-5), 3)
-    4.377
-    """
+    """Epsilon at this delta of a Gaussian mechanism whose means are ``mu`` deviations apart."""
     return GdpCurve(mu).epsilon(delta=delta)
 
 
@@ -100,9 +102,7 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
 
 def _one_way_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
     threshold = _best_threshold(inside[::2], outside[::2], delta, alpha)
-    chosen_in, chosen_out = inside[1::2], outside[1::2]
-    false_positives = rate_at_most((chosen_out >= threshold).sum(), chosen_out.size, alpha=alpha / 2)
-    false_negatives = rate_at_most((chosen_in < threshold).sum(), chosen_in.size, alpha=alpha / 2)
+    false_positives, false_negatives = _errors_at_most(inside[1::2], outside[1::2], threshold, alpha)
     return float(_log_ratio(1 - false_negatives - delta, false_positives))
 
 

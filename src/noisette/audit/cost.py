@@ -72,13 +72,8 @@ def audit_cost(
     """Check by simulation that releases cost no more than (epsilon, delta).
 
     Steps of balls-in-bins batches are simulated in whole passes, when a record is removed; all others in both
-    directions.
-
-    Args:
-        events: the releases and how many times each, as in :attr:`noisette.Ledger.events`.
-        epsilon, delta: the stated cost of all together.
-        samples: number of simulated runs.
-        false_alarm: probability that a cost is refuted that is not too small.
+    directions. ``samples`` is the number of simulated runs, and ``false_alarm`` the probability that a cost is refuted
+    that is not too small.
 
     Guarantee: the limits hold for the mechanism that each event declares, against an attacker who knows all other
     records, and of truncated batches which ones were full.
@@ -183,7 +178,6 @@ class _Cells:
         self._times = times
 
     def log_mean(self, tilt: int) -> float:
-        """ln of the mean of exp(tilt * the sum of all losses)."""
         return self._times * float(np.logaddexp.reduce(self._log_p + tilt * self._loss))
 
     def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
@@ -223,12 +217,8 @@ class _Passes:
             groups = random.choice(len(ways), samples, p=ways / ways.sum())  # how many batches have a record
             left, moved = np.full(samples, n), np.zeros((samples, n))
             for k in range(n):
-                chances = (
-                    sizes
-                    * powers[np.maximum(groups - k - 1, 0)][
-                        np.arange(samples)[:, None], np.maximum(left[:, None] - np.arange(n + 1), 0)
-                    ]
-                )
+                others = np.maximum(left[:, None] - np.arange(n + 1), 0)
+                chances = sizes * powers[np.maximum(groups - k - 1, 0)[:, None], others]
                 chances *= (np.arange(n + 1) <= left[:, None]) & (groups > k)[:, None]
                 drawn = (random.random(samples)[:, None] * chances.sum(1, keepdims=True) >= chances.cumsum(1)).sum(1)
                 moved[:, k] = np.where(groups > k, drawn, 0)
@@ -243,9 +233,8 @@ class _Passes:
     def _groupings(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How n records divide among batches.
 
-        Returns:
-            The weight of all ways that reach k batches; the weight of n records in k given batches, none of them
-            empty, [k, n]; and that of m records in one batch.
+        Returned are the weight of all ways that reach k batches; the weight of n records in k given batches, none of
+        them empty, [k, n]; and that of m records in one batch.
         """
         m = np.arange(n + 1)
         sizes = np.exp(self._shift**2 * m * (m - 1) / 2 - gammaln(m + 1))

@@ -34,9 +34,6 @@ class Attack:
 
     Source: Carlini et al. 2022, "Membership Inference Attacks From First Principles", for evaluating attacks at low
     false positive rates.
-
-    >>> Attack("loss", np.array([2.0, 3.0]), np.array([1.0, 2.0])).auc
-    0.875
     """
 
     name: str
@@ -131,14 +128,11 @@ def by_shadows(
 ) -> Attack:
     """Confidences standardised by those of shadow models, trained in the same way without the record.
 
-    ``members`` (n,) and ``others`` (k,) are confidences of the attacked model; ``shadows`` those of each shadow model
-    on both, (n + k,), and ``without`` says whether it was trained without the record.
+    ``shadows`` are the confidences of each shadow model on members and others, (n + k,), and ``without`` says whether
+    it was trained without the record.
 
     Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
     are few.
-
-    Raises:
-        ValueError: some record is in the training data of every shadow model.
     """
     values, left_out = np.stack(shadows), np.stack(without)
     counts = left_out.sum(0)
@@ -175,14 +169,12 @@ def membership_of(
     trained: Trainer | None = None,
     on_step: Watch = lambda run, point: None,
 ) -> Membership:
-    """Attack a trained model with the records that it was trained on and those of the test set.
+    """Attack a trained model with the records that it was trained on, the members, and those of the test set.
 
     Args:
         model: the published model.
-        data: its training records are the members, its test records the others.
         epsilon, delta: of the guarantee.
-        shadows: number of shadow models to train, each on half of all records; 0 for none.
-        trained: trains a shadow model on a data set.
+        shadows: number of shadow models, each of them ``trained`` on half of all records; 0 for none.
         on_step: called after each step of each shadow model.
 
     Raises:

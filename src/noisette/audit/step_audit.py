@@ -23,8 +23,7 @@ from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, GradientBound, shares_of
 from noisette.nn import PublicBatchNorm, use_public_batch
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 # Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
 LENGTH = 1000.0
@@ -36,15 +35,12 @@ _ELSEWHERE = 8  # axes of the ordinary records
 
 @dataclass
 class CanaryModel:
-    """A model, and records of which the first ``canaries`` are canaries, (records, ...).
-
-    ``scale`` is the factor from an output of the model to a loss.
-    """
+    """A model, and records of which the first ``canaries`` are canaries, (records, ...)."""
 
     model: nn.Module
     records: Tensor
     canaries: int
-    scale: float = LENGTH
+    scale: float = LENGTH  # the factor from an output of the model to a loss
 
     def loss(self, model: nn.Module, record: Tensor) -> Tensor:
         return self.scale * model(record).flatten()
@@ -99,10 +95,7 @@ class BehindPublicNorm(CanaryModel):
 
 
 class LipschitzAxes(CanaryModel):
-    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one and of shape ``input_shape``.
-
-    The gradient of an example is that of its score times its input, so its norm equals the bound, whatever that is.
-    """
+    """For Lipschitz bounds: a 1-Lipschitz network whose gradient is that of its score times an input of norm one."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         width = canaries + _ELSEWHERE
@@ -119,12 +112,7 @@ class Rows(CanaryModel):
 
 
 class Canaries(CanaryModel):
-    """For a training step of your own: a linear layer without bias, so that the gradient of a record is the record.
-
-    >>> canaries = Canaries(3, ordinary=2)
-    >>> canaries.records.shape, canaries.model
-    (torch.Size([5, 11]), Linear(in_features=11, out_features=1, bias=False))
-    """
+    """For a training step of your own: a linear layer without bias, so that the gradient of a record is the record."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         self.width = canaries + _ELSEWHERE  # elements of a record
@@ -178,11 +166,8 @@ def released_scores(
 
     ``records`` are those of the model unless given, and ``declared`` other arguments of ``privatize``. A canary reaches
     the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
-    are ignored.
-
-    Yields:
-        The run, the batch, the component of the release along the axis of each canary, (canaries,), and the mean of
-        those in the batch, both in units of the noise.
+    are ignored. It yields the run, the batch, the component of the release along the axis of each canary,
+    (canaries,), and the mean of those in the batch, both in units of the noise.
     """
     records = canary_model.records if records is None else records
     trained = {id(p) for p in bound.parameters.values()}
@@ -202,12 +187,8 @@ def released_scores(
                         weight = share * expected_batch_size / (part.bound * math.sqrt(len(part.params)))
                         assert p.grad is not None, "released"
                         scores += weight * p.grad.double().flatten()[: canary_model.canaries]
-            yield (
-                run,
-                batch,
-                scores.numpy() / math.sqrt(reached) / noise_multiplier,
-                math.sqrt(reached) / noise_multiplier,
-            )
+            shift = math.sqrt(reached)
+            yield run, batch, scores.numpy() / shift / noise_multiplier, shift / noise_multiplier
             optimizer.zero_grad()
 
 
@@ -233,8 +214,8 @@ class StepAudit(Audit):
     that it fails each check.
 
     Guarantee: the probability of a false alarm is that of the documented Gaussian mechanism with independent noise. A
-    proof about arbitrary mechanisms would need each canary in a run of its own.
-    Source: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning", section 4.
+    proof about arbitrary mechanisms would need each canary in a run of its own. Source: Nasr et al. 2023, "Tight
+    Auditing of Differentially Private Machine Learning", section 4.
     """
 
     def __init__(self, scores: Scores, *, false_alarm: float = FALSE_ALARM) -> None:
@@ -287,7 +268,7 @@ def audit_bound(
     """Audit a gradient bound in the real training loop of :func:`noisette.privatize`.
 
     Args:
-        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
+        bound_of: makes the bound of a model.
         noise_multiplier: of the run.
         canary_model: model, records and losses; ``Axes()`` unless given.
         steps: number of steps; each gives a score for every canary.
@@ -428,9 +409,8 @@ def peak_across_steps(residuals: np.ndarray) -> tuple[float, int]:
 def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
     """The largest z for which e^(-z^2 / 2) bounds the tail probability of one of these sums.
 
-    Each sum has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all
-    different, or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4
-    t^2).
+    Each has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all different,
+    or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4 t^2).
     """
     size = np.abs(sums)
     t = (np.sqrt(terms**2 + 16.0 * size**2) - terms) / (8 * np.maximum(size, 1e-300))
@@ -458,7 +438,6 @@ class NeighbourAudit(Audit):
 
     @property
     def worst(self) -> float:
-        """The largest distance by which a record moved a sum. The bound is 1."""
         return float(self.reached.max())
 
     @property
@@ -480,9 +459,8 @@ def audit_neighbours(
     Args:
         bound: of the model. It is closed.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
-        loss: called as ``loss(model, *record)``, as by a run. See :class:`noisette.Loss`.
-        pairs: number of pairs of neighbours that are compared.
-        others: number of records in both batches of a pair.
+        loss: as for a run, see :class:`noisette.Loss`.
+        pairs: number of pairs, each with this number of ``others`` in both batches.
 
     Raises:
         ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from noisette.capture.captured import Captured, CaptureWarning, Schedule, python_values, wait_for
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
-from noisette.core.loss import Loss, Microbatch, OutsideTensors
-from noisette.core.state import versions_of
+from noisette.core.loss import Loss, Microbatch, OutsideTensors, versions_of
 from noisette.core.trees import children, leaves
 
 # The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,

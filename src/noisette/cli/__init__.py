@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import noisette
-from noisette.cli.account import account, calibrate
+from noisette.cli.account import account
 from noisette.cli.audit import audit
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
@@ -26,8 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, search, predict, schema, doctor, account, calibrate, plan, audit):
+for command in (train, search, predict, schema, doctor, account, plan, audit):
     app.command()(command)
+app.command("calibrate")(account)
 app.add_typer(ledger)
 
 

@@ -1,12 +1,11 @@
-"""The audits that ``noisette audit`` makes, their results, and the files that it writes."""
+"""``noisette audit``: the audits that it makes, their results, and the files that it writes."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from noisette import errors as checks
+from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, option, plain_errors
 from noisette.training import keep_freed_memory
 from noisette.training.run_folder import in_words, unfinished_runs
@@ -21,90 +21,10 @@ from noisette.training.run_folder import in_words, unfinished_runs
 if TYPE_CHECKING:
     from torch import nn
 
-    from noisette.audit import CostAudit, Membership, NeighbourAudit, RunAudit, StepAudit
+    from noisette.audit import Membership
     from noisette.audit.audited_run import AuditedRun
-    from noisette.audit.certificate import Audit
     from noisette.data import DataSet
     from noisette.training.evaluation import Watch as OnStep
-
-
-@dataclass
-class AuditResults:
-    """The run that is audited, and the results of the audits made so far."""
-
-    run: AuditedRun
-    cost: CostAudit | None = None
-    step: StepAudit | None = None
-    neighbours: NeighbourAudit | None = None
-    whole_run: RunAudit | None = None
-    membership: Membership | None = None
-    remarks: list[str] = field(default_factory=list[str])
-
-    def audit_mechanism(self, steps: int, pairs: int, whole_run: bool) -> None:
-        """Make the audits that read no record."""
-        run = self.run
-        self.cost = run.audit_cost()
-        if self.cost.left_out:
-            self.remarks.append(f"Releases that were not simulated: {', '.join(self.cost.left_out)}.")
-        if run.other_batches:
-            known = "Canaries are for runs with Poisson batches of records"
-            if whole_run:
-                raise ValueError(f"{known}, and this one has {run.other_batches}; leave --whole-run out")
-            self.remarks.append(f"{known}. Of this one, with {run.other_batches}, the stated cost was audited alone.")
-            return
-        self.step = run.audit_step(steps=steps)
-        if pairs and run.unknown:
-            self.remarks.append(f"The run's own model was not audited: its folder does not contain {run.unknown}.")
-        elif pairs:
-            self.neighbours = run.audit_neighbours(pairs=pairs)
-        if whole_run:
-            with Progress(console=Console(stderr=True), transient=True) as progress:
-                task = progress.add_task("whole run", total=None)
-                self.whole_run = run.audit_whole_run(
-                    on_step=lambda done, of: progress.update(task, completed=done, total=of)
-                )
-
-    def audit_membership(self, folder: Path, data_dir: Path | None, shadows: int) -> None:
-        """Attack the model in the folder of the run with its records."""
-        from noisette.audit import membership_of
-        from noisette.cli.watch import Watch
-        from noisette.training.loop import train
-        from noisette.training.records import load_data, load_public
-        from noisette.training.saved_model import SavedModel
-
-        recipe = self.run.known_recipe
-        data, public = load_data(recipe, data_dir), load_public(recipe, data_dir)
-
-        def trained(data: DataSet, on_step: OnStep) -> nn.Module:
-            return train(recipe, data, public=public, ledger_path=None, on_step=on_step).model
-
-        with Watch("shadow models") as watch:
-            self.membership = membership_of(
-                SavedModel.of_run(folder).model,
-                data,
-                epsilon=self.run.epsilon,
-                delta=self.run.delta,
-                shadows=shadows,
-                trained=trained,
-                on_step=watch.on_step,
-            )
-
-    @property
-    def of_mechanism(self) -> dict[str, Audit]:
-        """The audits of the mechanism. Attacks with the records have too low a confidence to refute anything."""
-        made = {"cost": self.cost, "step": self.step, "neighbours": self.neighbours, "whole_run": self.whole_run}
-        return {name: audit for name, audit in made.items() if audit is not None}
-
-    def write(self, folder: Path) -> None:
-        """Write the results, with mode 0600 what is computed from records."""
-        from noisette.accounting import atomic_files
-
-        results = {"guarantee": self.run.facts(), **{name: one.facts() for name, one in self.of_mechanism.items()}}
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(folder / "audit.json", (json.dumps(results, indent=2) + "\n").encode(), mode=0o666)
-        if self.membership:
-            attacks = json.dumps(self.membership.facts(), indent=2) + "\n"
-            atomic_files.write(folder / "membership.json", attacks.encode(), mode=0o600)
 
 
 _FOUND = 1
@@ -160,26 +80,78 @@ def audit(
     )
     keep_freed_memory()
     try:
-        results = AuditResults(_audited(place, data_dir))
+        run = _audited(place, data_dir)
         if membership:
-            _check_members(results.run)
-        results.audit_mechanism(steps, pairs, whole_run)
-        if membership:
-            results.audit_membership(place, data_dir, shadows)
+            _check_members(run)
+        made, remarks = _audits(run, steps, pairs, whole_run)
+        attacked = _attacked(run, place, data_dir, shadows) if membership else None
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
-    results.write(folder)
-    _print(results, folder)
-    if any(audit.findings for audit in results.of_mechanism.values()):
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"guarantee": run.facts(), **{name: one.facts() for name, one in made.items()}}
+    atomic_files.write(folder / "audit.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o666)
+    if attacked:  # computed from records
+        attacks = json.dumps(attacked.facts(), indent=2) + "\n"
+        atomic_files.write(folder / "membership.json", attacks.encode(), mode=0o600)
+    _print(made, [*remarks, *_lines_of(attacked)], folder)
+    if any(audit.findings for audit in made.values()):
         raise typer.Exit(_FOUND)
+
+
+def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[dict[str, Any], list[str]]:
+    """The audits that read no record, by name, and remarks on them."""
+    made: dict[str, Any] = {"cost": run.audit_cost()}
+    remarks = []
+    if left_out := made["cost"].left_out:
+        remarks.append(f"Releases that were not simulated: {', '.join(left_out)}.")
+    if run.other_batches:
+        known = "Canaries are for runs with Poisson batches of records"
+        if whole_run:
+            raise ValueError(f"{known}, and this one has {run.other_batches}; leave --whole-run out")
+        return made, [*remarks, f"{known}. Of this one, with {run.other_batches}, the stated cost was audited alone."]
+    made["step"] = run.audit_step(steps=steps)
+    if pairs and run.unknown:
+        remarks.append(f"The run's own model was not audited: its folder does not contain {run.unknown}.")
+    elif pairs:
+        made["neighbours"] = run.audit_neighbours(pairs=pairs)
+    if whole_run:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("whole run", total=None)
+            made["whole_run"] = run.audit_whole_run(on_step=lambda at, of: bar.update(task, completed=at, total=of))
+    return made, remarks
+
+
+def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int) -> Membership:
+    """Attack the model in the folder of the run with its records. It has too low a confidence to refute anything."""
+    from noisette.audit import membership_of
+    from noisette.cli.watch import Watch
+    from noisette.training.loop import train
+    from noisette.training.recipe import load_data, load_public
+    from noisette.training.saved_model import SavedModel
+
+    recipe = run.known_recipe
+    data, public = load_data(recipe, data_dir), load_public(recipe, data_dir)
+
+    def trained(data: DataSet, on_step: OnStep) -> nn.Module:
+        return train(recipe, data, public=public, ledger_path=None, on_step=on_step).model
+
+    with Watch("shadow models") as watch:
+        return membership_of(
+            SavedModel.of_run(folder).model,
+            data,
+            epsilon=run.epsilon,
+            delta=run.delta,
+            shadows=shadows,
+            trained=trained,
+            on_step=watch.on_step,
+        )
 
 
 def _audited(place: Path, data_dir: Path | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
-    from noisette.training.recipe import Recipe
-    from noisette.training.records import load_data
+    from noisette.training.recipe import Recipe, load_data
 
     if place.is_dir():
         return AuditedRun.of_run(place)
@@ -213,49 +185,39 @@ def _check_members(run: AuditedRun) -> None:
         )
 
 
-def _print(results: AuditResults, folder: Path) -> None:
-    """Print the results: a table, statistics, remarks and findings."""
+def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
     from noisette.audit import Verdict
+    from noisette.training.report.facts import power_of_ten, upward
 
     console = Console(soft_wrap=True, highlight=False)
     table = Table(
         "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
     )
-    for row in _rows(results):
-        table.add_row(*row)
+    cost, step, near, run = (made.get(name) for name in ("cost", "step", "neighbours", "whole_run"))
+    if cost:
+        stated = f"delta {power_of_ten(cost.delta)}"
+        table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)
+    if step:
+        table.add_row("one step", f"mu {step.certified_mu:.2f}", f"mu {step.guaranteed_mu:.2f}", step.verdict.value)
+    if near:
+        table.add_row("one record more", f"{near.worst:.3f} of the bound", "1.000", near.verdict.value)
+    if run:
+        for delta, guaranteed, certified in run.points:
+            epsilons = f"epsilon {certified:.2f}", f"epsilon {upward(guaranteed)}"
+            table.add_row(f"whole run, delta {power_of_ten(delta)}", *epsilons, run.verdict.value)
     console.print(table)
-    if results.step:
-        statistics = "  ".join(f"{check.name} {check.z:+.1f} ({check.limit:.1f})" for check in results.step.checks)
+    if step:
+        statistics = "  ".join(f"{check.name} {check.z:+.1f} ({check.limit:.1f})" for check in step.checks)
         console.print(f"\nstatistics of the step, each with the most it may be: {statistics}", markup=False)
-    for line in (*results.remarks, *_attacks(results.membership)):
+    for line in lines:
         console.print(line, markup=False)
-    made = list(results.of_mechanism.values())
-    for finding in [line for audit in made for line in audit.findings]:
+    for finding in [line for audit in made.values() for line in audit.findings]:
         console.print(f"Found: {finding}", markup=False, style="bold")
-    verdict = next(worst for worst in Verdict if worst in [audit.verdict for audit in made])
+    verdict = next(worst for worst in Verdict if worst in [audit.verdict for audit in made.values()])
     console.print(f"\nverdict  {verdict.value}\nresults  {folder}", markup=False)
 
 
-def _rows(results: AuditResults) -> list[tuple[str, str, str, str]]:
-    from noisette.training.report.facts import power_of_ten, upward
-
-    rows = []
-    if cost := results.cost:
-        stated = f"delta {power_of_ten(cost.delta)}"
-        rows.append((f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value))
-    if step := results.step:
-        rows.append(("one step", f"mu {step.certified_mu:.2f}", f"mu {step.guaranteed_mu:.2f}", step.verdict.value))
-    if near := results.neighbours:
-        rows.append(("one record more", f"{near.worst:.3f} of the bound", "1.000", near.verdict.value))
-    if run := results.whole_run:
-        for delta, guaranteed, certified in run.points:
-            epsilons = f"epsilon {certified:.2f}", f"epsilon {upward(guaranteed)}"
-            rows.append((f"whole run, delta {power_of_ten(delta)}", *epsilons, run.verdict.value))
-    return rows
-
-
-def _attacks(membership: Membership | None) -> list[str]:
-    """The results of the attacks with the records, in lines."""
+def _lines_of(membership: Membership | None) -> list[str]:
     from noisette.audit.membership import NOT_PRIVATE, RATES
     from noisette.training.report.facts import percent
 

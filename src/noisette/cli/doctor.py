@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from noisette.cli.options import (
-    CLASSES,
-    WRONG_CALL,
-    DataDir,
-    made_by,
-    option,
-    plain_errors,
-    target_of,
-    whole_numbers,
-    wrong_inputs,
-)
+from noisette.cli.options import DataDir, option, plain_errors, whole_numbers
 from noisette.errors import PrivacyError
 
 _REFUSED = 1
+_CLASSES = 10  # if no data set gives their number
+# What a model may raise that is called with other inputs than it takes.
+_WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
 
 
 @plain_errors()
@@ -54,7 +50,7 @@ def doctor(
         raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
-    shape, classes = None, CLASSES
+    shape, classes = None, _CLASSES
     if data is not None:
         shape, classes = _of_data(data, data_dir)
     elif columns is not None:
@@ -62,27 +58,31 @@ def doctor(
     elif input_shape is not None:
         shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
-    made = made_by(target, shape, classes)  # before torch is imported, which takes seconds
+    made = _made_by(target, shape, classes)  # before torch is imported, which takes seconds
 
     import torch
 
     from noisette.run.explain import explain
 
-    found = target_of(target, made, shape, examples)
+    model, loss, batch = _taken_apart(target, made, shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-            explanation = explain(found.model, found.loss, *found.batch)
+            explanation = explain(model, loss, *batch)
     except PrivacyError:
         raise
-    except WRONG_CALL as error:
-        raise wrong_inputs(target, error) from error
+    except _WRONG_CALL as error:
+        raise ValueError(
+            f"{target} does not accept its inputs: {error}; give the shape of one example with --input-shape, or "
+            "return (module, inputs) with what it takes: a tensor, a tuple of arguments, or a dictionary of arguments "
+            "by name. For a dictionary as the one argument, return (module, (dictionary,))"
+        ) from error
     typer.echo(explanation)
     if explanation.refused:
         raise typer.Exit(_REFUSED)
 
 
 def _of_columns(path: Path) -> tuple[tuple[int, ...], int]:
-    """The same of a schema."""
+    """The same as :func:`_of_data`, of a schema."""
     from noisette.data.columns import Columns
     from noisette.training.recipe import read_schema
 
@@ -99,3 +99,60 @@ def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:
     found = load(name, data_dir=data_dir)
     words = () if found.vectors is None else found.vectors.shape[1:]  # a model receives the word vectors of a text
     return (*found.train.inputs.shape[1:], *words), found.classes
+
+
+def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
+    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes)."""
+    if ":" not in target:
+        raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
+    try:
+        factory = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"there is no {target}: {error}") from error
+    if not callable(factory):
+        raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
+    given = inspect.signature(factory).parameters.values()
+    required = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not required:
+        return factory()
+    if len(required) != 2:
+        raise ValueError(
+            f"{target} has {len(required)} required arguments; expected none, or (shape, number of classes)"
+        )
+    if shape is None:
+        raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
+    return factory(shape, classes)
+
+
+def _taken_apart(
+    name: str, made: Any, shape: tuple[int, ...] | None, examples: int
+) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The model, its loss of one example and the arguments of the loss, from what the function ``name`` made.
+
+    Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.
+    """
+    import torch
+    from torch import Tensor, nn
+
+    from noisette.lipschitz.bound import LipschitzBound
+    from noisette.run.explain import sum_of_outputs
+
+    model, inputs, loss = made, None, sum_of_outputs
+    if isinstance(made, tuple) and len(made) == 3:
+        model, loss, inputs = made
+    elif isinstance(made, tuple) and len(made) == 2:
+        model, inputs = made
+    if not isinstance(model, nn.Module | LipschitzBound):
+        raise ValueError(
+            f"{name} returned a {type(model).__name__}; expected a torch.nn.Module or a LipschitzBound, (one of them, "
+            "inputs), or (one of them, loss, arguments of the loss)"
+        )
+    if inputs is None and shape is None:
+        raise ValueError(f"{name} returned no example inputs: give the shape of one example with --input-shape")
+    if inputs is None:
+        return model, loss, (torch.randn(examples, *(shape or ())),)
+    if isinstance(inputs, Mapping):
+        of_examples = {str(key): value for key, value in inputs.items() if isinstance(value, Tensor)}
+        constants = {str(key): value for key, value in inputs.items() if not isinstance(value, Tensor)}
+        return model, lambda model, named: loss(model, **named, **constants), (of_examples,)
+    return model, loss, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)

@@ -29,12 +29,11 @@ from noisette.accounting import (
 )
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import facts_of
-from noisette.accounting.filters import RenyiOdometer
+from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.accounting.several import check_one_relation, curve_for
 from noisette.cli import options
-from noisette.cli.account import accountant_facts, answers, in_words, json_number, rounded_up
+from noisette.cli.account import in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
 
@@ -75,6 +74,16 @@ def _stated(metavar: str | None, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
 
 
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR|FILE",
+        help="A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin.",
+        show_default=False,
+    ),
+]
+
+
 def _neighbouring(text: str) -> Neighbouring:
     """The relation that ``--per`` names."""
     number, _, unit = text.rpartition("-")
@@ -91,14 +100,7 @@ def _neighbouring(text: str) -> Neighbouring:
 @ledger.command()
 @plain_errors()
 def charge(
-    place: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR|FILE",
-            help="A run folder, also that of a run which was cut off, or a ledger file, also a new one.",
-            show_default=False,
-        ),
-    ],
+    place: Place,
     *,
     zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
     epsilon: Annotated[
@@ -138,15 +140,9 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
-    given = {
-        "zcdp": zcdp,
-        "epsilon": epsilon,
-        "laplace": laplace,
-        "discrete_gaussian": discrete_gaussian,
-        "gaussian": gaussian,
-    }
+    noises = {"laplace": laplace, "discrete_gaussian": discrete_gaussian, "gaussian": gaussian}
     checks.all_of(
-        partial(checks.exactly_one, **given),
+        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, **noises),
         partial(checks.count, times=times),
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
@@ -157,8 +153,8 @@ def charge(
     elif epsilon is not None:
         event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
     else:
-        kind, noise = next((kind, given[name]) for name, kind in _NOISE.items() if given[name] is not None)
-        event = kind(noise, neighbouring=neighbouring)
+        [(name, noise)] = [(name, noise) for name, noise in noises.items() if noise is not None]
+        event = _NOISE[name](noise, neighbouring=neighbouring)
     path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
         ledger.charge(event, times, other_neighbours=per is not None)
@@ -189,16 +185,6 @@ def _dataset(path: Path, given: str | None) -> str:
     if given not in (None, known.dataset):
         raise ValueError(f"{path} is the ledger of data set {known.dataset!r}, not of {given!r}; leave out --dataset")
     return known.dataset
-
-
-Place = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR|FILE",
-        help="A run folder, also that of a run which was cut off, or a ledger file.",
-        show_default=False,
-    ),
-]
 
 
 def _read(place: Path) -> tuple[Path, Ledger]:
@@ -295,16 +281,21 @@ def price(
     else:
         neighbouring = Neighbouring.ADD_OR_REMOVE_USER
 
-    def epsilon_by(accountant: Accountant) -> float:
-        curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
-        return curve.epsilon(delta=left) if left > 0 else math.inf
+    def cost(accountant: Accountant) -> float | str:
+        """Epsilon, or why this accountant has none."""
+        try:
+            curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
+            return curve.epsilon(delta=left) if left > 0 else math.inf
+        except UnsupportedEventError as error:
+            return str(error)
 
-    found = answers(epsilon_by, [ACCOUNTANTS[name] for name in ([accountant] if accountant else ACCOUNTANTS)])
-    epsilons = {name: cost for name, cost in found.items() if isinstance(cost, float)}
-    refusals = {name: str(cost) for name, cost in found.items() if not isinstance(cost, float)}
+    names = [accountant] if accountant else list(ACCOUNTANTS)
+    found = {name: cost(ACCOUNTANTS[name]) for name in names}
+    adaptive = cost(RenyiOdometer()) if declarations > 1 else None
+    epsilons = {name: value for name, value in found.items() if isinstance(value, float)}
+    refusals = {name: value for name, value in found.items() if isinstance(value, str)}
     if not epsilons:
         raise UnsupportedEventError("\n".join(dict.fromkeys(refusals.values())))
-    adaptive = answers(epsilon_by, [RenyiOdometer()])[RenyiOdometer.name] if declarations > 1 else None
     relation = str(neighbouring) if events else "no releases"
     if records_per_user is not None:
         relation += f" who has {records_per_user:,} or fewer"
@@ -315,26 +306,27 @@ def price(
             "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
-            "prices": [accountant_facts(name, epsilon) for name, epsilon in epsilons.items()],
+            "prices": [
+                {"accountant": name, "epsilon": json_number(value), "upper_bound": ACCOUNTANTS[name].upper_bound}
+                for name, value in epsilons.items()
+            ],
             "no_price": refusals,
             "declarations": declarations,
-            "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive and str(adaptive),
+            "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
         }
         typer.echo(json.dumps(facts))
         return
     table = Table("accountant", "epsilon", "", box=None, pad_edge=False, header_style="bold")
-    for name, epsilon in epsilons.items():
-        table.add_row(name, rounded_up(epsilon), ACCOUNTANTS[name].description)
+    rows = [(name, value, ACCOUNTANTS[name].description) for name, value in found.items()]
     below = [("delta", f"{delta:g}")]
     if adaptive is not None:
-        shown = rounded_up(adaptive) if isinstance(adaptive, float) else "not supported"
-        table.add_row(RenyiOdometer.name, shown, RenyiOdometer.description)
+        rows.append((RenyiOdometer.name, adaptive, RenyiOdometer.description))
         taken = f"{declarations}; the accountants take them as declared together: see the odometer"
         below.append(("declarations", taken))
         if not isinstance(adaptive, float):
             below.append(("odometer", str(adaptive)))
-    for name in refusals:  # the reason is printed where one accountant is chosen
-        table.add_row(name, "not supported", ACCOUNTANTS[name].description)
+    for name, value, description in rows:  # the reason is printed where one accountant is chosen
+        table.add_row(name, rounded_up(value) if isinstance(value, float) else "not supported", description)
     if left <= 0:
         tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
         below.append(("", tail))
@@ -349,7 +341,6 @@ def _check_one_way(group_size: int, records_per_user: int | None) -> None:
 
 
 def _delta_of_run(ledger: Path) -> float:
-    """The delta that the run of this ledger was declared with."""
     for name in ("run.json", "checkpoint/settings.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads((ledger.parent / name).read_bytes())

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import math
-import os
-import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,9 +15,7 @@ from noisette.accounting.registry import ACCOUNTANTS
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from noisette.lipschitz.bound import LipschitzBound
+    pass
 
 EXIT_CODE = 2
 INTERRUPTED = 130  # the exit code that shells expect after Ctrl-C
@@ -144,128 +138,13 @@ OneOrAllAccountants = Annotated[
         "--accountant", parser=registered, metavar=_NAMES, help="Computes the cost; without it, every accountant."
     ),
 ]
-SamplingRate = Annotated[
-    float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
-]
-NOISE = typer.Option(
-    "--noise-multiplier",
-    "--noise",
-    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
-)
-STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-PlotFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", help="Also draw a figure: a .png, an .svg, or an .html page with figure and tables."
-    ),
-]
 DataDir = Annotated[
     Path | None,
     option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
 ]
-_SUFFIXES = (".png", ".svg", ".html")
-
-
-def check_plot(path: Path | None) -> None:
-    """Check that the figure can be written to this file, in a supported format; otherwise raise a ``ValueError``."""
-    if path is None:
-        return
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(f"expected a plot that ends in {', '.join(_SUFFIXES)}, got --plot {path}")
-    if path.is_dir():
-        raise ValueError(f"--plot {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for --plot {path}")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--plot {path} cannot be written: the folder is not writable")
-
-
-CLASSES = 10  # if no data set gives their number
-
-
-@dataclass(frozen=True)
-class Target:
-    """A model or a Lipschitz bound, its loss of one example, and the arguments of the loss."""
-
-    model: nn.Module | LipschitzBound
-    loss: Callable[..., Any]
-    batch: tuple[Any, ...]
-
-
-def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) -> Any:
-    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes)."""
-    if ":" not in target:
-        raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
-    try:
-        factory = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"there is no {target}: {error}") from error
-    if not callable(factory):
-        raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
-    required = [
-        parameter
-        for parameter in inspect.signature(factory).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    if not required:
-        return factory()
-    if len(required) != 2:
-        raise ValueError(
-            f"{target} has {len(required)} required arguments; expected none, or (shape, number of classes)"
-        )
-    if shape is None:
-        raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
-    return factory(shape, classes)
-
-
-# What a model may raise that is called with other inputs than it takes.
-WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
-
-
-def wrong_inputs(target: str, error: Exception) -> ValueError:
-    """What to tell when a model was called with other inputs than it takes."""
-    return ValueError(
-        f"{target} does not accept its inputs: {error}; give the shape of one example with --input-shape, or return "
-        "(module, inputs) with what it takes: a tensor, a tuple of arguments, or a dictionary of arguments by name. "
-        "For a dictionary as the one argument, return (module, (dictionary,))"
-    )
-
-
-def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> Target:
-    """What the function ``name`` made, in one of the forms that ``noisette doctor --help`` lists.
-
-    Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.
-    """
-    import torch
-    from torch import Tensor, nn
-
-    from noisette.lipschitz.bound import LipschitzBound
-    from noisette.run.explain import sum_of_outputs
-
-    model: Any = made
-    loss: Callable[..., Any] = sum_of_outputs
-    inputs: Any = None
-    if isinstance(made, tuple) and len(made) == 3:
-        model, loss, inputs = made
-    elif isinstance(made, tuple) and len(made) == 2:
-        model, inputs = made
-    if not isinstance(model, nn.Module | LipschitzBound):
-        raise ValueError(
-            f"{name} returned a {type(model).__name__}; expected a torch.nn.Module or a LipschitzBound, (one of them, "
-            "inputs), or (one of them, loss, arguments of the loss)"
-        )
-    if inputs is None and shape is None:
-        raise ValueError(f"{name} returned no example inputs: give the shape of one example with --input-shape")
-    if inputs is None:
-        return Target(model, loss, (torch.randn(examples, *(shape or ())),))
-    if isinstance(inputs, Mapping):
-        of_examples = {str(key): value for key, value in inputs.items() if isinstance(value, Tensor)}
-        constants = {str(key): value for key, value in inputs.items() if not isinstance(value, Tensor)}
-        return Target(model, lambda model, named: loss(model, **named, **constants), (of_examples,))
-    return Target(model, loss, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))

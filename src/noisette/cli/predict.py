@@ -45,10 +45,12 @@ def predict(
     unit. A model that was trained with privacy can be applied to any rows at no further privacy cost for the records
     that it was trained on. The rows themselves have no guarantee.
     """
-    from noisette.training.saved_model import SavedModel
-
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
+    if not (run / "run.json").is_file():  # before torch is imported, which takes seconds
+        raise ValueError(f"{run} is not the folder of a finished run: it has no run.json")
+    from noisette.training.saved_model import SavedModel
+
     content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)
@@ -77,7 +79,6 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
 
 
 def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:
-    """The header and a line for each prediction."""
     if saved.recipe.data.target is not None:
         return [[f"predicted {names[0]}"], *([f"{value:.6g}"] for value in values[:, 0])]
     header = [f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)]

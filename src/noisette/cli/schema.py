@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from noisette.accounting import atomic_files
 from noisette.cli.options import listed, number_or_names, numbers, option, plain_errors
+from noisette.training.recipe import DataSection, Recipe, declaration_of
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 _Columns = list[str] | None
+_EXAMPLES = {
+    "number": "age=0,100",
+    "date": "since=2000-01-01,2024-12-31",
+    "category": "job=cook,smith",
+    "hashed": "city=64",
+    "missing": "age=indicator",
+}
 
 
 @plain_errors()
@@ -68,28 +77,19 @@ def schema(
     records. Of the file, only the names of the columns are used. These names are taken to be public: the report of a
     run contains them.
     """
-    from noisette.data import Declaration
-    from noisette.data.columns import Columns
-    from noisette.data.dataset import Target
-
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
     columns = _named(header_of, names, encoding or "utf-8")
-    kinds: dict[str, tuple[_Columns, str, Callable[[str, str], dict[str, Any]]]] = {
-        "number": (number, "age=0,100", _number),
-        "date": (date, "since=2000-01-01,2024-12-31", _date),
-        "category": (category, "job=cook,smith", _category),
-        "hashed": (hashed, "city=64", _hashed),
-    }
     declared: dict[str, dict[str, Any]] = {}
-    for kind, (given, example, table) in kinds.items():
-        for name, value in (_pair(kind, each, example) for each in given or ()):
+    of_kinds = {"number": number, "date": date, "category": category, "hashed": hashed}
+    for kind, given in of_kinds.items():
+        for name, value in (_pair(kind, each) for each in given or ()):
             _check_column(kind, name, columns, declared)
-            declared[name] = {"kind": kind} | table(f"{kind} {name}", value)
+            declared[name] = {"kind": kind} | _declaration(kind, f"{kind} {name}", value)
     for name in listed("ignore", ignore) if ignore else ():
         _check_column("ignore", name, columns, declared)
         declared[name] = {"kind": "ignored"}
-    for name, rule in (_pair("missing", each, "age=indicator") for each in missing or ()):
+    for name, rule in (_pair("missing", each) for each in missing or ()):
         if name not in declared or declared[name]["kind"] == "ignored":
             raise ValueError(f"--missing {name}=...: declare the column with --number or --category too")
         declared[name]["missing"] = _number_or_text(rule) if declared[name]["kind"] == "number" else rule
@@ -99,18 +99,11 @@ def schema(
         )
     of_classes = None if classes is None else number_or_names(classes)
     bounds = None if target is None else numbers("target", target, "0,120", count=2)
-    Declaration(  # which checks that the declarations do not contradict themselves
-        classes=of_classes,
-        size=size,
-        label=label,
-        columns=Columns.of(declared),
-        decimal=decimal or ".",
-        thousands=thousands or "",
-        encoding=encoding or "utf-8",
-        target=None if bounds is None else Target(bounds[0], bounds[1], unit or ""),
-    )
     facts = {"label": label, "classes": of_classes, "target": bounds, "unit": unit, "size": size, "decimal": decimal}
     facts |= {"thousands": thousands, "encoding": encoding, "skip_unlabelled": skip_unlabelled or None}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    section = DataSection(name=str(out), columns=declared, **facts)
+    declaration_of(Recipe(section))  # which checks that the declarations do not contradict themselves
     left = [name for name in columns if name not in declared and name != label]
     declared |= {name: {"kind": _OPEN} for name in left}
     _write(out, facts, {name: declared[name] for name in columns if name in declared})
@@ -143,34 +136,28 @@ def _check_column(option: str, name: str, columns: Sequence[str], declared: Mapp
         raise ValueError(f"the column {name!r} is declared twice")
 
 
-def _pair(option: str, given: str, example: str) -> tuple[str, str]:
-    """The name of a column and what is declared about it."""
+def _pair(option: str, given: str) -> tuple[str, str]:
     name, equals, value = given.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise ValueError(f"expected --{option} as {example}, got {given!r}")
+        raise ValueError(f"expected --{option} as {_EXAMPLES[option]}, got {given!r}")
     return name.strip(), value.strip()
 
 
-def _number(option: str, bounds: str) -> dict[str, Any]:
-    low, high = numbers(option, bounds, "0,100", count=2)
-    return {"low": low, "high": high, "missing": "indicator"}
-
-
-def _date(option: str, bounds: str) -> dict[str, Any]:
-    parts = listed(option, bounds)
+def _declaration(kind: str, option: str, value: str) -> dict[str, Any]:
+    """What a column of this kind has in a schema, with the usual rules for missing values."""
+    if kind == "number":
+        low, high = numbers(option, value, "0,100", count=2)
+        return {"low": low, "high": high, "missing": "indicator"}
+    if kind == "category":
+        return {"categories": list(listed(option, value)), "missing": "own category", "other": "own category"}
+    if kind == "hashed":
+        if not value.isdecimal():
+            raise ValueError(f"expected --{option} as a whole number of inputs, such as 64, got {value!r}")
+        return {"width": int(value), "missing": "own category"}
+    parts = listed(option, value)
     if len(parts) not in (2, 3):
-        raise ValueError(f"expected --{option} as LOW,HIGH or LOW,HIGH,FORMAT, got {bounds!r}")
+        raise ValueError(f"expected --{option} as LOW,HIGH or LOW,HIGH,FORMAT, got {value!r}")
     return dict(zip(("low", "high", "format"), parts, strict=False)) | {"missing": "indicator"}
-
-
-def _category(option: str, texts: str) -> dict[str, Any]:
-    return {"categories": list(listed(option, texts)), "missing": "own category", "other": "own category"}
-
-
-def _hashed(option: str, width: str) -> dict[str, Any]:
-    if not width.isdecimal():
-        raise ValueError(f"expected --{option} as a whole number of inputs, such as 64, got {width!r}")
-    return {"width": int(width), "missing": "own category"}
 
 
 def _number_or_text(text: str) -> float | str:
@@ -181,12 +168,10 @@ def _number_or_text(text: str) -> float | str:
 
 
 def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
-    from noisette.accounting import atomic_files
-
     lines = [
         "# What is publicly known about the columns, for noisette train --columns. Written without reading any row:",
         "# bounds and categories must come from what the columns mean, not from the records.",
-        *(f"{key} = {_toml(value)}" for key, value in facts.items() if value is not None),
+        *(f"{key} = {_toml(value)}" for key, value in facts.items()),
     ]
     for name, table in declared.items():
         lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]"]

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from noisette import errors as checks
 from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, out_option, plain_errors
 from noisette.cli.train import mention, mention_replaced, report
-from noisette.cli.watch import Stopping
+from noisette.cli.watch import Watch
 from noisette.training import keep_freed_memory
-from noisette.training.recipe import Recipe
-from noisette.training.records import check_names, load_data, load_public
+from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
@@ -152,17 +150,13 @@ def _make(search: Search, folder: RunFolder) -> Facts:
 
     _check_room(folder.place, search.model_bytes)
     typer.echo("\n".join(search.announcement), err=True)
-    terminal = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("steps"))
-    bars = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
-    task = bars.add_task("search", total=None)
+    on_terminal = Console(stderr=True).is_terminal
 
     def show(number: int, run: PrivateRun) -> None:
         """Show the run that is made now, of an unknown number, on a terminal and nowhere else."""
-        bars.update(task, description=f"run {number}", completed=run.steps_spent, total=run.steps)
-        stopping.after_step()
+        watch.show(run.steps_spent, run.steps, f"run {number}")
 
-    with Ledger(folder.ledger, dataset=search.data_name) as ledger, Stopping() as stopping, bars:
+    with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
         found = search.run(ledger, show)
         if found is None:
             typer.echo(

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from noisette import data as data_sets
+from noisette.accounting.budget import check_delta
+from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
 from noisette.cli.options import (
     INTERRUPTED,
@@ -44,10 +46,12 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
     accountant_names,
+    check_names,
     default_recipe,
+    load_data,
+    load_public,
     read_schema,
 )
-from noisette.training.records import check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -221,14 +225,14 @@ def train(
         RunFolder(place)
         check_names(settings)
         loaded = _load(settings, data_dir, key)
-    if without_privacy:
-        report(lambda: _without_privacy(settings, place, loaded or _load(settings, data_dir, key)), as_json)
-    else:
-        report(lambda: _begin(settings, place, data_dir, key, loaded), as_json)
+        privacy, size = settings.privacy, loaded[0].declared_size
+        schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
+        if not without_privacy:
+            check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
 
 
 def _weights(given: str) -> dict[str, float]:
-    """The weight of each class by its name."""
     pairs = [part.rpartition("=") for part in listed("class-weights", given)]
     try:
         return {name: float(number if sign else sign) for name, sign, number in pairs}
@@ -259,18 +263,19 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 
 
 def _begin(
-    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None
+    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
 ) -> tuple[Facts, Path] | None:
     keep_freed_memory()
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder(out)
         settings = {
-            "recipe": asdict(_with_absolute_paths(recipe)),
+            "recipe": asdict(recipe),
+            "folder": str(Path.cwd()),  # in which its paths are found
             "data_dir": data_dir and str(data_dir.resolve()),
             "holdout_key": key,
         }
-        facts = _train(ranks, recipe, data_dir, folder, settings, loaded)
+        facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
         return facts and (facts, out)
 
 
@@ -296,11 +301,12 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)
             settings = folder.settings
-            if missing := {"recipe", "data_dir", "holdout_key"} - settings.keys():
+            if missing := {"recipe", "folder", "data_dir", "holdout_key"} - settings.keys():
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-        facts = _train(ranks, recipe, data_dir, folder)
+        with chdir(settings["folder"]):
+            facts = _train(ranks, recipe, data_dir, folder)
         return facts and (facts, folder.out)
 
 
@@ -311,13 +317,17 @@ def _train(
     folder: RunFolder,
     settings: dict[str, Any] | None = None,
     loaded: _Loaded | None = None,
+    *,
+    private: bool = True,
 ) -> Facts | None:
     """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
+
+    A baseline without privacy leaves no ledger and no checkpoint.
 
     Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
     """
     from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train
+    from noisette.training.loop import resume, train, train_without_privacy
     from noisette.training.report.facts import facts_of
     from noisette.training.report.page import documents
 
@@ -327,9 +337,12 @@ def _train(
     )
     with ranks.unanimous("the data"):
         data, public = loaded or _load(recipe, data_dir, key)
-    with folder if first else nullcontext(), Watch(f"{data.name}, {recipe.model.name}", shown=first) as watch:
+    title = f"{'' if private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
+    with folder if first else nullcontext(), Watch(title, shown=first) as watch:
         saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
-        if settings is None:
+        if not private:
+            outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
+        elif settings is None:
             outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
         else:
             if first:
@@ -350,22 +363,6 @@ def _train(
         folder.complete(documents(facts, outcome.model))
     mention_replaced(folder)
     return facts
-
-
-def _without_privacy(recipe: Recipe, out: Path, loaded: _Loaded) -> tuple[Facts, Path]:
-    """Train a baseline, which leaves no ledger and no checkpoint, and write its folder."""
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import train_without_privacy
-    from noisette.training.report.facts import facts_of
-    from noisette.training.report.page import documents
-
-    keep_freed_memory()
-    with RunFolder(out) as folder, Watch(f"NOT PRIVATE: {loaded[0].name}, {recipe.model.name}") as watch:
-        outcome = train_without_privacy(recipe, loaded[0], public=loaded[1], on_step=watch.on_step)
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    mention_replaced(folder)
-    return facts, out
 
 
 @contextmanager
@@ -390,32 +387,15 @@ def on_ranks() -> Iterator[AnyRanks]:
             raise
 
 
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths, so that a run can be continued from any folder."""
-    from noisette.data import names
-    from noisette.nn.models.factory import is_folder_of_model
-
-    def whole(name: str | None, is_path: bool = True) -> str | None:
-        return str(Path(name).resolve()) if name and is_path else name
-
-    data, model, public = recipe.data, recipe.model, recipe.public
-    return replace(
-        recipe,
-        data=replace(data, name=whole(data.name, data.name not in names()), test=whole(data.test)),
-        model=replace(model, name=whole(model.name, is_folder_of_model(model.name)), weights=whole(model.weights)),
-        public=replace(public, data=whole(public.data, public.data not in names())),
-    )
-
-
 def _summarize(facts: Facts, out: Path) -> None:
     from noisette.training.report.facts import duration, power_of_ten, upward
-    from noisette.training.report.statement import rows_of_search, rows_of_tests
+    from noisette.training.report.statement import rows_of_search
 
     privacy, test = facts.recipe.privacy, facts.test
     cost = f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"
     accountant = ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}")
     lines = [
-        *(rows_of_tests(facts) or [("test accuracy", "not measured")]),
+        *(test.rows(facts.class_names) if test else [("test accuracy", "not measured")]),
         *([("privacy", cost), accountant] if facts.private else [("privacy", "NOT PRIVATE, a baseline")]),
         ("steps", facts.progress),
         *(rows_of_search(facts.search) if facts.search else []),

@@ -15,43 +15,25 @@ from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[re
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
-from noisette.core import loss as internals
-from noisette.core.backward import (
-    ForwardPass,
-    LossCall,
-    Recording,
-    one_example,
-    one_value,
-    per_example_gradients,
-    recorded,
-    search,
-    user_hooks_disabled,
-)
+from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clipped_in_parts, group_norms, may_wait
-from noisette.core.forms import DerivedWeight, ExampleGradients, Operation, Use
-from noisette.core.loss import (
-    DRAWN,
-    DRAWS,
-    QUESTIONS,
-    CallAgainError,
-    Draws,
-    Loss,
-    Microbatch,
-    NotVectorizedError,
-    OutsideTensors,
-)
-from noisette.core.state import ModelBuffers
+from noisette.core.forms import ExampleGradients, Operation
+from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
-    Recorder,
-    as_if_compiled,
+    ForwardPass,
+    LossCall,
+    Recording,
     kept_from_another_call,
+    one_value,
     outputs_of,
+    recorded,
     tensors_among,
 )
 from noisette.core.trees import leaves, with_leaves
+from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
 # The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: each example is in
@@ -144,7 +126,6 @@ def _is_of_example_or_drawn(tensor: Tensor) -> bool:
 # Calls of the model in a loop that computes losses itself
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
-Recorded = tuple[list[Use], Mapping[int, DerivedWeight]]  # the uses of weights, and the weights derived from others
 
 
 @dataclass(eq=False)
@@ -153,7 +134,7 @@ class RecordedCall:
 
     count: int  # b
     outputs: list[Rows]  # at which a gradient can arrive
-    recording: Recorded | None  # None where the rows were computed one after the other
+    recording: Recording | None  # None where the rows were computed one after the other
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by number of the output, each (b, ...)
 
     def used(self) -> list[tuple[Rows, Tensor]]:
@@ -198,32 +179,11 @@ def record_rows(
         )
     if not one_by_one:
         try:
-            return _at_once(model, batch, parameters, buffers, outside)
+            output, rows, recording = recorded(model, model, batch, parameters, buffers, outside)
+            return _returned(batch.count, output, rows, recording)
         except NotVectorizedError as error:
             warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
     return _one_after_the_other(model, batch, buffers)
-
-
-def _at_once(
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-) -> Returned:
-    """All rows by one call inside of ``vmap``, recorded."""
-
-    def compute(recorder: Recorder) -> tuple[Any, list[Tensor | None]]:
-        with one_example(model, batch, recorder) as one:
-            with recorder, buffers.lent(recorder.buffer):
-                output = model(*one.args, **one.kwargs)
-            return output, [
-                internals.physical(leaf) if isinstance(leaf, Tensor) and internals.is_wrapped(leaf) else None
-                for leaf in leaves(output)
-            ]
-
-    (output, rows), draft = recorded(model, batch, parameters, buffers, outside, (), compute)
-    return _returned(batch.count, output, rows, (draft.uses, draft.derived))
 
 
 def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
@@ -237,7 +197,7 @@ def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuff
     return _returned(batch.count, outputs[0], columns, None)
 
 
-def _returned(count: int, output: Any, columns: Sequence[Rows | None], recording: Recorded | None) -> Returned:
+def _returned(count: int, output: Any, columns: Sequence[Rows | None], recording: Recording | None) -> Returned:
     """What was returned, given the rows of each entry; one without rows is kept as it is."""
     outputs, values, entries = [], [], []
     for leaf, rows in zip(leaves(output), columns, strict=True):
@@ -287,12 +247,11 @@ def clipped_sum_of(
             products = [y * g.reshape(y.shape) for y, g in used if isinstance(y, Tensor)]
             terms = [product.reshape(len(product), -1).sum(1, dtype=torch.float64) for product in products]
             losses = torch.stack(terms).sum(0) * scale
-        uses = [use for of_call, _ in recordings for use in of_call]
-        derived = {key: weight for _, of_call in recordings for key, weight in of_call.items()}
-        graph = search(losses, uses, parameters)
-        if not graph.uncovered:  # all weights were used by operations that can be seen
+        uses = [use for recording in recordings for use in recording.uses]
+        derived = {key: weight for recording in recordings for key, weight in recording.derived.items()}
+        if not search(losses, uses, parameters).uncovered:  # all weights were used by operations that can be seen
             del used, recordings, products, terms
-            return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived), graph), parameters, clipping)
+            return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived)), parameters, clipping)
     parts = (_of_row(k, used, scale, parameters) for k in range(calls[0].count))
     return clipped_in_parts(parts, clipping)
 
@@ -452,12 +411,12 @@ def _call_of(forward: ForwardPass) -> LossCall:
     """What computes the loss for other examples; refused in a trace, where a graph of all of them is of no use."""
     if get_proxy_mode() is not None:
         raise RuntimeError("this engine computes examples one after the other, or in chunks, and is not captured")
-    if forward.recording.call is None:
+    if forward.call is None:
         raise PrivacyError(
             "this engine computes the loss of one example, which a loop that calls loss.backward() does not give; use "
             "noisette.engines.BookKeeping() or ReweightGP()"
         )
-    return forward.recording.call
+    return forward.call
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From the loss of one example to the per-example gradients of every parameter.
 
-The loss is computed for all examples at once and recorded (:func:`record_losses`); one backward pass follows. The way
-of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
+The loss was computed for all examples at once and recorded (``trace.record_losses``); one backward pass follows. The
+way of a gradient: it arrives at the output of a use as ``dy`` (:func:`visit_output_gradients`); the rule of the use's
 operand makes of it the gradients of that weight, in some form (:func:`_form_of`); the forms of all uses of a parameter,
 and of weights derived from it, are added up (:class:`_Forms`); and what the caller wants of them is computed while they
 are there (:func:`per_example_gradients`).
@@ -9,21 +9,21 @@ are there (:func:`per_example_gradients`).
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.core.forms import (
     AS_COMPUTED,
     AT_LEAST_SINGLE,
+    TO_PARAMETERS,
     DerivedWeight,
     ExampleGradients,
     Examples,
@@ -34,21 +34,8 @@ from noisette.core.forms import (
     match,
     operation_name,
     overwritten,
-    to_parameters,
 )
-from noisette.core.loss import (
-    CallAgainError,
-    Draws,
-    Loss,
-    Microbatch,
-    OutsideTensors,
-    add_example_axis,
-    explained,
-    is_wrapped,
-    physical,
-)
-from noisette.core.state import ModelBuffers
-from noisette.core.trace import Draft, Recorder, as_if_compiled, vmap_level
+from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -67,178 +54,6 @@ class LossGraph:
     above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
 
 
-@dataclass(frozen=True)
-class LossCall:
-    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
-
-    loss: Loss
-    model: nn.Module
-    batch: Microbatch
-    buffers: ModelBuffers
-    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What was recorded of a loss."""
-
-    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
-    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
-    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
-    has_asked: bool = False  # the loss has taken values out of tensors, as for a branch
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """The losses of b examples, each computed from its own example alone, and what the tape recorded of them."""
-
-    losses: Tensor  # (b,)
-    recording: Recording
-    graph: LossGraph
-    repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
-
-
-def one_value(value: object) -> Tensor:
-    """The loss of one example as a scalar.
-
-    Raises:
-        PrivacyError: it is not a tensor with one value.
-    """
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-    return value.reshape(())
-
-
-class Watch(Protocol):
-    """A mode that sees the torch calls of a loss inside of ``vmap``."""
-
-    # The loss is about to be called, at this level of ``vmap`` and with these tensors of one example each.
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None: ...
-    # What stands in the model for the copy of a buffer.
-    def buffer(self, name: str, copy: Tensor) -> Tensor: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any, /) -> Any: ...
-
-
-@contextmanager
-def one_example(
-    model: nn.Module, batch: Microbatch, watch: Watch, checkpoint: Callable[..., Iterator[None]] | None = None
-) -> Iterator[Microbatch]:
-    """Within it code computes for all examples of a batch at once; gives the arguments of one example.
-
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
-    """
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-        try:
-            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
-                tensors = [add_example_axis(row, 0, level) for row in rows]
-                watch.begin(level, tensors)
-                yield batch.with_tensors(tensors)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
-                raise
-            raise said from error
-
-
-def vectorized_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    buffers: ModelBuffers,
-    watch: Watch,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
-) -> Tensor:
-    """The loss of each example of the batch, computed for all at once, shape (b,).
-
-    The arguments are those of :func:`one_example`, and the buffers of the model, of which the loss gets copies.
-
-    Guarantee: no operation of torch sees two examples, and what the loss writes into buffers is dropped.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, or returns something else than one value.
-    """
-    with one_example(model, batch, watch, checkpoint) as one:
-        with watch, buffers.lent(watch.buffer):
-            value = loss(model, *one.args, **one.kwargs)
-        value = one_value(value)
-        return physical(value) if is_wrapped(value) else value.expand(batch.count)
-
-
-def recorded(
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    compute: Callable[[Recorder], Value],
-) -> tuple[Value, Draft]:
-    """What ``compute`` gives with a recorder of these examples, and what that has recorded.
-
-    It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
-    a buffer, with a constant for each example; and where a random number decides a branch, with one for all.
-    """
-    own_for_each, draws = set[int](), Draws(buffers.seed)
-    outside.begin(public)
-    versions = batch.versions()
-    while True:
-        recorder = Recorder(model, parameters, buffers, batch.count, outside, own_for_each, draws)
-        try:
-            with outside.watching():
-                value = compute(recorder)
-            break
-        except CallAgainError as error:
-            batch.check_unwritten(versions)
-            own_for_each |= error.own_for_each
-            draws.share(error.shared)
-    outside.end()
-    draft, recorder.draft = recorder.draft, Draft()
-    return value, draft
-
-
-def record_losses(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None,
-) -> ForwardPass:
-    """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
-
-    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
-
-    Raises:
-        PrivacyError: the loss cannot be vectorised, depends on no trainable parameter, or uses a tensor from outside
-            that is not constant.
-    """
-
-    def compute(recorder: Recorder) -> Tensor:
-        recorder.make_blocks = blocks
-        return vectorized_losses(loss, model, batch, buffers, recorder, recorder.checkpoint if blocks else None)
-
-    losses, draft = recorded(model, batch, parameters, buffers, outside, public, compute)
-    if not losses.requires_grad and draft.has_asked:
-        draft.uses.clear()  # the loss of such examples depends on no parameter, that of others may
-    elif not losses.requires_grad:
-        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
-    device = losses.device.type
-    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
-    call = LossCall(loss, model, batch, buffers, autocast)
-    recording = Recording(draft.uses, draft.derived, call, draft.has_asked)
-    return ForwardPass(losses, recording, search(losses, draft.uses, parameters))
-
-
 def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
     """Walk the autograd graph from the losses to its leaves, each node once.
 
@@ -246,8 +61,7 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
     is covered is a question about the tape: at the output of a use the search for uncovered parameters continues at
     the use's data arguments, so that it meets a parameter only where the losses depend on it otherwise.
 
-    For the losses of ``y = relu(x @ A) @ B`` both uses ``@ A`` and ``@ B`` are reached, ``@ B`` is above ``@ A``, and
-    no parameter is uncovered. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
+    For ``relu(x @ A) @ B`` the use ``@ B`` is above ``@ A``; where ``A.square().sum()`` is added, A is uncovered.
     """
     upstream: dict[Node, list[Node]] = {}
     for use in uses:
@@ -295,27 +109,23 @@ def per_example_gradients(
     *,
     retain_graph: bool = False,
 ) -> dict[str, Value]:
-    """What ``values_of`` computes from the per-example gradients of each parameter, by name.
+    """What ``values_of`` computes from the gradients of the b examples of each parameter, by name.
 
     One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
     ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
-    ``values_of`` returns them.
-
-    Args:
-        forward: the forward pass. Unless the graph is retained, its activations are freed as the pass goes: the uses
-            are taken out of its recording.
-        parameters: the trainable parameters by name.
-        values_of: gets the gradients of the b examples of parameters that are complete, by name.
-        retain_graph: whether another backward pass will follow.
+    ``values_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
+    so that activations are freed as the pass goes.
 
     Raises:
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
         UncoveredError: the losses depend on a parameter otherwise than through the recorded forward pass.
     """
-    if uncovered := forward.graph.uncovered:
+    graph = search(forward.losses, forward.recording.uses, parameters)
+    if graph.uncovered:
         raise UncoveredError(
-            f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
+            f"{len(graph.uncovered)} parameters reach the losses outside the recorded forward pass: "
+            f"{', '.join(graph.uncovered)}. "
             "Compute the loss by operations of torch on the model that it is given; parts in TorchScript are not "
             "recorded. A penalty on weights belongs to the optimizer (weight_decay)."
         )
@@ -334,9 +144,10 @@ def per_example_gradients(
 
     if uses:
         with user_hooks_disabled(parameters.values()):
-            visit_output_gradients(forward.losses, uses, forward.graph, visit, retain_graph=retain_graph)
+            visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                values.update(values_of(forms.completed_last()))
+                if completed := forms.completed_last():
+                    values.update(values_of(completed))
     return values
 
 
@@ -358,13 +169,15 @@ def visit_output_gradients(
 ) -> None:
     """Call ``visit`` for each use that the losses depend on, as soon as its output's gradient is complete.
 
-    One backward pass over activations; no weight gradient is computed. A gradient is dropped after its visit, so the
-    gradients of two layers need no memory at the same time.
-
     The pass ends at the lowest uses, those with no other use below them, and returns their gradients. It goes through
     all others on its way, where a hook on their output node calls ``visit``: of autograd, that is the only way to see a
-    gradient before the pass has ended.
+    gradient before the pass has ended, and to drop it before that of the next layer.
     """
+
+    def visit_on_arrival(k: int, output: int, gradients: Sequence[Tensor | None]) -> None:
+        if (dy := gradients[output]) is not None:
+            visit(k, dy)
+
     targets: list[tuple[int, int | None, GradientEdge]] = []  # number of the use, output if it has several, edge
     joint: dict[int, list[Tensor | None]] = {}
     handles: list[Any] = []
@@ -373,7 +186,7 @@ def visit_output_gradients(
             joint[k] = [None] * len(use.outputs)
             targets += [(k, output, edge) for output, edge in enumerate(use.outputs) if edge is not None]
         elif (edge := use.edges[0]).node in graph.above:
-            handles.append(edge.node.register_prehook(partial(_visit_on_arrival, visit, k, edge.output_nr)))
+            handles.append(edge.node.register_prehook(partial(visit_on_arrival, k, edge.output_nr)))
         else:
             targets.append((k, None, edge))
     try:
@@ -395,14 +208,6 @@ def visit_output_gradients(
     for k, gradients in joint.items():
         if any(dy is not None for dy in gradients):
             visit(k, tuple(gradients))
-
-
-def _visit_on_arrival(
-    visit: Callable[[int, Any], None], k: int, output: int, gradients: Sequence[Tensor | None]
-) -> None:
-    """A hook on the output node of use ``k``: ``gradients`` has one entry for each output of that node."""
-    if (dy := gradients[output]) is not None:
-        visit(k, dy)
 
 
 class _Forms:
@@ -468,7 +273,7 @@ class _Forms:
         if not self._arrived:
             return {}
         left = [pair for arrived in self._arrived.values() for pair in arrived]
-        return {self._names[id(parameter)]: form for parameter, form in to_parameters(left, self._derived)}
+        return {self._names[id(parameter)]: form for parameter, form in TO_PARAMETERS[0](left, self._derived)}
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
@@ -501,17 +306,8 @@ def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *
             return operand.rule(examples, dy, **found.arguments)
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
-    arguments = found.arguments
-    if any(_differs(value, dtype) for value in (dy, *arguments.values())):
-        dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
-    return operand.rule(examples, dy, **arguments)
-
-
-def _differs(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a value has, or may have, floating-point tensors of another type."""
-    return type(value) in (list, tuple) or (
-        isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point()
-    )
+    arguments = {name: _cast(value, dtype) for name, value in found.arguments.items()}
+    return operand.rule(examples, _cast(dy, dtype), **arguments)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,9 +15,7 @@ from noisette import errors as checks
 from noisette.core.noise import SecretKey
 from noisette.errors import PrivacyError
 
-DENSEST = 1 / 16
-"""From this rate on a word for each record takes less time than gaps."""
-
+DENSEST = 1 / 16  # from this rate on a word for each record takes less time than gaps
 _MOST_AT_ONCE = 2**17  # words; those of a batch and a few more unless it is larger
 # Two logarithms of up to 4 units in the last place and a quotient err by less than this share of the result, and a
 # number near one, whose logarithm is near zero, by less than this.
@@ -32,12 +29,7 @@ def records_at_gaps(size: int, rate: float, key: SecretKey, *, purpose: str, ste
 
     A data set with more records at its end has the same batch of the first ones.
 
-    Args:
-        size: number of records.
-        rate: in (0, 1/2].
-        key: the secret key.
-        purpose: of the stream whose word ``i`` decides the ``i``-th gap.
-        step: of the stream.
+    The rate is in (0, 1/2], and word ``i`` of the stream of this purpose and step decides the ``i``-th gap.
 
     Guarantee: each record is included with probability exactly ``rate``, independently of all others, if the words of
     the keystream are uniform: no rounding enters.
@@ -127,13 +119,7 @@ class PoissonSampler:
 def drawn_records(size: int, key: SecretKey, *, purpose: str, step: int, width: int, low: int = 0) -> np.ndarray:
     """Indices, ascending, of the records whose word of 64 bits is one of the ``width`` words from ``low`` on.
 
-    Args:
-        size: number of records; each has a word of its own.
-        key: the secret key.
-        purpose: of the stream that the words come from.
-        step: of the stream.
-        width: number of words, at most 2**64.
-        low: the first of these words; ``low + width`` is at most 2**64.
+    Each record has a word of its own in the stream of this purpose and step; ``low + width`` is at most 2**64.
     """
     if width == 2**64:
         return np.arange(size)
@@ -175,42 +161,15 @@ class Records:
 class Fetch(Protocol):
     """Hands out the microbatch that is asked for, and fetches those that will probably follow."""
 
-    def __call__(self, part: np.ndarray, plan: Callable[[], Iterator[np.ndarray]]) -> Any:
-        """The microbatch with these indices; the plan gives the parts from this one on."""
-        ...
+    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any:
+        """The microbatch with these indices; the plan gives the parts that will follow."""
 
     def close(self) -> None:
         """End the thread or the processes."""
-        ...
 
 
-class MicrobatchSize(Protocol):
-    """Chooses the size of the next microbatch from how the last ones went."""
-
-    @property
-    def now(self) -> int:
-        """The largest number of examples in the next microbatch."""
-        ...
-
-    def in_bucket(self, bucket: int) -> MicrobatchSize:
-        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
-        ...
-
-    def begin(self) -> None:
-        """A microbatch is about to be processed."""
-        ...
-
-    def end(self, examples: int) -> None:
-        """The microbatch, of so many examples, was added to the sum."""
-        ...
-
-    def halve(self, examples: int) -> bool:
-        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
-        ...
-
-
-class FixedSize:
-    """The size that was given.
+class MicrobatchSize:
+    """The largest number of examples in the next microbatch, ``now``: the one that was given.
 
     Raises:
         TypeError, ValueError: it is not a whole number of at least one.
@@ -221,24 +180,19 @@ class FixedSize:
             checks.count(size=size)
         self.now = size
 
-    def in_bucket(self, bucket: int) -> FixedSize:
+    def in_bucket(self, bucket: int) -> MicrobatchSize:
+        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
         return self
 
     def begin(self) -> None:
-        pass
+        """A microbatch is about to be processed."""
 
     def end(self, examples: int) -> None:
-        pass
+        """The microbatch, of so many examples, was added to the sum."""
 
     def halve(self, examples: int) -> bool:
+        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
         return False
-
-
-def _nothing() -> None: ...
-
-
-def _none_later() -> Iterator[Batch]:
-    return iter(())
 
 
 @dataclass(repr=False)
@@ -252,8 +206,8 @@ class Batch:
     records: Records
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
     fetch: Fetch
-    begin: Callable[[], None] = _nothing  # called before records are read
-    later: Callable[[], Iterator[Batch]] = _none_later  # the next batches, of steps that are accounted for
+    begin: Callable[[], None] = lambda: None  # called before records are read
+    later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are accounted for
     expected: float | None = None  # the declared size of the whole batch, of all ranks
     current: int | None = None  # number of examples in the microbatch that awaits its gradients
     bounded: int = 0  # number of examples whose gradients were added
@@ -275,8 +229,7 @@ class Batch:
         """The batch in microbatches of at most ``size`` examples, which only bounds memory: the sum is the same.
 
         A microbatch has the form in which the data set returns its examples, collated. An empty batch has none. Where
-        the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket. The next
-        microbatch is loaded while the current one is processed; more of them as ``run.batches`` is told.
+        the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
         free; it is kept for the next batches. Where memory runs out in ``run.accumulate``, the same examples come again
@@ -289,7 +242,7 @@ class Batch:
         """
         if isinstance(size, str) and size != "auto":
             raise ValueError(f'expected size to be a whole number or "auto", got size={size!r}')
-        sizes = self.measured if isinstance(size, str) else FixedSize(size)
+        sizes = self.measured if isinstance(size, str) else MicrobatchSize(size)
         start = 0
         if self.current is not None:  # the loop was left before this microbatch's gradients were added
             start = self.bounded
@@ -300,7 +253,7 @@ class Batch:
         self.begin()
         while start < len(self.indices):
             chosen, end = self._size_and_end(sizes, start)
-            microbatch = self.fetch(self.indices[start:end], partial(self._planned, sizes, start))
+            microbatch = self.fetch(self.indices[start:end], self._planned(sizes, end))
             self.size = chosen
             chosen.begin()
             self.current = end - start
@@ -343,11 +296,7 @@ class Batch:
         return True
 
     def check_bounded(self, expected: int) -> None:
-        """Check that the gradients of so many examples of the batch were added until now.
-
-        Raises:
-            PrivacyError: some were left out or processed twice.
-        """
+        """Check that the gradients of so many examples of the batch were added until now, each once."""
         if self.bounded != expected:
             raise PrivacyError(
                 f"{self.bounded} examples of this batch went through run.accumulate() where {expected} should have: "

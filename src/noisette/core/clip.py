@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.backward import ForwardPass, per_example_gradients
+from noisette.core.backward import per_example_gradients
 from noisette.core.forms import AT_LEAST_SINGLE, Dense, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
 from noisette.core.release import BoundedSum
+from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
@@ -72,7 +73,6 @@ class AdaptiveRule(Protocol):
 
     def adapt(self, released_count: Tensor) -> None:
         """Choose the bound of the next batch, by the noised count over the expected size; a tensor counts once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,15 @@ class ClippedSum:
     norms: Tensor  # (groups, b)
 
 
-def together(parts: Sequence[ClippedSum]) -> ClippedSum:
-    """The clipped sum of examples that were computed in parts, and their norms in the order of the parts."""
+def together(parts: Iterable[ClippedSum]) -> ClippedSum:
+    """The clipped sum of examples that were computed in parts, which are used up; norms are in their order."""
     sums: Sums = {}
+    norms: list[Tensor] = []
     for part in parts:
+        norms.append(part.norms)
         for name, total in part.sums.items():
-            sums[name] = sums[name] + total if name in sums else total.double()
-    return ClippedSum(sums, torch.cat([part.norms for part in parts], 1))
+            sums[name] = sums[name].add_(total) if name in sums else total.double()
+    return ClippedSum(sums, torch.cat(norms, 1))
 
 
 class Engine(Protocol):
@@ -142,9 +144,7 @@ def clipping_of(groups: Sequence[Group]) -> Clipping:
 
 
 def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
-    """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
-
-    An example with norm 5 and a bound of 1 is multiplied with 0.2, one with norm 0.5 stays as it is.
+    """What each gradient is multiplied with, norms (groups, b) -> factors (groups, b): for norm 5 and bound 1, by 0.2.
 
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
@@ -185,22 +185,18 @@ def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tens
 
 def clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    sums: Sums = {}
-    norms: list[Tensor] = []
-    for losses, gradients in parts:
-        part = clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
-        norms.append(part.norms)
-        for name, total in part.sums.items():
-            sums[name] = sums[name].add_(total) if name in sums else total.double()
-    return ClippedSum(sums, torch.cat(norms, 1))
+    return together(
+        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
+        for losses, gradients in parts
+    )
 
 
 @dataclass(frozen=True)
 class Weights:
     """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
 
-    Where the host may wait for the weights, such an example is cut out. Otherwise another one takes its place, with the
-    weight zero: zero times a gradient that is not a number would not be zero.
+    It is cut out, or where the host cannot wait for the weights another one takes its place, with the weight zero: zero
+    times a gradient that is not a number would not be zero.
     """
 
     rows: Sequence[Tensor]  # for each group the weights of the kept examples
@@ -253,8 +249,8 @@ class BookKeeping:
 class Accumulator:
     """Sums by parameter name, added to microbatch by microbatch.
 
-    The microbatches of a batch are added in double precision, so that their order and number hardly matter, in one
-    tensor for each parameter. A sum is never rounded to half precision, whatever the dtype of its parameter.
+    The microbatches of a batch are added in double precision, so that their order and number hardly matter. A sum is
+    never rounded to half precision, whatever the dtype of its parameter.
     """
 
     def __init__(self) -> None:

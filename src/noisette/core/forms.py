@@ -9,15 +9,20 @@ Axes: b example, t position within an example, o output feature, i input feature
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+
+Sums = dict[str, Tensor]  # by name of the parameter
+Key = TypeVar("Key")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
@@ -31,7 +36,6 @@ _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 _MIN_POSITIONS_TO_KEEP = 16
 # The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
 # the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
-Sums = dict[str, Tensor]  # by name of the parameter
 AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
@@ -53,11 +57,7 @@ class Examples:
     count: int
 
     def first(self, tensor: Tensor) -> Tensor:
-        """The tensor with axes (example, position, ...).
-
-        Raises:
-            ValueError: the first axis does not hold the examples.
-        """
+        """The tensor with axes (example, position, ...); a ValueError if the first axis does not hold the examples."""
         size = tensor.shape[0] if tensor.dim() else 0
         if size == 0 or self.count == 0 or size % self.count:
             raise ValueError(
@@ -146,8 +146,7 @@ class Outer:
 
         Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
         the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
-        (o, i) matrix. For L = [1, 2]^T and R = [3, 4]^T, G = 1 * 3 + 2 * 4 = 11 and the squared norm is 121. The Gram
-        matrices are [[1, 2], [2, 4]] and [[9, 12], [12, 16]]: 9 + 24 + 24 + 64 = 121.
+        (o, i) matrix.
         """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
@@ -211,10 +210,7 @@ class Rows:
     table: torch.Size  # shape of the table
 
     def squared_norms(self) -> Tensor:
-        """Norms of the rows after adding up those of equal ids.
-
-        Ids [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]; rows are added up by these numbers.
-        """
+        """Of rows added up by equal ids: [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]."""
         order = self.ids.argsort(dim=1)
         ids, rows = self.ids.gather(1, order), self.rows.gather(1, order.unsqueeze(2).expand_as(self.rows))
         is_new = torch.ones_like(ids)
@@ -287,10 +283,15 @@ _INNER_PRODUCTS: dict[tuple[type, type], InnerProduct] = {}
 
 def inner_product(one: type, other: type) -> Callable[[InnerProduct], InnerProduct]:
     """Register a function that computes each example's inner product of two forms without writing them out."""
+    return _entered(_INNER_PRODUCTS, (one, other))
 
-    def register(product: InnerProduct) -> InnerProduct:
-        _INNER_PRODUCTS[one, other] = product
-        return product
+
+def _entered(table: dict[Key, Function], *keys: Key) -> Callable[[Function], Function]:
+    """A decorator that enters a function into a table under these keys."""
+
+    def register(function: Function) -> Function:
+        table.update(dict.fromkeys(keys, function))
+        return function
 
     return register
 
@@ -411,45 +412,22 @@ DATA_OPERANDS: dict[Operation, frozenset[int | str]] = {}
 Derivation = Callable[[DerivedWeight, ExampleGradients], list[tuple[Tensor, ExampleGradients]] | None]
 DERIVATIONS: dict[Operation, Derivation] = {}
 
-# From the gradients of parameters and derived weights to those of each parameter, once.
+# From the gradients of parameters and derived weights that were used to those of each parameter, once.
 ToParameters = Callable[
     [Sequence[tuple[Tensor, ExampleGradients]], Mapping[int, DerivedWeight]], list[tuple[Tensor, ExampleGradients]]
 ]
-_TO_PARAMETERS: list[ToParameters] = []
-
-
-def of_derived_weights(function: ToParameters) -> ToParameters:
-    """Register how the gradients of weights that were derived from parameters become those of the parameters."""
-    _TO_PARAMETERS[:] = [function]
-    return function
-
-
-def to_parameters(
-    gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
-) -> list[tuple[Tensor, ExampleGradients]]:
-    """The gradients of each parameter, once, given those of the parameters and derived weights that were used."""
-    return _TO_PARAMETERS[0](gradients, derived)
+TO_PARAMETERS: list[ToParameters] = []  # the one function that the rules hand in
 
 
 def leaves(*operations: Operation, data: Sequence[int | str] = ()) -> Callable[[Leave], Leave]:
     """Register how these operations leave ``vmap``, and which of their operands are data to them."""
-
-    def register(function: Leave) -> Leave:
-        PHYSICAL.update(dict.fromkeys(operations, function))
-        DATA_OPERANDS.update(dict.fromkeys(operations, frozenset(data)))
-        return function
-
-    return register
+    DATA_OPERANDS.update(dict.fromkeys(operations, frozenset(data)))
+    return _entered(PHYSICAL, *operations)
 
 
 def derivation(*operations: Operation) -> Callable[[Derivation], Derivation]:
     """Register how the gradients of a weight that these operations derive become those of its operands."""
-
-    def register(function: Derivation) -> Derivation:
-        DERIVATIONS.update(dict.fromkeys(operations, function))
-        return function
-
-    return register
+    return _entered(DERIVATIONS, *operations)
 
 
 def rule(
@@ -461,11 +439,7 @@ def rule(
     operation's output (of several outputs a tuple, with ``None`` where no loss depends on one), and the operation's own
     arguments under its own names, all data with the examples on the first axis. It returns the per-example gradients of
     ``operand``, a list where that is a list of tensors. Of several operands it gets the name of the wanted one first.
-
-    Args:
-        operations: those that the rule is for.
-        operand: the name of the argument, or of several.
-        names: of all arguments of the operations; those of the function unless given.
+    ``names`` are those of all arguments of the operations: of the function's own unless given.
 
     Raises:
         ValueError: an operand has a rule already, or the rule does not take it.
@@ -502,19 +476,8 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
 
     It gets the operation's own arguments whenever one of them is a trainable weight, and returns ``NotImplemented``
     where the operation should run as it is.
-
-    Raises:
-        ValueError: an operation is rewritten already.
     """
-
-    def register(function: Rewrite) -> Rewrite:
-        for operation in operations:
-            if operation in REWRITES:
-                raise ValueError(f"{operation_name(operation)} is rewritten already")
-            REWRITES[operation] = function
-        return function
-
-    return register
+    return _entered(REWRITES, *operations)
 
 
 @dataclass(frozen=True)
@@ -537,11 +500,7 @@ class Match:
 
 
 def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Sequence[Tensor]) -> Match:
-    """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights.
-
-    ``linear(x, W, b)`` with the weights W and b has the arguments input, weight and bias and two operands: weight with
-    the rule ``linear_weight`` and bias with the rule ``linear_bias``.
-    """
+    """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights."""
     arguments = named_arguments(operation, args, kwargs)
     names = OPERANDS.get(operation, ())
     found = []
@@ -574,8 +533,4 @@ def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
 def operation_name(operation: Operation) -> str:
     """The name that users know: ``linear``, ``Tensor.add``."""
     qualified = getattr(operation, "__qualname__", None) or getattr(operation, "__name__", repr(operation))
-    return (
-        qualified.replace("_VariableFunctionsClass.", "")
-        .replace("_TensorBase", "Tensor")
-        .replace("TensorBase", "Tensor")
-    )
+    return re.sub(r"_VariableFunctionsClass\.", "", re.sub("_?TensorBase", "Tensor", qualified))

@@ -91,10 +91,8 @@ class SecretKey:
         return Cipher(ChaCha20(self._stream_key(purpose, name), bytes(16)), mode=None).encryptor()
 
     def stream_key(self, *, purpose: str, name: str, end: int) -> bytes:
-        """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce.
-
-        Raises:
-            RuntimeError: as by :meth:`fill`.
+        """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce;
+        refused in a forked process, and where the stream's counter is exhausted.
         """
         if os.getpid() != self._process:
             raise RuntimeError("this key belongs to the process that made it: a forked copy would repeat its noise")
@@ -103,11 +101,7 @@ class SecretKey:
         return self._stream_key(purpose, name)
 
     def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
-        """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array.
-
-        Raises:
-            RuntimeError: the process was forked after the key was made, or the stream's counter is exhausted.
-        """
+        """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array."""
         first, skipped = divmod(start, WORDS_PER_BLOCK)
         self.stream_key(purpose=purpose, name=name, end=start + words.size)  # checks the end
         stream = words.view(np.uint8).data
@@ -128,12 +122,8 @@ TILE = 256  # elements whose noise is computed together
 class Window:
     """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
 
-    A shard of rows is one run. A shard of columns has a run in each row, and the stride is the length of a whole row.
-
-    Where ``run`` and ``stride`` are ``None``, it is one run.
-
-    Raises:
-        ValueError: the start is negative, only one of ``run`` and ``stride`` is given, or runs are empty or overlap.
+    A shard of rows is one run, where ``run`` and ``stride`` are ``None``. A shard of columns has a run in each row, and
+    the stride is the length of a whole row.
 
     >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
     [2, 12, 22]
@@ -273,19 +263,13 @@ def digits_of(dtype: torch.dtype) -> Digits:
 
 
 class Words:
-    """The random words of ``TILES_AT_ONCE`` tiles.
-
-    Attributes:
-        radii: shape (TILES_AT_ONCE, PAIRS), 64 bits each: k - 1, and from bit 53 on the level.
-        angles: shape (TILES_AT_ONCE, PAIRS), 32 bits each.
-        has_rare: whether a level is not 0.
-    """
+    """The random words of ``TILES_AT_ONCE`` tiles."""
 
     def __init__(self) -> None:
         self._words = torch.zeros(TILES_AT_ONCE, WORDS, dtype=torch.int64).numpy().view(np.uint64)
-        self.radii = self._words.view(np.int64)[:, :PAIRS]
+        self.radii = self._words.view(np.int64)[:, :PAIRS]  # k - 1, and from bit 53 on the level
         self.angles = self._words.view(np.int32)[:, 2 * PAIRS :]
-        self.has_rare = False
+        self.has_rare = False  # whether a level is not 0
 
     def fill(self, key: SecretKey, pieces: Sequence[Piece], *, step: int) -> None:
         """Draw the words of these pieces."""
@@ -317,10 +301,7 @@ Pass = Callable[[Words, int, float], np.ndarray]
 
 
 class PlainPass:
-    """The formula, one operation after another, in memory of its own.
-
-    NumPy fuses no operations, and its roots are those of IEEE 754.
-    """
+    """The formula in memory of its own. NumPy fuses no operations, and its roots are those of IEEE 754."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._digits = digits_of(dtype)  # arrays of torch are aligned
@@ -395,7 +376,6 @@ class Noise(Protocol):
         self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
     ) -> None:
         """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
-        ...
 
 
 # (key, type, device, number of values) -> a quicker noise than the plain one if it is there, as compiled code or a
@@ -440,11 +420,7 @@ class PlainNoise:
 
 
 class GaussianNoise:
-    """A generator of Gaussian noise with a secret key.
-
-    Args:
-        key: the secret key.
-        source: asked in every call for a quicker noise; where it has none, the plain one is used.
+    """A generator of Gaussian noise with a secret key; ``source`` is asked in every call for a quicker one.
 
     Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
     step, name and element give the same value to the bit: whether a tensor is filled at once or in parts, whoever
@@ -482,10 +458,8 @@ class GaussianNoise:
             windows: which elements of the named parameter a tensor holds, flat; without an entry all, from the first.
 
         Raises:
-            ValueError: a window has the name of no tensor: its tensor would get the noise of other elements. Or the
-                step is out of range.
-            RuntimeError: a parameter has more elements than the keystream of a step has words for, or the process was
-                forked after the key was made.
+            ValueError: a window has the name of no tensor, whose noise would be another one, or the step is too large.
+            RuntimeError: the keystream of a step is exhausted, or the process was forked after the key was made.
         """
         if not windows.keys() <= tensors.keys():
             raise ValueError(f"windows of no tensor: {sorted(windows.keys() - tensors.keys())}")

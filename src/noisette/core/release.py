@@ -28,19 +28,13 @@ class BoundedSum:
     norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. The sum is private data until a release has
     added noise to it.
 
-    Args:
-        params: tensors whose ``.grad`` receives the noised sum.
-        grads: the sum, one tensor for each of ``params``.
-        bound: the sensitivity of the sum.
-        share: this sum's share of the release's budget; ``None`` for an equal part of what the others leave.
-        name: the name of the sum in the ledger.
     """
 
-    params: tuple[Tensor, ...]
-    grads: tuple[Tensor, ...]
-    bound: float
-    share: float | None = None
-    name: str = "gradient"
+    params: tuple[Tensor, ...]  # whose ``.grad`` receives the noised sum
+    grads: tuple[Tensor, ...]  # the sum, one tensor for each of them
+    bound: float  # the sensitivity of the sum
+    share: float | None = None  # of the release's budget; ``None`` for an equal part of what the others leave
+    name: str = "gradient"  # of the sum in the ledger
 
 
 @runtime_checkable
@@ -52,12 +46,7 @@ class Stateful(Protocol):
         ...
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Restore what :meth:`state` returned.
-
-        Raises:
-            ValueError: a value is outside its domain.
-        """
-        ...
+        """Restore what :meth:`state` returned; a ValueError if a value is outside its domain."""
 
 
 @runtime_checkable
@@ -66,7 +55,6 @@ class TakesDeviations(Protocol):
 
     def take_deviations(self, deviations: Mapping[int, float]) -> None:
         """Take the deviation of the noise on each element of ``.grad``, by ``id`` of the parameter."""
-        ...
 
 
 class GradientBound(Stateful, Protocol):
@@ -84,30 +72,24 @@ class GradientBound(Stateful, Protocol):
 
     def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
         """Called before any record is read; records are rows of the columns, or come from elsewhere."""
-        ...
 
     def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
-        """Called before the first records of a batch are read; the work so far is still to come so many times.
-
-        ``seed`` is that of the random numbers that all records of the batch share, on whichever rank they are.
+        """Called before the first records of a batch are read; the work so far is still to come so many times, and
+        ``seed`` is that of the random numbers that all records of the batch share, on whichever rank.
         """
-        ...
 
     def end_batch(self) -> list[str]:
         """Called before the release: put back the buffers that were written since the batch began; their names."""
         ...
 
     def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
-        """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
+        """Add the bounded gradients of these examples, given the loss of one, to the pending sums, or none.
 
-        ``public`` are other tensors that the loss uses, computed from no record but through released weights. An error
-        does not change the pending sums.
+        ``public`` are other tensors that the loss uses, computed from no record but through released weights.
         """
-        ...
 
     def accumulate_nothing(self) -> None:
         """Add nothing, where the ranks of a sharded model take a microbatch together and this one has no example."""
-        ...
 
     def pop_sums(self) -> list[BoundedSum]:
         """Return the pending sums, zeros without examples; nothing is pending afterwards."""
@@ -115,11 +97,9 @@ class GradientBound(Stateful, Protocol):
 
     def after_step(self) -> None:
         """Called after the optimizer has updated the weights with released values."""
-        ...
 
     def close(self) -> None:
         """Remove everything that was attached to the model."""
-        ...
 
 
 # A sum is released with the noise of a sensitivity that is larger by this part. Sums in single precision, added up in
@@ -150,7 +130,6 @@ class Processes(Protocol):
 
     def close(self) -> None:
         """The others learn that this process takes part no longer."""
-        ...
 
 
 class NoisySums(Protocol):
@@ -166,7 +145,6 @@ class NoisySums(Protocol):
 
         ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten.
         """
-        ...
 
     def deviation(self, step: int) -> float:
         """The deviation of the noise of this step in units of ``std``; not 1 where it is correlated over steps."""
@@ -178,11 +156,7 @@ class NoisySums(Protocol):
 
 
 class OwnNoise:
-    """Independent noise of one process, whose sums are complete.
-
-    Args:
-        noise: the generator.
-    """
+    """Independent noise of one process, whose sums are complete."""
 
     size = 1
 
@@ -211,8 +185,7 @@ class GaussianRelease:
         key: secret key of the noise.
         noise_multiplier: standard deviation of the noise in units of the sensitivity.
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
-        noise: draws with this key, where there are several processes, or noise that is compiled or correlated over
-            steps; independent noise of this process unless given.
+        noise: what draws with this key; independent noise of this process unless given.
 
     Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
     s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``, with the bound raised by
@@ -241,13 +214,12 @@ class GaussianRelease:
 
         Args:
             sums: the bounded sums of this batch.
-            names: the name of each parameter, by ``id``; it selects the parameter's noise. A tensor without an entry is
-                named after its sum.
+            names: the name of each parameter, by ``id``, which selects its noise; others are named after their sum.
             step: number of the step; each number is used once with one key.
 
         Raises:
-            ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares
-                do not add up to one, or two tensors have the same name, so they would get the same noise.
+            ValueError: the noise would be out of the range of single precision, the shares do not add up to one, or two
+                tensors have the same name, so they would get the same noise.
         """
         stds = self._deviations_of(sums)
         # Names of parameters do not start with a dot, so these cannot coincide with one.
@@ -290,10 +262,8 @@ class GaussianRelease:
         return stds
 
     def check_no_others(self, parameters: Mapping[str, Tensor]) -> None:
-        """Check that ``.grad`` holds what the last release wrote, zeros, or nothing.
-
-        Raises:
-            PrivacyError: somebody else has computed a gradient, which the next step would take for a noised one.
+        """Check that ``.grad`` holds what the last release wrote, zeros, or nothing: the next step would take any
+        gradient for a noised one.
         """
         others = sorted(
             name
@@ -330,13 +300,9 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
 def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]]:
     """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
 
-    Noise is added in place. Whoever computed the sums may have returned one memory for two tensors that are equal; the
-    one would get the noise of both, and so would the other.
-
-    Args:
-        sums: the sums.
-        rounded: whether they are rounded to the precision of their parameters. Microbatches are added up in double
-            precision, if there are several, and their number is not the same on all ranks, whose sums are added up.
+    Noise is added in place: of two tensors in one memory each would get the noise of both. With several ranks, whose
+    sums are added up, they are ``rounded`` to the precision of their parameters: where a rank has several microbatches
+    they are in double precision.
     """
     tensors: list[list[Tensor]] = []
     for part in sums:
@@ -356,11 +322,7 @@ def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]
 
 
 def shares_of(sums: Sequence[BoundedSum]) -> list[float]:
-    """The share of the budget of each sum: its own, or an equal part of what the others leave.
-
-    Raises:
-        ValueError: the shares do not add up to one, or one is not above zero.
-    """
+    """The share of the budget of each sum: its own, or an equal part of what the others leave; they add up to one."""
     asked = sum(part.share for part in sums if part.share is not None)
     others = sum(part.share is None for part in sums)
     shares = [(1 - asked) / others if part.share is None else part.share for part in sums]

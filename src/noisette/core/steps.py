@@ -52,11 +52,9 @@ class StepAccount(Protocol):
 
     def reserve(self, step: int, steps_left: int) -> None:
         """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
-        ...
 
     def commit(self) -> None:
         """Account for a release before its noise is drawn; from here on it cannot be taken back."""
-        ...
 
 
 class Parts(NamedTuple):
@@ -143,7 +141,7 @@ class DpSgd:
         """Line 1: the batches that remain, drawn as declared: Poisson batches unless others were.
 
         Each may be empty, and each needs one step. Of several ranks, each gets a part of each. Their ``len`` is the
-        number of steps left, the total of a progress bar; a finished run warns that it has none.
+        number of steps left, as for a progress bar; a finished run warns that it has none.
 
         Args:
             workers: processes that load records, for a picklable data set and a script with
@@ -204,10 +202,10 @@ class DpSgd:
         return self._new_batch(own, fetch=fetch, begin=begin, later=later, expected=self.expected_batch_size)
 
     def _begin_batch(self) -> None:
-        """The first records of a batch are about to be read: from here on nobody writes into the model.
+        """The first records of a batch are about to be read: from here to the release nobody writes into the model.
 
-        Random numbers of torch have a secret seed from here to the release. By a known one, one record more would give
-        those behind it other views and masks, which others could compute.
+        Random numbers of torch have a secret seed. By a known one, one record more would give those behind it other
+        views and masks, which others could compute.
         """
         if self._opened is not None:
             return
@@ -221,10 +219,8 @@ class DpSgd:
         self._seed = seed_secretly()
 
     def _end_batch(self) -> None:
-        """The model and torch's generators are as they were when the first records of the batch were read.
-
-        Raises:
-            PrivacyError: a buffer was written since, and was put back; or a parameter was, and the run cannot go on.
+        """Put the model and torch's generators back as they were when the first records of the batch were read; refuse
+        a buffer that was written since, and a parameter, with which the run cannot go on.
         """
         self._begin_batch()  # of an empty batch that was not read
         versions, buffers = self._close_batch()
@@ -296,8 +292,7 @@ class DpSgd:
         Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
 
         Raises:
-            PrivacyError: the examples are not those of the current microbatch, or they were added before; and as the
-                bound raises it.
+            PrivacyError: these are not the examples of the current microbatch, or were added before; or by the bound.
         """
         microbatch = Microbatch(batch, keywords)
         current = self._current_batch(microbatch.count)
@@ -322,11 +317,7 @@ class DpSgd:
             self._seed = seed_secretly()
 
     def _current_batch(self, count: int) -> Batch:
-        """The batch whose microbatch has so many examples.
-
-        Raises:
-            PrivacyError: there is no microbatch, or it has another number of examples.
-        """
+        """The batch whose microbatch has so many examples, or a PrivacyError."""
         batch = self._batch
         if batch is not None and batch.current is None and batch.bounded:
             raise PrivacyError(
@@ -467,11 +458,7 @@ def unfinished_runs(of: Optimizer | nn.Module) -> list[DpSgd]:
 
 
 def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that no other run steps this optimizer or trains parameters of this bound.
-
-    Raises:
-        PrivacyError: one does, and has not taken its last step.
-    """
+    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
     for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
         raise PrivacyError(
             f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
@@ -482,8 +469,7 @@ def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
 def close_run(of: Optimizer | nn.Module) -> None:
     """Close the unfinished runs that step this optimizer or train this model, where their handles are lost.
 
-    As after a cell of a notebook that was interrupted: the optimizer and the model are plain again, and steps that were
-    reserved and not released are given back to the ledger.
+    As after an interrupted cell: the optimizer and the model are plain again, and reserved steps are given back.
     """
     for run in unfinished_runs(of):
         run.close()
@@ -541,7 +527,7 @@ def seed_secretly() -> int:
     """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
 
     It has 256 bits, and 63 on accelerators. Of 32 bits, all that ``torch.manual_seed`` uses on a processor, others can
-    try each one: by a known seed, one record more would give those behind it other masks, which they could compute.
+    try each one.
     """
     seed_torch(secrets.randbits(_SECRET_BITS))
     return torch.initial_seed()
@@ -550,9 +536,8 @@ def seed_secretly() -> int:
 def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
     """Seed a generator of torch; through the global one, those of accelerators too.
 
-    On the processor torch uses the lower 32 bits of a seed alone; of a longer one all is brought into the state. Where
-    there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with their tracebacks for one that may
-    come, which takes up to a millisecond each.
+    On the processor torch uses the lower 32 bits of a seed alone; of a longer one all is brought into the state.
+    Without an accelerator ``torch.manual_seed`` would note each call with its traceback, in up to a millisecond.
     """
     short = seed % 2**63
     if generator is torch.default_generator and torch.accelerator.is_available():
@@ -619,10 +604,7 @@ def _steps_under_way(optimizer: Optimizer) -> int:
 
 
 class StepsOfScaler:
-    """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
-
-    With gradients in ``.grad`` that are not there yet, a ``GradScaler`` fails before the optimizer is called.
-    """
+    """Makes a ``GradScaler``, which fails without ``.grad``, leave its skipping to the steps of the optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._of = vars(optimizer)

@@ -8,29 +8,22 @@ weight.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch._ops import HigherOrderOperator
-from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import get_gradient_edge
-from torch.distributions import Distribution
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from noisette.core import loss as internals
+from noisette.core import vmap
 from noisette.core.forms import (
     DATA_OPERANDS,
     PHYSICAL,
@@ -44,18 +37,18 @@ from noisette.core.forms import (
     Use,
     rule,
 )
-from noisette.core.loss import (
+from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.trees import leaves
+from noisette.core.vmap import (
     CALLS_FUNCTIONS,
     DRAWS,
     IN_PLACE_DRAWS,
     QUESTIONS,
-    CallAgainError,
     Draws,
     NotVectorizedError,
-    OutsideTensors,
     answered,
+    one_example,
 )
-from noisette.core.state import ModelBuffers
 from noisette.errors import PrivacyError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
@@ -74,115 +67,38 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
+MakeBlocks = Callable[["Recorder"], Callable[..., Iterator[None]]]  # gives what recomputes checkpointed parts
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
-@contextmanager
-def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
-    """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
-
-    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
-    batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
-    place of what it does before and after the function, which is nothing where it is not given.
-    ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
-    """
-    compiler: Any = torch.compiler
-    checkpoints: Any = torch.utils.checkpoint
-    eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    changes: list[tuple[Any, str, Any]] = [
-        (compiler, "_is_compiling_flag", True),
-        (Distribution, "_validate_args", False),
-        (Function, "apply", classmethod(_apply)),
-        (checkpoints, "_checkpoint_without_reentrant_generator", checkpoint or _run_once),
-        (checkpoints, "CheckpointFunction", _RunOnce),
-    ]
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
-    for change in changes:
-        setattr(*change)
-    try:
-        with eager:
-            yield
-    finally:
-        for was in before:
-            setattr(*was)
-
-
-def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
-    """The part of a checkpoint before the function runs, and the part after it: nothing."""
-    yield
-
-
-class _RunOnce:
-    """In place of the autograd function of a checkpoint."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        return function(*args)
-
-
-_APPLY = vars(Function)["apply"].__func__
-
-
-def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
-    return _APPLY(function if internals.current_level() is None else _for_all_examples(function), *args, **keywords)
-
-
-@cache
-def _for_all_examples(function: type[Function]) -> type[Function]:
-    """An autograd function with a rule for ``vmap``: its own code, for one example."""
-    if function.generate_vmap_rule or function.vmap is not Function.vmap:
-        return function
-    noted: list[Any] = []  # the context of a forward pass, which torch gives to setup_context alone, called next
-
-    def forward(*args: Any) -> Any:
-        ctx: Any = FunctionCtx()
-        ctx.needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
-        output = function.forward(ctx, *args)
-        noted.append(ctx)  # only now: the forward pass may apply the function again
-        return output
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        of_forward = vars(noted.pop())
-        if any(of_forward.pop(name, ()) for name in ("dirty_tensors", "non_differentiable")):
-            raise NotVectorizedError(
-                f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
-            )
-        ctx.save_for_backward(*of_forward.pop("to_save", ()))
-        for name in of_forward.keys() - {"needs_input_grad", "materialize_grads"}:
-            setattr(ctx, name, of_forward[name])
-
-    def backward(ctx: Any, *dy: Any) -> Any:
-        try:
-            return function.backward(ctx, *dy)
-        except (RuntimeError, TypeError, ValueError) as error:
-            said = f"The loss uses {function.__name__}, whose backward cannot be vectorised."
-            raise NotVectorizedError(said) from error
-
-    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
-    if function.setup_context is Function.setup_context:
-        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
-    return type(function.__name__, (function,), parts)
-
-
-@contextmanager
-def vmap_level(count: int) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
-    # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
-    lazy_load_decompositions()
-    level = _functorch._vmap_increment_nesting(count, "different")
-    try:
-        yield level
-    finally:
-        _functorch._vmap_decrement_nesting()
-
-
 @dataclass
-class Draft:
-    """A recording while it grows."""
+class Recording:
+    """What was recorded of a loss."""
 
-    uses: list[Use] = field(default_factory=list)
-    derived: dict[int, DerivedWeight] = field(default_factory=dict)
-    has_asked: bool = False  # code has taken a value out of a tensor of each example
+    uses: list[Use] = field(default_factory=list)  # the last backward pass takes them out, so that it frees arguments
+    derived: dict[int, DerivedWeight] = field(default_factory=dict)  # by ``id`` of the derived tensor
+    has_asked: bool = False  # code has taken a value out of a tensor of each example, as for a branch
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """The loss that was recorded and its arguments, for engines that compute it for single examples."""
+
+    loss: Loss
+    model: nn.Module
+    batch: Microbatch
+    buffers: ModelBuffers
+    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The losses of b examples, each computed from its own example alone, and what was recorded of them."""
+
+    losses: Tensor  # (b,)
+    recording: Recording
+    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
+    repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:
@@ -213,29 +129,27 @@ class Recorder(TorchFunctionMode):
     """Records a loss inside of ``vmap``: every torch call as a use, a derived weight, a constant or plain data.
 
     What is recorded are physical tensors, with the examples on their first axis. An operation on a weight is recorded
-    as in an ordinary pass if it can leave ``vmap`` (``registry.PHYSICAL``). In any other, each example gets its own
-    copy of the weight (:func:`own_copies`).
-
-    ``own_for_each`` are the numbers of the constants of which each example needs one, because it writes into it.
+    as in an ordinary pass if it can leave ``vmap`` (``forms.PHYSICAL``). In any other, each example gets its own copy
+    of the weight (:func:`own_copies`), as of constants with numbers in ``own_for_each``, into which it writes.
     """
 
     def __init__(
         self,
         model: nn.Module,
         parameters: Mapping[str, Tensor],
-        buffers: ModelBuffers,
         count: int,
         outside: OutsideTensors,
         own_for_each: set[int],
         draws: Draws,
+        make_blocks: MakeBlocks | None = None,
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         frozen = [p for p in model.parameters() if not p.requires_grad]
-        self.draft = Draft()  # taken by whoever has called: what recomputes a part needs no other one
+        self.recording = Recording()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
-        self._constants = {id(tensor): tensor for tensor in (*buffers.values().values(), *frozen)}
+        self._constants: dict[int, Tensor] = {id(tensor): tensor for tensor in frozen}
         self._count = count
         self._outside = outside
         self._own_for_each = own_for_each
@@ -246,7 +160,7 @@ class Recorder(TorchFunctionMode):
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
-        self.make_blocks: Callable[[Recorder], Callable[..., Iterator[None]]] | None = None
+        self._make_blocks = make_blocks
         self._blocks: Callable[..., Iterator[None]] | None = None  # recomputes checkpointed parts of the model
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
@@ -255,16 +169,18 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer; the recorder saw it made, as it sees other constants."""
-        if not internals.is_wrapped(copy):  # otherwise each example has one, because examples write into it
+    def buffer(self, values: Tensor) -> Tensor:
+        """What stands in the model for a buffer: a copy that the recorder sees made, as it sees other constants."""
+        self._constants[id(values)] = values
+        copy = values.detach().clone()
+        if not vmap.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
         return copy
 
     def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """What a checkpoint does before its function runs, and after it."""
-        assert self.make_blocks is not None
-        self._blocks = self._blocks or self.make_blocks(self)
+        assert self._make_blocks is not None
+        self._blocks = self._blocks or self._make_blocks(self)
         return self._blocks(*arguments, **keywords)
 
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
@@ -274,16 +190,16 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def again(self, made: tuple[dict[int | None, int], dict[int, Tensor], int]) -> Iterator[list[Use]]:
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
-        draft, self.draft = self.draft, Draft()
+        recording, self.recording = self.recording, Recording()
         now = self.made_so_far()
         self._made, self._copies, self._draws.count = dict(made[0]), dict(made[1]), made[2]
         try:
-            with as_if_compiled(), vmap_level(self._count) as level, self:
+            with vmap.as_if_compiled(), vmap.vmap_level(self._count) as level, self:
                 if level != self._level:
                     raise PrivacyError("the backward pass runs inside of another transformation of torch.func")
-                yield self.draft.uses
+                yield self.recording.uses
         finally:
-            self.draft = draft
+            self.recording = recording
             self._made, self._copies, self._draws.count = now
 
     def __torch_function__(
@@ -295,11 +211,11 @@ class Recorder(TorchFunctionMode):
         args, kwargs = self._as_written(args, kwargs)
         place = self._draws.place(kwargs) if func in DRAWS else None
         output = self._inside(func, args, kwargs, place in self._draws.places)
-        found = [tensor for tensor in outputs_of(output) if internals.is_wrapped(tensor)]
+        found = [tensor for tensor in outputs_of(output) if vmap.is_wrapped(tensor)]
         for tensor in found:
             setattr(tensor, CALL, self._call)
         if place is not None or self._draws.any:
-            self._draws.follow(func, place, args, kwargs, found, internals.is_wrapped)
+            self._draws.follow(func, place, args, kwargs, found, vmap.is_wrapped)
         return output
 
     # Inside of vmap
@@ -311,7 +227,7 @@ class Recorder(TorchFunctionMode):
         weights: dict[int, Tensor] = {}
         is_batched = is_foreign = False
         for tensor in tensors_among(args, kwargs):
-            if internals.is_wrapped(tensor):
+            if vmap.is_wrapped(tensor):
                 is_batched = True
                 if getattr(tensor, CALL, None) is not self._call:
                     self._check_of_this_call(tensor)
@@ -330,15 +246,15 @@ class Recorder(TorchFunctionMode):
             return self._shared_draw(func, args, kwargs)
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
-        is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        is_inner = vmap.current_level() != self._level  # inside of a transformation by the loss itself
         if func is Tensor.retain_grad:
             return None  # nobody sees the gradient of an activation
         layout = kwargs.get("memory_format")
         if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
             kwargs = kwargs | {"memory_format": torch.contiguous_format}
-        if func in QUESTIONS and internals.level_of(args[0]) == self._level:
+        if func in QUESTIONS and vmap.level_of(args[0]) == self._level:
             self._draws.check(args[0])
-            self.draft.has_asked = True
+            self.recording.has_asked = True
             return answered(func, *args)
         if (compare := _COMPARISONS.get(func)) is not None:
             with self:
@@ -395,13 +311,11 @@ class Recorder(TorchFunctionMode):
     def _check_separate(
         self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
     ) -> None:
-        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given.
-
-        Raises:
-            NotVectorizedError: it looked at more than one example.
+        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given:
+        it would have looked at more than one example.
         """
         for tensor in outputs_of(output):
-            if not internals.is_wrapped(tensor):
+            if not vmap.is_wrapped(tensor):
                 if func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
                     raise NotVectorizedError(
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
@@ -409,10 +323,7 @@ class Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
 
     def _check_of_this_call(self, tensor: Tensor) -> None:
-        """Check that a batched tensor is not one that was kept since another call.
-
-        ``vmap`` itself would take it, row by row, as values of the examples that have the same places now.
-        """
+        """Check that a batched tensor is none of another call: ``vmap`` would take its rows as those of now."""
         if getattr(tensor, CALL, self._call) is not self._call:
             raise kept_from_another_call(tensor)
         setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
@@ -426,7 +337,7 @@ class Recorder(TorchFunctionMode):
         output = self._run(func, args, kwargs)
         if not isinstance(output, Tensor):
             return output
-        if internals.is_wrapped(output):
+        if vmap.is_wrapped(output):
             if weights:
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights)
                 output = func(*args, **kwargs)
@@ -438,9 +349,9 @@ class Recorder(TorchFunctionMode):
 
     def _shared_draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Random numbers that are the same for all examples."""
-        is_own = func in IN_PLACE_DRAWS and internals.is_wrapped(args[0])  # each example has a tensor to write into
-        with internals.outside():
-            target = (internals.physical(args[0])[0].clone(),) if is_own else args[:1]
+        is_own = func in IN_PLACE_DRAWS and vmap.is_wrapped(args[0])  # each example has a tensor to write into
+        with vmap.outside():
+            target = (vmap.physical(args[0])[0].clone(),) if is_own else args[:1]
             drawn = self._run(lambda *a, **k: self._draws.shared(func, a, k), (*target, *args[1:]), kwargs)
         if not is_own:
             self._outside.made(drawn)
@@ -449,10 +360,7 @@ class Recorder(TorchFunctionMode):
             return args[0].copy_(drawn)
 
     def _numbered(self, constant: Tensor) -> bool:
-        """Give a constant its number; whether each example needs one of its own.
-
-        It is known by its memory, which its views and what ``.data`` gives share.
-        """
+        """Give a constant, known by its memory, its number; whether each example needs one of its own."""
         number = len(self._made)
         if (memory := _memory(constant)) is not None:
             self._made[memory] = number
@@ -460,20 +368,18 @@ class Recorder(TorchFunctionMode):
 
     def _own_of_each(self, constant: Tensor) -> Tensor:
         """Copies of a constant, one for each example."""
-        with internals.outside():
-            own = internals.batched(constant.expand(self._count, *constant.shape).clone(), self._level)
+        with vmap.outside():
+            own = vmap.add_example_axis(constant.expand(self._count, *constant.shape).clone(), 0, self._level)
         setattr(own, CALL, self._call)
         return own
 
     def _check_written(self, target: Any) -> None:
         """Before values of examples are written into a tensor that does not depend on them.
 
-        Raises:
-            CallAgainError: it is a constant that was made inside, or the copy of a buffer.
-            NotVectorizedError: it is a view of what is derived from a parameter.
-            PrivacyError: it is a parameter, a view of one, or a tensor from outside.
+        Of a constant that was made inside, or the copy of a buffer, each example gets one in another call. A parameter,
+        a view of one, and a tensor from outside are refused.
         """
-        if not isinstance(target, Tensor) or internals.is_wrapped(target):
+        if not isinstance(target, Tensor) or vmap.is_wrapped(target):
             return
         if self._is_weight(target):
             root = target if target._base is None else target._base
@@ -486,8 +392,8 @@ class Recorder(TorchFunctionMode):
             if any(_memory(other) == _memory(root) for other in others):
                 raise NotVectorizedError("The loss writes values of an example into a view of what a weight gives.")
             copy = self._own_copy(target, Tensor.copy_)
-            with internals.outside(), torch.enable_grad():
-                self._replaced[id(target)] = internals.batched(internals.physical(copy).clone(), self._level)
+            with vmap.outside(), torch.enable_grad():
+                self._replaced[id(target)] = vmap.add_example_axis(vmap.physical(copy).clone(), 0, self._level)
             return
         if (number := self._made.get(_memory(target))) is not None:
             raise CallAgainError(own_for_each={number})
@@ -504,18 +410,18 @@ class Recorder(TorchFunctionMode):
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
-        level = internals.leave_level()
+        level = vmap.leave_level()
         self._is_physical = True
         try:
             output = leave(self._run, self._count, func, args, kwargs)
         finally:
             self._is_physical = False
-            internals.enter_level(level)
+            vmap.enter_level(level)
         if isinstance(output, Tensor):
-            return internals.add_example_axis(output, 0, self._level)
+            return vmap.add_example_axis(output, 0, self._level)
         if output is NotImplemented:
             return output
-        return tree_map_only(Tensor, lambda tensor: internals.batched(tensor, self._level), output)
+        return tree_map_only(Tensor, lambda tensor: vmap.add_example_axis(tensor, 0, self._level), output)
 
     def _with_own_copies(
         self,
@@ -525,10 +431,7 @@ class Recorder(TorchFunctionMode):
         weights: Mapping[int, Tensor],
         operands: Set[int | str] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an operation with the weights in them replaced by a copy for each example.
-
-        ``operands`` are the positions and names of the arguments where that happens; everywhere for ``None``.
-        """
+        """The arguments, with the weights in these operands, or in all, replaced by a copy for each example."""
 
         def own(tensor: Tensor) -> Tensor:
             return self._own_copy(tensor, func) if id(tensor) in weights else tensor
@@ -542,10 +445,10 @@ class Recorder(TorchFunctionMode):
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
         key = id(weight)
         if key not in self._copies:
-            with internals.outside(), torch.enable_grad():  # a later use may need its gradient
+            with vmap.outside(), torch.enable_grad():  # a later use may need its gradient
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
-                self._copies[key] = internals.batched(copy, self._level)
+                self._copies[key] = vmap.add_example_axis(copy, 0, self._level)
             if weight.numel() >= _LARGE and (func, weight.shape) not in _SAID:
                 _SAID.add((func, weight.shape))
                 gradients = weight.numel() * weight.element_size() * self._count / 2**20
@@ -622,7 +525,7 @@ class Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
             elif not self._is_weight(tensor):
                 self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self.draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+                self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
     def _record_use(
         self,
@@ -646,7 +549,7 @@ class Recorder(TorchFunctionMode):
             first, several = tensors[0], not isinstance(output, Tensor)
             known = tuple(filter(None, edges))
             of_output = (tuple(edges), known, several, tuple(first.shape), first.dtype)
-            self.draft.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
+            self.recording.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 
 def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -677,7 +580,7 @@ def kept_from_another_call(tensor: Tensor) -> PrivacyError:
 
 def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the output of an operation shares no memory with its arguments."""
-    given = [tensor for tensor in tensors_among(args, kwargs) if not internals.is_wrapped(tensor)]
+    given = [tensor for tensor in tensors_among(args, kwargs) if not vmap.is_wrapped(tensor)]
     return output._base is None and all(
         output is not tensor and (output.is_meta or output.data_ptr() != tensor.data_ptr()) for tensor in given
     )
@@ -701,3 +604,90 @@ def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__
     return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))
+
+
+def check_one_value(value: object) -> None:
+    """Check that the loss of one example is a tensor with one value."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
+
+
+def one_value(value: Any) -> Tensor:
+    """The loss of one example as a scalar, checked as by :func:`check_one_value`."""
+    check_one_value(value)
+    return value.reshape(())
+
+
+def recorded(
+    function: Callable[..., Any],
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor] = (),
+    blocks: MakeBlocks | None = None,
+) -> tuple[Any, list[Tensor | None], Recording]:
+    """Call a function that uses the model with one example, for all of them at once, and record it.
+
+    It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
+    a buffer, with a constant for each example; and where a random number decides a branch, with one for all. Gives what
+    it returns; of each value in that the rows, (b, ...), or ``None`` where it depends on no example; and the recording.
+
+    Guarantee: no operation of torch sees two examples, and what the function writes into buffers is dropped.
+
+    Raises:
+        PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
+    """
+    own_for_each, draws = set[int](), Draws(buffers.seed)
+    outside.begin(public, is_repeatable=True)
+    while True:
+        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks)
+        try:
+            watched = outside.watching() if outside.watches else nullcontext()
+            with watched, one_example(model, batch, recorder.checkpoint if blocks else None) as (level, tensors):
+                recorder.begin(level, tensors)
+                one = batch.with_tensors(tensors)
+                with recorder, buffers.lent(recorder.buffer):
+                    output = function(*one.args, **one.kwargs)
+                values = [output] if isinstance(output, Tensor) else leaves(output)
+                rows = [
+                    vmap.physical(value) if isinstance(value, Tensor) and vmap.is_wrapped(value) else None
+                    for value in values
+                ]
+            break
+        except CallAgainError as error:
+            batch.check_unwritten()
+            own_for_each |= error.own_for_each
+            draws.share(error.shared)
+    outside.end()
+    recording, recorder.recording = recorder.recording, Recording()
+    return output, rows, recording
+
+
+def record_losses(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    blocks: MakeBlocks | None = None,
+) -> ForwardPass:
+    """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
+
+    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
+    """
+    function = partial(loss, model)
+    value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, blocks)
+    check_one_value(value)
+    losses = value.reshape(()).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
+    if not losses.requires_grad and recording.has_asked:
+        recording.uses.clear()  # the loss of such examples depends on no parameter, that of others may
+    elif not losses.requires_grad:
+        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
+    device = losses.device.type
+    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
+    return ForwardPass(losses, recording, LossCall(loss, model, batch, buffers, autocast))

@@ -1,4 +1,4 @@
-"""The built-in sets of images: digits, MNIST and similar sets, EMNIST Letters, CIFAR-10, and images that are drawn."""
+"""The built-in sets of images: digits, MNIST and similar sets, CIFAR-10, and images that are drawn."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ _NOT_COMPARABLE = "not comparable with published results"
 
 
 def _idx_files(*stems: str) -> tuple[str, ...]:
-    """The gzipped files of splits with these stems: images and labels of each."""
     return tuple(f"{stem}-{kind}-ubyte.gz" for stem in stems for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -50,15 +50,16 @@ def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _idx_splits(place: Path, names: Sequence[str], read: Callable[[str], bytes]) -> list[Split]:
-    """The examples in pairs of files of images and labels, inputs (n, 1, h, w) in [0, 1]."""
-    arrays = [read_idx(read(name), dimensions=3 if "idx3" in name else 1, source=str(place / name)) for name in names]
-    pairs = zip(arrays[::2], arrays[1::2], strict=True)
-    return [Split(unit_pixels(images), labels.astype(np.int64)) for images, labels in pairs]
-
-
-def _idx_splits_in(folder: Path, *stems: str) -> list[Split]:
-    return _idx_splits(folder, _idx_files(*stems), lambda name: (folder / name).read_bytes())
+def _idx_splits(folder: Path, *stems: str) -> list[Split]:
+    """The examples of splits with these stems, inputs (n, 1, h, w) in [0, 1]."""
+    splits = []
+    for stem in stems:
+        images, labels = (
+            read_idx((folder / name).read_bytes(), dimensions=dimensions, source=str(folder / name))
+            for name, dimensions in zip(_idx_files(stem), (3, 1), strict=True)
+        )
+        splits.append(Split(unit_pixels(images), labels.astype(np.int64)))
+    return splits
 
 
 def _idx_source(address: str, *checksums: str) -> files.Source:
@@ -87,9 +88,6 @@ KMNIST = _idx_source(
     "md5:5c965bf0a639b31b8f53240b1b52f4d7",
     "md5:7320c461ea6c1c855c0b718fb2a4b134",
 )
-EMNIST = files.Source(
-    "https://biometrics.nist.gov/cs_links/EMNIST/", {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"}
-)
 CIFAR10 = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
     "https://www.cs.toronto.edu/~kriz/", {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"}
 )
@@ -104,44 +102,13 @@ def mnist(name: str, source: files.Source, data_dir: Path | None) -> DataSet:
     Of Kuzushiji-MNIST also a copy with the first 7,011 of the training images.
     """
 
-    def whole(folder: Path) -> DataSet:
-        return DataSet(name, *_idx_splits_in(folder, "train", "t10k"), classes=10, declared_size=60_000)
+    def read(folder: Path, train: str = "train", size: int = 60_000, note: str = "") -> DataSet:
+        return DataSet(name, *_idx_splits(folder, train, "t10k"), classes=10, declared_size=size, note=note)
 
-    def part(folder: Path) -> DataSet:
-        splits = _idx_splits_in(folder, "train-first7011", "t10k")
-        note = "trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST"
-        return DataSet(name, *splits, classes=10, declared_size=7_011, note=f"{note}: {_NOT_COMPARABLE}")
-
-    copies = {_idx_files("train-first7011", "t10k"): part} if name == "kmnist" else None
-    return files.read(name, source, whole, data_dir=data_dir, copies=copies)
-
-
-def emnist_letters(data_dir: Path | None) -> DataSet:
-    """EMNIST Letters, A to Z in upper and lower case: 124,800 + 20,800, or a copy with 26,000 + 5,200 of them.
-
-    Inputs (n, 1, 28, 28) in [0, 1], upright; classes 0..25.
-    """
-
-    def whole(folder: Path) -> DataSet:
-        archive = folder / "gzip.zip"
-        names = [f"gzip/{name}" for name in _idx_files("emnist-letters-train", "emnist-letters-test")]
-        found = dict(files.members(archive, names.__contains__))
-        if absent := [name for name in names if name not in found]:
-            raise DataError(f"{archive} is damaged or not EMNIST (it has no {absent[0]}); download it again")
-        # The official images are transposed, and the official labels count from 1.
-        splits = [
-            Split(split.inputs.swapaxes(2, 3).copy(), split.targets - 1)
-            for split in _idx_splits(archive, names, found.__getitem__)
-        ]
-        return DataSet("emnist-letters", *splits, classes=26, declared_size=124_800)
-
-    def subset(folder: Path) -> DataSet:
-        note = "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800"
-        splits = _idx_splits_in(folder, "train-subset", "test-subset")
-        return DataSet("emnist-letters", *splits, classes=26, declared_size=26_000, note=f"{note}: {_NOT_COMPARABLE}")
-
-    copies = {_idx_files("train-subset", "test-subset"): subset}
-    return files.read("emnist-letters", EMNIST, whole, data_dir=data_dir, copies=copies)
+    few = "train-first7011"
+    note = f"trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST: {_NOT_COMPARABLE}"
+    copies = {_idx_files(few, "t10k"): partial(read, train=few, size=7_011, note=note)} if name == "kmnist" else {}
+    return files.read(name, source, read, data_dir=data_dir, copies=copies)
 
 
 def cifar10(data_dir: Path | None) -> DataSet:
@@ -172,7 +139,6 @@ def cifar10(data_dir: Path | None) -> DataSet:
 
 
 def _records(content: bytes) -> Split:
-    """The examples of binary batches."""
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
     return Split(unit_pixels(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
@@ -210,7 +176,6 @@ def digits(data_dir: Path | None) -> DataSet:
 
 # Images of random processes: anyone can draw them again, so they are public and nobody's
 
-_NOBODYS = "images of a random process: no record of anyone"
 TRAIN, TEST = 10_000, 1_000
 KINDS = ("discs", "rectangles", "lying bars", "rising bars", "standing bars", "falling bars")
 SIZES = {"small": (0.03, 0.15), "large": (0.12, 0.5)}  # the smallest and largest radius, in sides of the image
@@ -242,11 +207,21 @@ def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) ->
     """
     checks.count(images=images, side=side, channels=channels)
     random = np.random.RandomState(seed)  # the same in every version of NumPy
-    targets = random.randint(len(SIZES) * len(KINDS), size=images)
-    inputs = np.empty((images, channels, side, side), np.float32)
-    for start in range(0, images, _AT_ONCE):
-        _draw(inputs[start : start + _AT_ONCE], targets[start : start + _AT_ONCE], random)
-    return Split(inputs, targets.astype(np.int64))
+    targets = random.randint(len(CLASSES), size=images)
+
+    def draw(inputs: np.ndarray, first: int) -> None:
+        count = len(inputs)
+        sizes, kinds = np.divmod(targets[first : first + count], len(KINDS))
+        low, high = np.array(list(SIZES.values()))[sizes].T * side
+
+        def shape() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            angle = np.where(kinds < 2, random.uniform(size=count) * np.pi, (kinds - 2) * np.pi / 4)
+            flat = np.where(kinds == 1, random.uniform(0.3, 1.0, size=count), np.where(kinds > 1, _BAR, 1.0))
+            return angle, flat, kinds == 0
+
+        _fall(inputs, random, (low, high), shape, lambda places: random.uniform(size=(count, channels, 1, 1)))
+
+    return Split(_drawn((images, channels, side, side), draw), targets.astype(np.int64))
 
 
 def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) -> np.ndarray:
@@ -256,109 +231,71 @@ def shaded_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) 
     an image; the brightness of a leaf changes evenly along it; edges are soft.
 
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; the colours and shades are noisette's own.
-
-    >>> shaded_leaves(3, seed=0, side=8, channels=1).shape
-    (3, 1, 8, 8)
     """
     checks.count(images=images, side=side, channels=channels)
     random = np.random.RandomState(seed)
-    inputs = np.empty((images, channels, side, side), np.float32)
-    for start in range(0, images, _AT_ONCE):
-        _draw_shaded(inputs[start : start + _AT_ONCE], random)
-    return _blurred(inputs).clip(0, 1)
+
+    def draw(inputs: np.ndarray, first: int) -> None:
+        count = len(inputs)
+        tint = _CHROMA * random.normal(size=(count, channels, 1, 1))  # of a whole image
+        contrast = random.uniform(0.1, 0.5, size=(count, 1, 1, 1))
+        middle = random.uniform(0.25, 0.75, size=(count, 1, 1, 1))
+
+        def shape() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            angle, flat = random.uniform(size=count) * np.pi, random.uniform(0.15, 1.0, size=count)
+            return -angle, flat, random.uniform(size=count) < 0.6  # the others are rectangles
+
+        def paint(places: np.ndarray) -> np.ndarray:
+            brightness = middle + contrast * random.uniform(-1, 1, size=(count, 1, 1, 1))
+            colour = brightness + tint + _CHROMA * random.normal(size=(count, channels, 1, 1))
+            slopes = _SHADE / side * random.normal(size=(2, count, 1, 1))
+            return colour + (slopes * places).sum(0)[:, None]
+
+        _fall(inputs, random, (_SMALLEST * side, _LARGEST * side), shape, paint)
+
+    return _blurred(_drawn((images, channels, side, side), draw)).clip(0, 1)
 
 
-def dead_leaves_set(name: str, side: int, channels: int, data_dir: Path | None) -> DataSet:
-    """10,000 + 1,000 images of :func:`dead_leaves`."""
-    splits = (dead_leaves(count, seed, side=side, channels=channels) for seed, count in enumerate((TRAIN, TEST)))
-    return DataSet(name, *splits, classes=len(CLASSES), declared_size=TRAIN, note=_NOBODYS)
+def _drawn(shape: tuple[int, int, int, int], draw: Callable[[np.ndarray, int], None]) -> np.ndarray:
+    """Images of this shape, of which ``draw`` fills in a part, and is told the number of its first image."""
+    inputs = np.empty(shape, np.float32)
+    for first in range(0, shape[0], _AT_ONCE):
+        draw(inputs[first : first + _AT_ONCE], first)
+    return inputs
 
 
-def shaded_leaves_set(data_dir: Path | None) -> DataSet:
-    """10,000 + 1,000 images of :func:`shaded_leaves`, all of one class."""
-    splits = (Split(shaded_leaves(n, seed), np.zeros(n, np.int64)) for seed, n in enumerate((TRAIN, TEST)))
-    note = f"{_NOBODYS}, and all of one class"
-    return DataSet("shaded-leaves", *splits, classes=1, declared_size=TRAIN, note=note)
+def _fall(
+    inputs: np.ndarray,
+    random: np.random.RandomState,
+    radii: tuple[Any, Any],
+    shape: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    paint: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Paint the ground of each image, and leaves over it, one after the other.
 
-
-def _draw(inputs: np.ndarray, targets: np.ndarray, random: np.random.RandomState) -> None:
-    """Draw leaves of these classes over a ground of one colour."""
-    count, channels, side, _ = inputs.shape
-    inputs[:] = random.uniform(size=(count, channels, 1, 1))
-    kinds = targets % len(KINDS)
-    low, high = np.array(list(SIZES.values()))[targets // len(KINDS)].T * side
+    The radius of a leaf has a density in proportion to r^-3 between two ``radii``. ``shape`` draws its angle, its width
+    as a share of its length, and whether it is a disc or a rectangle; ``paint`` draws its colours, for pixels at these
+    places along it and at right angles to it, (2, images or 1, side, side).
+    """
+    count, _, side, _ = inputs.shape
+    low, high = radii
     y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
+    inputs[:] = paint(np.stack([x, y])[:, None] - side / 2)
     for _ in range(_LEAVES):
-        radius = _radii(low, high, count, random)
+        radius = (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5  # the inverse distribution
         across, down = random.uniform(size=(2, count)) * side
-        angle = np.where(kinds < 2, random.uniform(size=count) * np.pi, (kinds - 2) * np.pi / 4)
-        flatness = np.where(kinds == 1, random.uniform(0.3, 1.0, size=count), np.where(kinds > 1, _BAR, 1.0))
-        colour = random.uniform(size=(count, channels, 1, 1))
-        along, apart = _turned(x, y, across, down, angle)
-        inside = _inside(along, apart, radius, flatness, kinds == 0)
-        np.copyto(inputs, colour.astype(np.float32), where=inside)
-
-
-def _draw_shaded(inputs: np.ndarray, random: np.random.RandomState) -> None:
-    """Draw leaves of all sizes over a shaded ground."""
-    count, channels, side, _ = inputs.shape
-    colour = _colours(count, channels, random)
-    y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
-    inputs[:] = colour() + _shade(np.stack([x, y])[:, None] - side / 2, side, random, count)
-    for _ in range(_LEAVES):
-        radius = _radii(_SMALLEST * side, _LARGEST * side, count, random)
-        across, down = random.uniform(size=(2, count)) * side
-        angle, flatness = random.uniform(size=count) * np.pi, random.uniform(0.15, 1.0, size=count)
-        disc = random.uniform(size=count) < 0.6  # the others are rectangles
-        along, apart = _turned(x, y, across, down, -angle)
-        shaded = colour() + _shade(2 * np.stack([along, apart]), side, random, count)
-        np.copyto(inputs, shaded.astype(np.float32), where=_inside(along, apart, radius, flatness, disc))
-
-
-def _radii(low: np.ndarray | float, high: np.ndarray | float, count: int, random: np.random.RandomState) -> np.ndarray:
-    """Radii, (count,), with a density in proportion to r^-3 between the bounds, by the inverse distribution."""
-    return (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5
-
-
-def _turned(
-    x: np.ndarray, y: np.ndarray, across: np.ndarray, down: np.ndarray, angle: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels' distances from each image's place, along its direction and at right angles to it."""
-    right, below = x - _column(across), y - _column(down)
-    cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
-    return right * cos - below * sin, right * sin + below * cos
-
-
-def _inside(
-    along: np.ndarray, apart: np.ndarray, radius: np.ndarray, flatness: np.ndarray, disc: np.ndarray
-) -> np.ndarray:
-    """Which pixels a disc or a rectangle covers, bool, (images, 1, side, side)."""
-    u, v = along / _column(radius), apart / _column(radius * flatness)
-    return np.where(_column(disc), u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))[:, None]
+        angle, flat, disc = shape()
+        right, below = x - _column(across), y - _column(down)
+        cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
+        along, apart = right * cos - below * sin, right * sin + below * cos
+        u, v = along / _column(radius), apart / _column(radius * flat)
+        inside = np.where(disc[:, None, None], u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))
+        np.copyto(inputs, paint(2 * np.stack([along, apart])).astype(np.float32), where=inside[:, None])
 
 
 def _column(values: np.ndarray) -> np.ndarray:
     """One value for each image, (images,), beside all its pixels: (images, 1, 1)."""
-    return values.astype(np.float32 if values.dtype != bool else bool)[:, None, None]
-
-
-def _colours(count: int, channels: int, random: np.random.RandomState) -> Callable[[], np.ndarray]:
-    """Draws a colour for a leaf of each image: a brightness, and chroma that is partly that of the whole image."""
-    tint = _CHROMA * random.normal(size=(count, channels, 1, 1))
-    contrast = random.uniform(0.1, 0.5, size=(count, 1, 1, 1))
-    middle = random.uniform(0.25, 0.75, size=(count, 1, 1, 1))
-
-    def colour() -> np.ndarray:
-        brightness = middle + contrast * random.uniform(-1, 1, size=(count, 1, 1, 1))
-        return brightness + tint + _CHROMA * random.normal(size=(count, channels, 1, 1))
-
-    return colour
-
-
-def _shade(places: np.ndarray, side: int, random: np.random.RandomState, count: int) -> np.ndarray:
-    """A brightness that changes evenly along both directions of ``places`` (2, images or 1, side, side)."""
-    slopes = _SHADE / side * random.normal(size=(2, count, 1, 1))
-    return (slopes * places).sum(0)[:, None]
+    return values.astype(np.float32)[:, None, None]
 
 
 def _blurred(inputs: np.ndarray) -> np.ndarray:
@@ -370,18 +307,31 @@ def _blurred(inputs: np.ndarray) -> np.ndarray:
     return inputs
 
 
+def leaves_set(name: str, side: int, channels: int, data_dir: Path | None) -> DataSet:
+    """10,000 + 1,000 images of :func:`dead_leaves`, or of :func:`shaded_leaves`, all of one class."""
+    splits = [
+        Split(shaded_leaves(n, seed), np.zeros(n, np.int64))
+        if name == "shaded-leaves"
+        else dead_leaves(n, seed, side=side, channels=channels)
+        for seed, n in enumerate((TRAIN, TEST))
+    ]
+    classes, note = len(CLASSES), "images of a random process: no record of anyone"
+    if name == "shaded-leaves":
+        classes, note = 1, f"{note}, and all of one class"
+    return DataSet(name, *splits, classes=classes, declared_size=TRAIN, note=note)
+
+
 IMAGES = {
     "digits": BuiltIn(digits, "handwritten digits, 8 x 8 pixels; installed with scikit-learn"),
     "mnist": BuiltIn(partial(mnist, "mnist", MNIST), "handwritten digits, 28 x 28 pixels"),
     "fashion-mnist": BuiltIn(partial(mnist, "fashion-mnist", FASHION_MNIST), "articles of clothing, 28 x 28 pixels"),
     "kmnist": BuiltIn(partial(mnist, "kmnist", KMNIST), "cursive Japanese characters, 28 x 28 pixels"),
-    "emnist-letters": BuiltIn(emnist_letters, "handwritten letters, 28 x 28 pixels"),
     "cifar10": BuiltIn(cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
     "dead-leaves": BuiltIn(
-        partial(dead_leaves_set, "dead-leaves", 32, 3), "images of a random process, 32 x 32 pixels; drawn, not read"
+        partial(leaves_set, "dead-leaves", 32, 3), "images of a random process, 32 x 32 pixels; drawn, not read"
     ),
-    "dead-leaves-grey": BuiltIn(
-        partial(dead_leaves_set, "dead-leaves-grey", 28, 1), "the same in grey, 28 x 28 pixels"
+    "dead-leaves-grey": BuiltIn(partial(leaves_set, "dead-leaves-grey", 28, 1), "the same in grey, 28 x 28 pixels"),
+    "shaded-leaves": BuiltIn(
+        partial(leaves_set, "shaded-leaves", 32, 3), "dead leaves in the light and colours of photographs, 32 x 32"
     ),
-    "shaded-leaves": BuiltIn(shaded_leaves_set, "dead leaves in the light and colours of photographs, 32 x 32"),
 }

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from noisette.data import files, tables
-from noisette.data.columns import Category, Columns, Number
+from noisette.data.columns import Category, Columns, Declaration, Number
 from noisette.data.dataset import DataError, DataSet, Split, refuse
-from noisette.data.declaration import Declaration
 from noisette.data.files import BuiltIn
 
 ADULT = files.Source(
@@ -56,13 +55,12 @@ _INCOME = Declaration(
 def adult(data_dir: Path | None) -> DataSet:
     """Adult: 32,561 + 16,281 records; inputs (n, 113): numbers scaled to [-1, 1], and one input for each category."""
 
-    def read(folder: Path, names: files.Files) -> DataSet:
-        train, test = (_incomes(folder / name) for name in names)
-        return DataSet("adult", train, test, classes=2, declared_size=32_561)
+    def read(folder: Path, suffix: str = "") -> DataSet:
+        splits = [_incomes(folder / f"{name}{suffix}") for name in ADULT.files]
+        return DataSet("adult", *splits, classes=2, declared_size=32_561)
 
-    zipped = tuple(f"{name}.gz" for name in ADULT.files)
-    copies = {zipped: lambda folder: read(folder, zipped)}
-    return files.read("adult", ADULT, lambda folder: read(folder, ADULT.files), data_dir=data_dir, copies=copies)
+    copies = {tuple(f"{name}.gz" for name in ADULT.files): partial(read, suffix=".gz")}
+    return files.read("adult", ADULT, read, data_dir=data_dir, copies=copies)
 
 
 def _incomes(path: Path) -> Split:
@@ -84,16 +82,6 @@ _NOTE = (
 )
 
 
-def _square_roots(rows: np.ndarray) -> np.ndarray:
-    """Square roots of histogram frequencies, so that small frequencies are told apart."""
-    return np.sqrt(np.clip(rows, 0, 1))
-
-
-def _asinh_of_hundredths(rows: np.ndarray) -> np.ndarray:
-    """For integers of up to five digits: linear below about 100, logarithmic above."""
-    return np.arcsinh(rows / 100)
-
-
 @dataclass(frozen=True)
 class Anomalies:
     """One of ADBench's sets: its file and checksum, its rows and columns, and a data-independent map of its values."""
@@ -106,14 +94,15 @@ class Anomalies:
 
     @property
     def size(self) -> int:
-        """The number of training rows: 80 %, rounded down."""
         return self.rows * 4 // 5
 
 
+# Square roots of histogram frequencies tell small ones apart. The inverse hyperbolic sine, for integers of up to five
+# digits, is linear below about 100 and logarithmic above.
 # fmt: off
 ANOMALIES = {
     "aloi": Anomalies("1_ALOI.npz", "792d0b5bd1147bfc9574a1974f157b39fbd4cbed8ecd04cf983fd554498ed477",
-                      49_534, 27, _square_roots),
+                      49_534, 27, lambda rows: np.sqrt(np.clip(rows, 0, 1))),
     "campaign": Anomalies("5_campaign.npz", "74dd4d0072d6c6f1aabab63bc102f9633454f32bb936fa9bcfbd38f9f2386bcd",
                           41_188, 62),
     "celeba": Anomalies("8_celeba.npz", "1cadfdea14cd8d240eca715a70c09c88af8621d086a7478c63f602d97adef0b5",
@@ -125,7 +114,7 @@ ANOMALIES = {
     "mammography": Anomalies("23_mammography.npz", "a0308ac9712d78321073b1c2dc98dc37665c0f35c1cc33019416fe8f8d7de7ea",
                              11_183, 6),
     "shuttle": Anomalies("32_shuttle.npz", "26900b0f6be45d9ddb7a402c9b2f956ceda42d23a8ca4cf4406b8bc1352823d1",
-                         49_097, 9, _asinh_of_hundredths),
+                         49_097, 9, lambda rows: np.arcsinh(rows / 100)),
     "skin": Anomalies("33_skin.npz", "d02aa01ffc1b6bf2b8b1ac250c90e8a8eacd0cefc962940ed5cc4bf5deac9c95", 245_057, 3),
     "yeast": Anomalies("47_yeast.npz", "bbb15c873d78a4f6a589f46d0f75814595e2282d2ae7ce7779c750f276c3770d", 1_484, 8),
 }
@@ -135,8 +124,7 @@ ANOMALIES = {
 def adbench(name: str, data_dir: Path | None) -> DataSet:
     """One of the sets, by its name in ``ANOMALIES``: inputs (n, columns), class 1 for anomalies.
 
-    Guarantee: values go through data-independent maps only, and the sizes are those that ADBench publishes. ``note``
-    says what ADBench may have done to the columns before publishing them.
+    Guarantee: values go through data-independent maps only, and the sizes are those that ADBench publishes.
     """
     known = ANOMALIES[name]
 

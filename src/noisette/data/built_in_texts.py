@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -33,6 +33,9 @@ ADDRESS = "https://nlp.stanford.edu/data/glove.6B.zip"  # 0.8 GB without a publi
 _WORDS = 400_000
 
 
+Part = tuple[Path, Sequence[str], Sequence[str]]  # a file, its texts and their labels
+
+
 def ag_news(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     """AG News, is an article about the world, sports, business, or science: 120,000 + 7,600, or a part of 18,349.
 
@@ -42,19 +45,19 @@ def ag_news(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     one, such as all articles of one author.
     """
 
+    def articles(path: Path) -> Part:
+        rows = tables.table(path, header=("class", "title", "description"), rows=tables.rows(path))
+        texts = [" ".join(parts) for parts in zip(rows["title"], rows["description"], strict=True)]
+        return path, texts, rows["class"]
+
     def official(folder: Path) -> DataSet:
-        splits = []
-        for path in (folder / name for name in AG_NEWS.files):
-            rows = tables.table(path, header=("class", "title", "description"), rows=tables.rows(path))
-            texts = [" ".join(parts) for parts in zip(rows["title"], rows["description"], strict=True)]
-            splits.append(_split(path, texts, rows["class"], ("1", "2", "3", "4"), numbering))
-        return _data_set("ag-news", splits, 4, 120_000, numbering)
+        parts = [articles(folder / name) for name in AG_NEWS.files]
+        return _data_set("ag-news", parts, ("1", "2", "3", "4"), 120_000, numbering)
 
     def subset(folder: Path) -> DataSet:
-        paths = [folder / name for name in copy]
-        splits = [_labelled(path, "text", tables.rows(path), ("0", "1", "2", "3"), numbering) for path in paths]
         note = "trained on 18,349 of the 120,000 training articles of AG News: not comparable with published results"
-        return _data_set("ag-news", splits, 4, 18_349, numbering, note)
+        parts = [_labelled(folder / name, "text") for name in copy]
+        return _data_set("ag-news", parts, ("0", "1", "2", "3"), 18_349, numbering, note)
 
     copy = ("train_subset.csv.gz", "test.csv.gz")
     return files.read("ag_news", AG_NEWS, official, data_dir=data_dir, copies={copy: subset})
@@ -72,14 +75,14 @@ def sst2(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
         archive, names = folder / "SST-2.zip", ["SST-2/train.tsv", "SST-2/dev.tsv"]
         found = _texts_in(archive, names.__contains__)
         refuse(f"{archive} is damaged or not SST-2", [f"it has no {name}" for name in names if name not in found])
-        return read([(archive / name, _tab_separated(io.StringIO(found[name], newline=""))) for name in names])
+        return sentences({archive / name: _tab_separated(io.StringIO(found[name], newline="")) for name in names})
 
     def of_copy(folder: Path) -> DataSet:
-        return read([(folder / name, tables.parsed(folder / name, _tab_separated)) for name in copy])
+        return sentences({folder / name: tables.parsed(folder / name, _tab_separated) for name in copy})
 
-    def read(parts: Sequence[tuple[Path, list[list[str]]]]) -> DataSet:
-        splits = [_labelled(path, "sentence", rows, ("0", "1"), numbering) for path, rows in parts]
-        return _data_set("sst2", splits, 2, 67_349, numbering)
+    def sentences(lines: Mapping[Path, Sequence[Sequence[str]]]) -> DataSet:
+        parts = [_labelled(path, "sentence", of_file) for path, of_file in lines.items()]
+        return _data_set("sst2", parts, ("0", "1"), 67_349, numbering)
 
     copy = ("train.tsv.gz", "dev.tsv.gz")
     return files.read("sst2", SST2, official, data_dir=data_dir, copies={copy: of_copy})
@@ -93,26 +96,23 @@ def imdb(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     """
 
     def official(folder: Path) -> DataSet:
-        path, parts = folder / "aclImdb_v1.tar.gz", dict[str, list[tuple[str, str]]](train=[], test=[])
-        for name, text in _texts_in(path, lambda name: bool(_REVIEW.fullmatch(name))).items():
-            _, part, label, _ = name.split("/")
-            parts[part].append((text, label))
-        refuse(str(path), [f"there are no reviews in {part}" for part, reviews in parts.items() if not reviews])
-        columns = (zip(*reviews, strict=True) for reviews in parts.values())
-        splits = [_split(path, texts, labels, ("neg", "pos"), numbering) for texts, labels in columns]
-        return _data_set("imdb", splits, 2, 25_000, numbering)
+        archive = folder / "aclImdb_v1.tar.gz"
+        texts = _texts_in(archive, lambda name: bool(_REVIEW.fullmatch(name)))
+        of_splits = [[name for name in texts if name.startswith(f"aclImdb/{split}/")] for split in ("train", "test")]
+        if not all(of_splits):
+            raise DataError(f"{archive}: there are no reviews in train or in test")
+        parts = [(archive, [texts[n] for n in names], [n.split("/")[2] for n in names]) for names in of_splits]
+        return _data_set("imdb", parts, ("neg", "pos"), 25_000, numbering)
 
     def of_copy(folder: Path) -> DataSet:
-        paths = [folder / name for name in copy]
-        splits = [_labelled(path, "text", tables.rows(path), ("0", "1"), numbering) for path in paths]
-        return _data_set("imdb", splits, 2, 25_000, numbering)
+        parts = [_labelled(folder / name, "text") for name in copy]
+        return _data_set("imdb", parts, ("0", "1"), 25_000, numbering)
 
     copy = ("train.csv.xz", "test.csv.xz")
     return files.read("imdb", IMDB, official, data_dir=data_dir, copies={copy: of_copy})
 
 
 def _texts_in(archive: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
-    """The wanted files of an archive as texts."""
     try:
         return {name: content.decode() for name, content in files.members(archive, wanted)}
     except UnicodeDecodeError as error:
@@ -124,30 +124,25 @@ def _tab_separated(stream: TextIO) -> list[list[str]]:
     return [line.split("\t") for line in stream.read().split("\n") if line]
 
 
-def _labelled(
-    path: Path, text: str, lines: Sequence[Sequence[str]], classes: Sequence[str], numbering: AnyNumbering
-) -> Split:
-    """The records in the columns label and ``text``; the first line has their names."""
-    header, *rows = lines or [[]]
+def _labelled(path: Path, text: str, lines: Sequence[Sequence[str]] | None = None) -> Part:
+    """The columns ``text`` and label; the first line has the names of the columns."""
+    header, *rows = (tables.rows(path) if lines is None else lines) or [[]]
     found = tables.table(path, header=header, rows=rows)
     refuse(str(path), [f"there is no column {name!r}" for name in ("label", text) if name not in found])
-    return _split(path, found[text], found["label"], classes, numbering)
-
-
-def _split(
-    path: Path, texts: Sequence[str], labels: Sequence[str], classes: Sequence[str], numbering: AnyNumbering
-) -> Split:
-    targets = codes(labels, classes)
-    unknown = np.flatnonzero(targets < 0).tolist()
-    refuse(str(path), [f"the class is none of {', '.join(classes)} {in_rows(unknown)}"] if unknown else [])
-    return Split(numbering.number(texts), targets)
+    return path, found[text], found["label"]
 
 
 def _data_set(
-    name: str, splits: Sequence[Split], classes: int, size: int, numbering: AnyNumbering, note: str = ""
+    name: str, parts: Sequence[Part], classes: Sequence[str], size: int, numbering: AnyNumbering, note: str = ""
 ) -> DataSet:
+    splits = []
+    for path, texts, labels in parts:
+        targets = codes(labels, classes)
+        if unknown := np.flatnonzero(targets < 0).tolist():
+            raise DataError(f"{path}: the class is none of {', '.join(classes)} {in_rows(unknown)}")
+        splits.append(Split(numbering.number(texts), targets))
     notes, words, vectors = "; ".join(filter(None, [note, numbering.note])), numbering.size, numbering.numbered_vectors
-    return DataSet(name, *splits, classes=classes, declared_size=size, note=notes, words=words, vectors=vectors)
+    return DataSet(name, *splits, classes=len(classes), declared_size=size, note=notes, words=words, vectors=vectors)
 
 
 # Word vectors
@@ -156,12 +151,8 @@ def _data_set(
 def glove(data_dir: Path | None) -> Vocabulary:
     """400,000 words with vectors of 100 numbers; or from a smaller copy, the 2,445 most frequent ones with 50.
 
-    They were learned from public texts. The files are looked for in ``glove/`` where data sets are searched.
-
-    Source: Pennington, Socher & Manning 2014.
-
-    Raises:
-        DataError: they are absent or damaged; the message says which file to put where.
+    They were learned from public texts (Pennington, Socher & Manning 2014). Looked for in ``glove/`` where data
+    sets are; a ``DataError`` says which file to put where, or what is damaged.
     """
     layouts = {
         (WHOLE,): lambda folder: read_vectors(folder / WHOLE, words=_WORDS, dims=100),
@@ -177,8 +168,7 @@ def glove(data_dir: Path | None) -> Vocabulary:
 def read_vectors(path: Path, *, words: int, dims: int) -> Vocabulary:
     """The vocabulary in a text of ``words`` lines or more: a word and ``dims`` numbers, separated by one space.
 
-    Raises:
-        DataError: lists the lines that are not of this form; there are fewer lines, as in a truncated file.
+    A ``DataError`` lists the lines that are not of this form.
     """
     found: list[str] = []
     numbers = array("f")
@@ -190,12 +180,11 @@ def read_vectors(path: Path, *, words: int, dims: int) -> Vocabulary:
                 values = array("f", map(float, fields))
                 found.append(word.decode())
             except ValueError:
-                problems.append(f"line {line} has an invalid number or word")
-                continue
+                values = ()
             if len(values) == dims:
                 numbers.extend(values)
             else:
-                problems.append(f"line {line} has {len(values)} numbers instead of {dims}")
+                problems.append(f"line {line} is no word with {dims} numbers")
     if len(found) < words:
         problems.append(f"there are {len(found)} words instead of {words:,}")
     refuse(f"{path} is not GloVe as published; download it again", problems)
@@ -203,11 +192,7 @@ def read_vectors(path: Path, *, words: int, dims: int) -> Vocabulary:
 
 
 def read_vectors_npz(path: Path) -> Vocabulary:
-    """The vocabulary in arrays ``words`` (words,) and ``vectors`` (words, dims), of the most frequent words.
-
-    Raises:
-        DataError: the file is damaged or holds other arrays.
-    """
+    """The vocabulary in arrays ``words`` (words,) and ``vectors`` (words, dims), of the most frequent words."""
     words, vectors = files.read_npz(path, "words", "vectors")
     fit = words.dtype.kind == "U" and vectors.dtype == np.float32 and vectors.ndim == 2
     if not fit or not vectors.size or words.shape != vectors.shape[:1]:
@@ -220,7 +205,6 @@ def read_vectors_npz(path: Path) -> Vocabulary:
 
 
 def _vocabulary(path: Path, words: list[str], vectors: np.ndarray, *, note: str) -> Vocabulary:
-    """The vocabulary, checked: all words are different and all vectors finite."""
     problems = [f"the vector of word {row + 1} is not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(1))]
     if len(set(words)) < len(words):
         problems.append(f"{len(words) - len(set(words))} words appear twice")

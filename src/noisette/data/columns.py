@@ -1,20 +1,25 @@
-"""What is declared about the columns of a table, and the inputs of a model that each makes of its values."""
+"""What users declare about their columns and files, and the inputs that values become: nothing is inferred."""
 
 from __future__ import annotations
 
+import codecs
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import pydantic
 
-from noisette.data.dataset import DataError, in_rows, refuse, scaled
-from noisette.data.words import number_of
+from noisette import errors as checks
+from noisette.data.dataset import DataError, Target, in_rows, refuse, scaled
+from noisette.data.words import Numbering, number_of
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 REFUSE: Final = "refuse"
 INDICATOR, OWN_CATEGORY = "indicator", "own category"
@@ -24,32 +29,20 @@ MISSING_VALUE = "a value is missing"
 
 
 def missing(values: Iterable[Any], words: Iterable[str] = ()) -> np.ndarray:
-    """Which values are missing, bool, (n,): empty, ``None``, NaN, or a word for that such as NA or one of ``words``.
-
-    >>> missing([" NaN ", "0", None, float("nan"), 0, "-"], ["0"])
-    array([ True,  True,  True,  True,  True,  True])
-    """
+    """Which values are missing, bool, (n,): empty, ``None``, NaN, or a word for that such as NA or one of ``words``."""
     known = {*MISSING, *(word.strip().lower() for word in words)}
     return np.array([text_of(value).lower() in known for value in values], bool)
 
 
 def numbers(values: Iterable[Any]) -> np.ndarray:
-    """The numbers of a column, float64, (n,); NaN where a value is missing or no number.
-
-    >>> numbers(["1.5", "", "tall", "-inf"])
-    array([ 1.5,  nan,  nan, -inf])
-    """
+    """The numbers of a column, float64, (n,); NaN where a value is missing or no number."""
     import pandas
 
     return np.asarray(pandas.to_numeric(pandas.Series(list(values), dtype=object), errors="coerce"), np.float64)
 
 
 def text_of(value: Any) -> str:
-    """A value as a text without spaces around it; a whole number has no decimals, and ``None`` or NaN is "".
-
-    >>> text_of(" a"), text_of(3.0), text_of(None), text_of(True)
-    ('a', '3', '', 'True')
-    """
+    """A value as a text without spaces around it; a whole number has no decimals, and ``None`` or NaN is ""."""
     if isinstance(value, str):
         return value.strip()
     whole = isinstance(value, float | np.floating) and value.is_integer()
@@ -62,11 +55,6 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
 
     A text that is no name as it is written is compared without the spaces around it, without regard to upper and lower
     case if that tells all names apart, and as a whole number: programs write 2 as 2.0 where other values are missing.
-
-    >>> codes(["b", "A", "c", "b "], ("a", "b")), codes(["B", "A", "c"], ("a", "A", "b"))
-    (array([ 1,  0, -1,  1]), array([-1,  1, -1]))
-    >>> codes(["1.0", "1.5", "2"], ("1", "2"))
-    array([ 0, -1,  1])
     """
     import pandas
 
@@ -85,17 +73,22 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
 
 
 class DeclarationError(ValueError):
-    """What is declared contradicts itself or has another form; ``problems`` has a message for each."""
+    """What is declared contradicts itself or has another form, as ``problems`` say."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
 
 
+def close_name(name: str, names: Iterable[str]) -> str:
+    """The name among these that may have been meant, or ""."""
+    return next(iter(get_close_matches(name, list(names), n=1)), "")
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """A message that names the nearest known key, or all of them."""
-    close = get_close_matches(key, names := list(known), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names) or 'no other'}"
+    close = close_name(key, known := list(known))
+    hint = f"did you mean {close!r}?" if close else f"known here: {', '.join(known) or 'no other'}"
     return f"unknown key {key}: {hint}"
 
 
@@ -150,7 +143,6 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:
-    """Texts for a list, such as ``categories = [1, 2, 3]``."""
     if not isinstance(value, list | tuple):
         raise ValueError('expected a list of texts, such as ["a", "b"]')
     return tuple(map(text_of, value))
@@ -168,6 +160,8 @@ _Text = Annotated[str, pydantic.BeforeValidator(lambda value: value if isinstanc
 _Texts = Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_texts)]
 _Date = Annotated[date, pydantic.BeforeValidator(_as_date)]
 _Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a mask, by their problem
+# Each kind of column has ``inputs``, a name for each input that it makes, and ``encode``, the inputs of its values,
+# float32, (n, width), with what is refused. ``problems`` says what contradicts itself.
 
 
 @declared
@@ -186,7 +180,6 @@ class Number:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         low, high, missing = self.low, self.high, self.missing
         if (low is None) != (high is None):
             yield "declare both low and high, or none of them"
@@ -196,11 +189,9 @@ class Number:
             yield f"expected missing from {low:g} to {high:g}, got {missing:g}"
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, 1 or 2), and the rows that the declaration refuses, by their problem."""
         problem = "not a finite number (for a column of text, declare its categories)"
         return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
 
@@ -230,9 +221,8 @@ class Date:
     """A column of dates, with or without a time: one input, in [-1, 1], as of a number of days.
 
     low, high: the declared first and last day, as texts such as "1930-01-01"; dates outside are clipped.
-    missing: what a missing value counts as: "indicator" or "refuse", as for a number.
+    missing, missing_words: as for a number.
     format: how dates are written, in the letters of Python, such as "%d.%m.%Y".
-    missing_words: as for a number.
     """
 
     low: _Date
@@ -242,7 +232,6 @@ class Date:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         try:
             self._number  # noqa: B018 - it is checked
         except DeclarationError as error:
@@ -254,11 +243,9 @@ class Date:
         return Number(low, high, self.missing)
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return self._number.inputs(name)
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """As :meth:`Number.encode`."""
         days, absent = _days(values, self.format), missing(values, self.missing_words)
         return self._number.encode_numbers(days, absent, f"not a date in the format {self.format}")
 
@@ -281,7 +268,6 @@ class Category:
     missing_words: _Texts = ()
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself."""
         known = self.categories
         if not known or len(set(known)) < len(known):
             yield "expected one or more different categories"
@@ -293,12 +279,10 @@ class Category:
                 yield f'expected {name} to be one of the categories, "{OWN_CATEGORY}" or "{REFUSE}", got {rule!r}'
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         added = [word for word, rule in (("missing", self.missing), ("other", self.other)) if rule == OWN_CATEGORY]
         return [f"{name} = {text}" for text in self.categories] + [f"{name} is {word}" for word in added]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, width), and the rows that the declaration refuses, by their problem."""
         texts, width, refused = list(map(text_of, values)), len(self.categories), {}
         indices = codes(texts, self.categories)
         absent = (indices < 0) & missing(texts, self.missing_words)
@@ -319,8 +303,7 @@ class Hashed:
     """A column of texts of which too many are possible to list them, as of codes of diagnoses or names of cities.
 
     width: a text, in lower case, is hashed to one of so many inputs, which is 1; texts may share one.
-    missing: what a missing value counts as: "own category", which is one more input, or "refuse".
-    missing_words: as for a number.
+    missing, missing_words: as for a category.
 
     Guarantee: the hash is fixed, so an input depends on the text alone.
     """
@@ -330,11 +313,9 @@ class Hashed:
     missing_words: _Texts = ()
 
     def inputs(self, name: str) -> list[str]:
-        """A name for each input."""
         return [f"{name} # {k}" for k in range(self.width)] + [f"{name} is missing"] * (self.missing == OWN_CATEGORY)
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        """The inputs, float32, (n, width or one more), and the rows that the declaration refuses, by their problem."""
         texts, absent = list(map(text_of, values)), missing(values, self.missing_words)
         indices = np.array([number_of(text.casefold(), self.width + 1) - 1 for text in texts], np.int64)
         block = np.where(absent, self.width, indices)[:, None] == np.arange(len(self.inputs("")))
@@ -347,13 +328,7 @@ class Ignored:
 
 
 Column = Number | Date | Category | Hashed | Ignored
-KINDS: Mapping[str, type[Column]] = {
-    "number": Number,
-    "date": Date,
-    "category": Category,
-    "hashed": Hashed,
-    "ignored": Ignored,
-}
+KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Number, Date, Category, Hashed, Ignored)}
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
@@ -384,8 +359,7 @@ class Columns:
     def of(cls, tables: Mapping[str, Mapping[str, Any]], source: str = "columns") -> Self:
         """The columns in tables of plain values, as a TOML file has them: ``kind``, and the fields of that kind.
 
-        Raises:
-            DataError: lists every unknown kind or field, value of another type and contradiction; it names ``source``.
+        A ``DataError`` lists every unknown kind or field, value of another type and contradiction.
         """
         problems: list[str] = []
         found: dict[str, Column] = {}
@@ -405,11 +379,7 @@ class Columns:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The columns in the tables ``[columns.NAME]`` of a TOML file, such as ``noisette schema`` writes.
-
-        Raises:
-            DataError: the file is no TOML, has no such tables, or they are not as :meth:`of` expects them.
-        """
+        """The columns in the tables ``[columns.NAME]`` of a TOML file, such as ``noisette schema`` writes."""
         try:
             tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -424,7 +394,6 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are inputs, in the order of declaration."""
         return tuple(self._used)
 
     @property
@@ -434,18 +403,14 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """The number of inputs."""
         return len(self.inputs)
 
     def encode(self, rows: Any) -> np.ndarray:
         """The inputs of each row, float32, (n, inputs).
 
         ``rows`` has the values by column, as a mapping or a frame of pandas: texts, numbers, dates, ``None``. Columns
-        that are not declared are not read.
-
-        Raises:
-            DataError: lists the columns that are absent, and those with a value that the declaration refuses, with the
-                rows. The message contains no value.
+        that are not declared are not read. A ``DataError`` lists the columns that are absent, and those with a value
+        that is refused, with the rows and without the value.
         """
         refuse("columns", self.absent(rows))
         inputs, problems = self.encoded(rows)
@@ -454,10 +419,9 @@ class Columns:
 
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        names = list(map(str, rows))
-        closest = {name: get_close_matches(name, names, n=1) for name in self.names if name not in rows}
+        closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
         return [
-            f"there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else "")
             for name, close in closest.items()
         ]
 
@@ -475,3 +439,156 @@ class Columns:
         if not blocks:
             raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems
+
+
+# Files
+
+_MOST_CLASSES = 1_000_000
+_BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
+MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
+_CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # all have 8 bits a channel or less
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """The size of images in pixels, and whether they have one grey channel instead of three.
+
+    ``fitted``: each image is turned as its camera says, laid on white where it is transparent, scaled until it covers
+    the size, and cut to its middle; otherwise an image of another form is refused.
+
+    Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
+    """
+
+    width: int
+    height: int
+    grey: bool = False
+    fitted: bool = True
+
+    def __post_init__(self) -> None:
+        checks.all_of(lambda: checks.count(width=self.width), lambda: checks.count(height=self.height))
+
+    def pixels(self, image: Image.Image) -> np.ndarray | None:
+        """The pixels as bytes, (height, width) or (height, width, 3); ``None`` where the image is refused."""
+        mode, size = "L" if self.grey else "RGB", (self.width, self.height)
+        if not self.fitted:
+            return np.asarray(image) if (image.mode, image.size) == (mode, size) else None
+        if image.mode not in _CONVERTIBLE:
+            return None
+        from PIL import Image, ImageOps  # imported here, as most commands read no image
+
+        image.draft(None, (max(size), max(size)))  # a JPEG is decoded at a fraction of its size, no smaller than this
+        turned = ImageOps.exif_transpose(image)
+        if turned.has_transparency_data:
+            opaque = turned.convert("RGBA")
+            turned = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
+        return np.asarray(ImageOps.fit(turned.convert(mode), size, Image.Resampling.BILINEAR))
+
+    def __str__(self) -> str:
+        return f"{self.width} x {self.height} pixels in {'grey' if self.grey else 'colour'}"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Public facts about the user's own files.
+
+    classes: their number, for labels 0..classes-1; or their names, in the order of their numbers.
+    size: the publicly known number of training records; it need not be exact.
+    label: the column of a table that holds the label.
+    test: a second table with the same columns, for testing.
+    users: the column that holds the user whom a record belongs to. It is no input.
+    columns: what is declared about every column that is an input; without it each is the number that it holds.
+    target: the bounds of the number in the label column, for regression instead of classes.
+    text: the column that holds a text. It is then the only input.
+    numbering: how texts become numbers of words.
+    decimal: what stands before the decimals of a number in a CSV, a point or a comma.
+    thousands: what stands between the thousands of a number in a CSV, such as a comma; nothing unless declared.
+    encoding: of a CSV or JSON lines, such as "latin-1".
+    skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
+    images: the form that each image of a folder is brought to.
+
+    Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
+    about a record. A ``DataError`` lists every value that is invalid or contradicts another.
+
+    >>> Declaration(classes=3, size=1000).class_names
+    ('0', '1', '2')
+    """
+
+    classes: int | tuple[str, ...] | None = None
+    size: int | None = None
+    label: str = "label"
+    test: Path | None = None
+    users: str | None = None
+    columns: Columns | None = None
+    target: Target | None = None
+    text: str | None = None
+    numbering: Numbering = field(default_factory=Numbering)
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    skip_unlabelled: bool = False
+    images: ImageForm | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.classes, int) and self.classes > _MOST_CLASSES:  # before their names are made
+            refuse("declaration", [f"classes: expected at most {_MOST_CLASSES}, got {self.classes}"])
+        names, label, users, text = self.class_names, self.label, self.users, self.text
+        has_classes, has_text, has_columns = self.classes is not None, text is not None, self.columns is not None
+        few = len(names) < 2 or len(set(names)) < len(names)
+        found: dict[str, bool] = {
+            f"classes: expected two or more different classes, got {self.classes}": has_classes and few,
+            f"size: expected at least 1, got {self.size}": self.size is not None and self.size < 1,
+            f"decimal: expected a point or a comma, got {self.decimal!r}": self.decimal not in (".", ","),
+            "thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
+            f"{self.thousands!r}": self.thousands not in _BETWEEN or self.thousands == self.decimal,
+            f"the column of users is no input and no label, so {users!r} cannot be both": users == label,
+            "classes are for labels and target is for a number; declare one of them": bool(self.target) and has_classes,
+            "a text is the only input; leave out columns": has_text and has_columns,
+            f"the column {text!r} is the text; it cannot be the label or the users too": has_text
+            and text in (label, users),
+        }
+        for role, name in (("label", label), ("column of users", users)):
+            problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
+            found[problem] = self.columns is not None and name in self.columns.names
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            found[f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}'] = True
+        refuse("declaration", [problem for problem, is_so in found.items() if is_so])
+
+    def features(self, columns: Iterable[str]) -> Columns:
+        """The columns that are inputs: those declared; or all of ``columns`` but label and users, as numbers."""
+        if self.columns is not None:
+            return self.columns
+        return Columns({name: Number() for name in columns if name not in (self.label, self.users)})
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The label of each class as the files have it, in the order of the class numbers; () if undeclared."""
+        if self.classes is None:
+            return ()
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
+
+    def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
+        """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.
+
+        ``test_place`` is where the test examples of files that are no table are. A ``DataError`` names each of the two
+        that was not declared, and each declaration that has no effect.
+        """
+        found: dict[str, bool] = {
+            "declare classes: their number or their names; they are not inferred from the records. Or declare target, "
+            "the bounds of a number": self.classes is None and self.target is None,
+            "declare size: the publicly known number of records; records are not counted": self.size is None,
+            "image_size: for folders of images only; leave it out": self.images is not None and not images,
+            "these are images, which have classes; declare these instead of a target": bool(self.target) and images,
+        }
+        if test_place is not None:
+            found |= {
+                "columns: for columns of a table only; leave it out": bool(self.columns),
+                "text: for columns of a table only; leave it out": bool(self.text),
+                f"test: a separate file is for tables only; here the test split is {test_place}": self.test is not None,
+                "decimal and skip_unlabelled: for tables only; leave them out": self.skip_unlabelled
+                or self.decimal != ".",
+                "users: a column of a table; for others give noisette.privatize the users of records": bool(self.users),
+            }
+        refuse(subject, [problem for problem, is_so in found.items() if is_so])
+        return 1 if self.target else len(self.class_names), self.size or 0

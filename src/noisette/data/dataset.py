@@ -21,10 +21,7 @@ class DataError(ValueError):
 
 
 def refuse(subject: str, problems: Sequence[str]) -> None:
-    """Raise one ``DataError`` that lists the first ten problems and counts the others; do nothing if there are none.
-
-    >>> refuse("people.csv", [])
-    """
+    """Raise one ``DataError`` that lists the first ten problems and counts the others; do nothing if there are none."""
     if len(problems) == 1:
         raise DataError(f"{subject}: {problems[0]}")
     if problems:
@@ -46,11 +43,7 @@ def in_rows(indices: Sequence[int]) -> str:
 
 
 def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
-    """Values clipped to [low, high] and mapped to [-1, 1].
-
-    >>> scaled(np.array([-5.0, 0.0, 5.0, 10.0, 99.0]), low=0, high=10)
-    array([-1., -1.,  0.,  1.,  1.])
-    """
+    """Values clipped to [low, high] and mapped to [-1, 1]."""
     return (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
 
 
@@ -58,14 +51,7 @@ def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
 class Target:
     """The number that a regression predicts: its declared bounds and its unit. Numbers outside count as the bound.
 
-    A model predicts it on the scale of -1 to 1.
-
-    Raises:
-        DataError: the bounds are not finite, or not in ascending order.
-
-    >>> rent = Target(0, 2000, "EUR")
-    >>> rent.scaled(np.array([500.0, 9000.0])).tolist(), rent.unscaled(np.array([-0.5, 1.5])).tolist()
-    ([-0.5, 1.0], [500.0, 2000.0])
+    A model predicts it on the scale of -1 to 1. A ``DataError`` if the bounds are not finite and ascending.
     """
 
     low: float
@@ -100,17 +86,14 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A data set ready for training, checked: as many labels as inputs, every label in 0..classes-1.
+    """A data set ready for training, checked: a ``DataError`` lists labels and inputs that contradict what is declared.
 
     ``declared_size`` is a public constant, never counted from the records: public results may depend on it, but never
     on ``len(train.inputs)``. ``note`` is what a report of results must mention, such as that a copy is partial.
     ``vectors`` are the word vectors of a text, float32, (words, dims), public and independent of the records.
     ``words`` is how many numbers of words there are in a text without such vectors, whose meaning a model learns.
-    ``features`` are the columns of a table that are inputs, in their order; () where inputs are no such columns.
-    ``target`` is the number that a regression predicts, ``None`` where classes are predicted; ``classes`` is then 1.
-
-    Raises:
-        DataError: lists every split whose labels and inputs contradict each other, the declared classes or the vectors.
+    ``features`` are the columns of a table that are inputs, in their order. ``target`` is the number that a regression
+    predicts, ``None`` where classes are predicted; ``classes`` is then 1.
     """
 
     name: str
@@ -133,7 +116,6 @@ class DataSet:
         refuse(self.name, problems)
 
     def _problems(self, split: Split) -> list[str]:
-        """What is wrong with the labels and the words of a split."""
         inputs, targets, problems = split.inputs, split.targets, []
         if len(inputs) != len(targets):
             problems.append(f"{len(inputs)} inputs but {len(targets)} labels; expected equal")
@@ -158,9 +140,6 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
     """Float32 in [0, 1], (n, c, h, w), from bytes shaped (n, h, w) or (n, h, w, c), by their known range.
 
     Inputs are not standardized: even the published means and deviations were computed from training images.
-
-    >>> unit_pixels(np.full((2, 4, 5, 3), 255, np.uint8)).shape
-    (2, 3, 4, 5)
     """
     channels_first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, 3, 1)
     return np.divide(channels_first, np.float32(255), dtype=np.float32, order="C")
@@ -169,34 +148,26 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
 def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
-    Whether a record is held out is decided by a keyed hash of its place in the file, or of its user where users are
-    known, so that all records of a user are on one side. The key is secret and drawn anew for each run.
+    A keyed hash of its place in the file decides, or of its user where users are known, so that all records of a user
+    are on one side. The key is secret and drawn anew for each run.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.
     There is none for what is published about the part held out: without noise it reveals its records.
-
-    Raises:
-        DataError: the share is outside its domain, there are test examples already, or one of the two parts is empty.
     """
     if not 0 < share < 1:
         raise DataError(f"expected 0 < holdout < 1, got holdout={share}")
     if data.test is not None:
         raise DataError(f"{data.name} has test examples already; leave holdout out, or the test examples")
     units = range(len(data.train.inputs)) if data.train.users is None else data.train.users
-    held = np.array([_fraction(str(unit), key) < share for unit in units], dtype=bool)
+    digests = (hashlib.blake2b(str(unit).encode("utf-8", "surrogatepass"), key=key, digest_size=8) for unit in units)
+    held = np.array([int.from_bytes(digest.digest()) / 2**64 < share for digest in digests], dtype=bool)
     if held.all() or not held.any():
         raise DataError(
             f"{data.name} has too few records to hold out a share of {share:g}: one part is empty; change holdout"
         )
     size = max(1, round(data.declared_size * (1 - share)))
     return replace(data, train=_part(data.train, ~held), test=_part(data.train, held), declared_size=size)
-
-
-def _fraction(unit: str, key: bytes) -> float:
-    """A number in [0, 1), uniform for a random key."""
-    digest = hashlib.blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
-    return int.from_bytes(digest) / 2**64
 
 
 def _part(split: Split, chosen: np.ndarray) -> Split:

@@ -31,18 +31,14 @@ class Source:
 
     @property
     def files(self) -> Files:
-        """Their names."""
         return tuple(self.checksums)
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in data set.
+    """A built-in data set: its reader, called with ``data_dir``, and for texts also with how words are numbered.
 
-    read: gives the data set, called with ``data_dir``, and for texts also with how words are numbered.
-    description: one line for help texts.
-    texts: whether it has texts.
-    tokens: how many words of a text are used, if these have GloVe's vectors; other words are hashed.
+    Of texts with GloVe's vectors the first ``tokens`` words are used; words of others are hashed.
     """
 
     read: Callable[..., DataSet]
@@ -54,13 +50,10 @@ class BuiltIn:
 def read(
     name: str, source: Source, official: Reader, *, data_dir: Path | None, copies: Mapping[Files, Reader] | None = None
 ) -> DataSet:
-    """The data set ``name`` from the first folder that contains it, downloaded if none does.
+    """The data set ``name`` from the first of :func:`folders` that has it, downloaded if none does.
 
-    The folders are ``name/`` under ``data_dir``, under ``NOISETTE_DATA`` and under the user's cache, to which downloads
-    go. In each, the files of ``source`` take precedence over ``copies``: partial or re-encoded files, with a reader.
-
-    Raises:
-        DataError: files are absent and cannot be downloaded; the message says which files to put where.
+    In each, the files of ``source`` take precedence over ``copies``: partial or re-encoded files, with a reader. If it
+    cannot be downloaded, a ``DataError`` says which files to put where.
     """
     found = first(name, {source.files: official} | dict(copies or {}), data_dir=data_dir)
     if found is not None:
@@ -72,9 +65,8 @@ def read(
         try:
             pooch.retrieve(source.address + file, known_hash=checksum, fname=file, path=places[-1])
         except (OSError, ValueError) as error:
-            why = "the checksum differs from the official one"
-            if isinstance(error, OSError):
-                why = error.strerror or type(error).__name__
+            of_system = isinstance(error, OSError)
+            why = error.strerror or type(error).__name__ if of_system else "the checksum differs from the official one"
             raise DataError(
                 f"{name} is not on this machine and could not be downloaded ({why}): "
                 f"put {', '.join(source.files)} from {source.address} into {places[0]}"
@@ -92,7 +84,7 @@ def first(name: str, layouts: Mapping[Files, Callable[[Path], Found]], *, data_d
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
-    """The folders in which files of this name are looked for, in order; downloads go to the last."""
+    """The folders of this name under ``data_dir``, NOISETTE_DATA and the user's cache, to which downloads go."""
     import pooch
 
     parents = [Path(pooch.os_cache("noisette"))]
@@ -111,11 +103,7 @@ def plain_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def read_npz(path: Path, *names: str) -> list[np.ndarray]:
-    """The arrays of these names in an NPZ of a built-in set.
-
-    Raises:
-        DataError: the file is damaged, or one of the arrays is absent.
-    """
+    """The arrays of these names in an NPZ of a built-in set; a ``DataError`` if it is damaged or lacks one."""
     try:
         arrays = plain_arrays(path, names)
         return [arrays[name] for name in names]
@@ -124,11 +112,7 @@ def read_npz(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted files of a zip or a tar; nothing is unpacked.
-
-    Raises:
-        DataError: the archive is damaged.
-    """
+    """Names and contents of the wanted files of a zip or a tar; nothing is unpacked."""
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as opened:

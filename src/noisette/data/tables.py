@@ -1,8 +1,8 @@
 """Reads tables of the user's own, and encodes their columns as inputs and targets, as declared.
 
 All values are read as texts and nothing is inferred from them: what a value means is declared. pandas reads Parquet and
-Excel. It does not read the other formats: its parser of CSV lets a quote that is not closed, or a row that is too
-short, change other records, and that of JSON rounds whole numbers where a value is missing.
+Excel alone: its parser of CSV lets a quote that is not closed, or a row that is too short, change other records, and
+that of JSON rounds whole numbers where a value is missing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from noisette.data.columns import Columns, Number, codes, missing, numbers, text_of
+from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
-from noisette.data.declaration import Declaration
 
-DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
-TYPED = (".jsonl", ".jsonl.gz", ".parquet", ".xlsx")  # whose values have types of their own
-_JSON, _FRAMES = TYPED[:2], TYPED[2:]
+_JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
@@ -40,47 +37,41 @@ Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the 
 def read(path: Path, encoding: str = "utf-8") -> Table:
     """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
-    The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line.
-
-    Raises:
-        DataError: the file is absent, empty, damaged or in another encoding, its names or rows are none, or a package
-            for its format is not installed. The message quotes none of its contents.
+    The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line. A
+    ``DataError`` quotes none of the contents.
     """
-    if path.name.lower().endswith(_FRAMES):
-        names, found = _frame(path)
-    else:
-        parse = _objects if path.name.lower().endswith(_JSON) else fields
-        names, *found = parsed(path, parse, encoding) or [[]]
-        if not names:
-            raise DataError(f"{path} is empty; its first line must name the columns")
+    names, *found = _lines(path, encoding)
     return table(path, header=names, rows=found)
 
 
 def header(path: Path, encoding: str = "utf-8") -> list[str]:
-    """The names of the columns: no value is looked at, but of JSON lines the first one is parsed, which has the names.
-
-    Raises:
-        DataError: as for :func:`read`, or the file is of another kind, or a name is none.
-    """
-    suffix = path.name.lower()
-    if not suffix.endswith((*DELIMITED, *TYPED)):
-        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join((*DELIMITED, *TYPED))}")
-    if suffix.endswith(_FRAMES):
-        found = [_frame(path, names_alone=True)[0]]
-    else:
-        parse = _objects if suffix.endswith(_JSON) else fields
-        # Bytes below the first line are not looked at, whether they are text or not.
-        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")
-    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+    """The names of the columns: no value is looked at, but of JSON lines the first is parsed, which has the names."""
+    if not path.name.lower().endswith(SUFFIXES):
+        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(SUFFIXES)}")
+    [found] = _lines(path, encoding, names_alone=True)
+    if "\N{REPLACEMENT CHARACTER}" in "".join(found):
         raise DataError(f"{path} {_not_in(encoding)}")
+    _check_names(path, found)
+    return found
+
+
+def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list[str]]:
+    """The names of the columns, and the values in each row."""
+    suffix = path.name.lower()
+    parse = _objects if suffix.endswith(_JSON) else fields
+    if suffix.endswith(_FRAMES):
+        found = _frame(path, names_alone=names_alone)
+    elif names_alone:  # bytes below the first line are not looked at, whether they are text or not
+        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")[:1]
+    else:
+        found = parsed(path, parse, encoding)
     if not found or not found[0]:
         raise DataError(f"{path} is empty; its first line must name the columns")
-    _check_names(path, found[0])
-    return found[0]
+    return found
 
 
 def rows(path: Path) -> list[list[str]]:
-    """The fields of each line of a CSV, as :func:`fields` gives them; gzipped if its name ends in .gz."""
+    """The fields of each line of a CSV, as :func:`fields` gives them."""
     return parsed(path, fields)
 
 
@@ -111,12 +102,6 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
 
     A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
     field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
-
-    Raises:
-        DataError: a field has no end, with its row; or the first line is not a whole record.
-
-    >>> fields(["a;b\\n", "1,5;2\\n"])
-    [['a', 'b'], ['1,5', '2']]
     """
     rest = iter(lines)
     first = next(rest, "")
@@ -125,9 +110,8 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
     found: list[list[str]] = []
     before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
     try:
-        for row in filter(
-            None, csv.reader(chain([first], rest), delimiter=delimiter, skipinitialspace=True, strict=True)
-        ):
+        reader = csv.reader(chain([first], rest), delimiter=delimiter, skipinitialspace=True, strict=True)
+        for row in filter(None, reader):
             if not found and {"\n", "\r"} & set("".join(row)):
                 raise csv.Error  # the header would take in records
             found.append(row)
@@ -166,7 +150,7 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
     return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
 
 
-def _frame(path: Path, *, names_alone: bool = False) -> tuple[list[str], list[list[str]]]:
+def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
     """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
     kind = path.suffix.lower()
     if not path.is_file():
@@ -193,16 +177,11 @@ def _frame(path: Path, *, names_alone: bool = False) -> tuple[list[str], list[li
     except Exception as error:  # of any kind, and it may quote the file
         raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
     columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
-    return names, list(map(list, zip(*columns, strict=True)))
+    return [names, *map(list, zip(*columns, strict=True))]
 
 
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors.
-
-    Raises:
-        DataError: a name is empty, a number or not unique, there are no rows, or a row has more or fewer fields than
-            the header.
-    """
+    """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors."""
     _check_names(path, header)
     if len(set(header)) < len(header) or "" in header:
         raise DataError(f"{path}: the first line, the header, must give each column a different name")
@@ -228,11 +207,7 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
 
 
 def is_number(name: str) -> bool:
-    """Whether a name is a finite number, with a point or a comma before its decimals.
-
-    >>> is_number("1,5"), is_number("age"), is_number("nan")
-    (True, False, False)
-    """
+    """Whether a name is a finite number, with a point or a comma before its decimals."""
     return math.isfinite(numbers([name.replace(",", ".")])[0])
 
 
@@ -240,11 +215,7 @@ def is_number(name: str) -> bool:
 
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:
-    """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`.
-
-    Raises:
-        DataError: lists what is undeclared, absent, missing or not as declared, with columns and rows.
-    """
+    """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`."""
     classes, size = declaration.public_facts(path.name)
     train = read(path, declaration.encoding)
     refuse(path.name, _absent_columns(train, declaration))
@@ -272,13 +243,12 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
-    """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
-    named = [("label", declaration.label), ("users", declaration.users), ("text", declaration.text)]
     problems = []
-    for fact, name in named:
+    for fact in ("label", "users", "text"):
+        name = getattr(declaration, fact)
         if name is not None and name not in found:
-            close = get_close_matches(name, found, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
+            close = close_name(name, found)
+            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, found))}"
             problems.append(f"{fact}: there is no column {name!r}; {hint}")
     if declaration.columns is not None:
         declared = {declaration.label, declaration.users, *declaration.columns.declared}
@@ -310,8 +280,17 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
     The problems name rows and columns, never values; if there are any, the split must not be used.
     """
     inputs, problems = inputs_of(table, declaration, features)
-    targets, wrong = _targets(table[declaration.label], declaration)
-    problems += wrong
+    labels, target = table[declaration.label], declaration.target
+    if target is not None:
+        found, problem = numbers(_plain(labels, declaration)), "not a number"
+        targets, wrong = target.scaled(found), np.isnan(found)
+    else:
+        targets = codes(labels, declaration.class_names)
+        problem, wrong = "none of the declared classes", targets < 0
+        if isinstance(declaration.classes, int):
+            last = declaration.classes - 1
+            problem = f"not in 0..{last} (if labels are text, declare classes as the list of their names)"
+    problems += _problems(declaration.label, labels, wrong, problem=problem)
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(str(declaration.users), users, missing(users), problem="")
@@ -332,11 +311,6 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
 
     Where decimals follow a comma, points and commas change places, so that a point is none. The declared sign between
     thousands is left out where three digits follow it.
-
-    >>> _plain(["1,5", "1.234,5"], Declaration(decimal=","))
-    ['1.5', '1,234.5']
-    >>> _plain(["1,5", "1.234,5"], Declaration(decimal=",", thousands="."))
-    ['1.5', '1234.5']
     """
     if declaration.thousands:
         between = re.compile(rf"(?<=\d){re.escape(declaration.thousands)}(?=\d{{3}}(?!\d))")
@@ -345,20 +319,6 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
         return column
     absent = missing(column, words)
     return [text if gone else text.translate(_POINT_AND_COMMA) for text, gone in zip(column, absent, strict=True)]
-
-
-def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
-    """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
-    if declaration.target is not None:
-        found = numbers(_plain(labels, declaration))
-        problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
-        return declaration.target.scaled(found), problems
-    found = codes(labels, declaration.class_names)
-    none = "none of the declared classes"
-    if isinstance(declaration.classes, int):
-        last = declaration.classes - 1
-        none = f"not in 0..{last} (if labels are text, declare classes as the list of their names)"
-    return found, _problems(declaration.label, labels, found < 0, problem=none)
 
 
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:

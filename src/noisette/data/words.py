@@ -40,9 +40,6 @@ def split(text: str, most: int | None = None) -> list[str]:
     """The words, numbers and punctuation of a text, in lower case, split as for GloVe as far as fixed rules allow.
 
     Remains of character references are decoded; markup and backslashes are removed. With ``most``, only the first ones.
-
-    >>> split("Oil at  #36;46.50\\\\a barrel, the company #39;s traders hadn't &lt;b&gt;sold&lt;/b&gt;.")
-    ['oil', 'at', '$', '46.50', 'a', 'barrel', ',', 'the', 'company', "'s", 'traders', 'had', "n't", 'sold', '.']
     """
     whole = html.unescape(_BARE_REFERENCE.sub(r"&\1;", text)).lower()
     plain = _TAG.sub(" ", whole).replace("\\", " ").replace("’", "'")
@@ -50,19 +47,14 @@ def split(text: str, most: int | None = None) -> list[str]:
 
 
 def number_of(word: str, words: int) -> int:
-    """A number from 1 to words - 1, the same on every machine.
-
-    >>> number_of("oil", 100)
-    29
-    """
+    """A number from 1 to words - 1, the same on every machine."""
     return 1 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) % (words - 1)
 
 
 def frequent_words() -> list[str]:
     """The 1,000 most frequent words of English in the texts that GloVe was learned from, the most frequent one first.
 
-    Source: the order of the words in glove.6B, which is in the public domain (PDDL 1.0); Pennington, Socher & Manning
-    2014.
+    Source: the order of the words in glove.6B (Pennington et al. 2014), which is in the public domain (PDDL 1.0).
     """
     return Path(__file__).with_name("frequent_words.txt").read_text(encoding="utf-8").split()
 
@@ -76,13 +68,6 @@ class Numbering:
     folder: a folder of Hugging Face, whose tokenizer numbers the words instead.
 
     Guarantee: the number of a word depends on the word alone, never on the texts: no vocabulary is learned from them.
-
-    Raises:
-        DataError: a number is too small, or the tokenizer cannot be loaded when it is used.
-
-    >>> Numbering(tokens=4, words=100).number(["Oil rose", "oil"])
-    array([[29,  4,  0,  0],
-           [29,  0,  0,  0]])
     """
 
     tokens: int = 64
@@ -97,7 +82,6 @@ class Numbering:
             raise DataError(f"expected tokens >= 1 and words >= 2, got tokens={self.tokens} and words={self.words}")
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The numbers of the words of each text, int64, (n, tokens)."""
         if self.folder is None:
             numbers: dict[str, int] = {}
             found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
@@ -116,8 +100,7 @@ class Numbering:
 class Vocabulary:
     """Different public words and their vectors, float32, (words, dims); it numbers texts as :class:`Numbering` does.
 
-    ``note`` is what a report of results must mention about them, "" if nothing; ``tokens`` is how many words of a text
-    are used, the first ones.
+    ``note`` is what a report of results must mention about them; of a text the first ``tokens`` words are used.
 
     Guarantee: the number of a word depends on this list alone, so neither it nor the shape of a model reveals anything
     about the texts that are numbered.
@@ -141,13 +124,7 @@ class Vocabulary:
         return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end.
-
-        >>> vocabulary = Vocabulary(("oil", "price"), np.eye(2, dtype=np.float32), "", tokens=3)
-        >>> vocabulary.number(["The oil price rose", "Oil"])
-        array([[1, 2, 3],
-               [2, 0, 0]])
-        """
+        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end."""
         found = ([self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)] for text in texts)
         return _padded(found, len(texts), self.tokens)
 

@@ -56,12 +56,7 @@ class Boundary:
     A batch may be taken in pieces, each with its calls of the model and its backward passes. A piece ends when the
     model is called again after them, and the last one when the optimizer steps: so where a call takes the whole batch,
     or the rest of it, all calls and backward passes until the step are for the same records, and add up before
-    clipping.
-
-    Args:
-        clip: of the model.
-        optimizer: of its parameters, not yet of a run.
-        mean: whether the loss is a mean over rows, and not their sum.
+    clipping. The ``optimizer`` is not yet of a run; ``mean`` says that the loss is a mean over rows, and not their sum.
     """
 
     def __init__(self, clip: PerExampleClip, optimizer: Optimizer, *, mean: bool) -> None:
@@ -81,11 +76,9 @@ class Boundary:
         self._hook = optimizer.register_step_pre_hook(uncompiled)
 
     def begin(self, run: PrivateRun) -> None:
-        """This run, made after the boundary, adds up what arrives and releases it when the optimizer steps."""
         self._run = run
 
     def begin_batch(self, records: int) -> None:
-        """The loop gets a batch of so many records."""
         self._batch, self._left, self._piece = self._batch + 1, records, []
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +109,6 @@ class Boundary:
         return with_leaves(found.output, [new.get(id(leaf), leaf) for leaf in leaves(found.output)])
 
     def close(self) -> None:
-        """Remove the hook from the optimizer."""
         self._hook.remove()
         self._run = None
 
@@ -143,14 +135,12 @@ class Boundary:
             self._piece.append(call)
 
     def _end_piece(self, run: PrivateRun) -> None:
-        """Add the clipped gradients of the records of this piece to the sum of the batch."""
         piece, self._piece = self._piece, []
         if piece:
             self._left -= piece[0].count
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
     def _before_step(self) -> None:
-        """Called when the optimizer is about to step, before the run releases the sum."""
         if self._run is None:
             return
         self._end_piece(self._run)

@@ -9,26 +9,28 @@ Needs ``pip install noisette[lightning]``; modules of ``pytorch_lightning`` work
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from noisette.accounting.budget import check_numbers
+from noisette.core.batches import Batch
 from noisette.errors import PrivacyError, plain
-from noisette.integrations.lightning_run import (
-    Declared,
-    LightningRun,
-    Step,
-    Steps,
-    module_of_lightning,
-    problems_of_module,
-)
+from noisette.integrations.boundary import WHOLE, Boundary
+from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
+from noisette.run.per_example import PerExampleClip
+from noisette.run.private import PrivateRun, privatize
 
 _IN_CHECKPOINT = "private_run"
 _Module: Any = object  # the class of the user's module stands behind in the order of methods
@@ -61,14 +63,10 @@ def make_private(
         delta: probability with which epsilon may fail; below one over ``public_size``.
         max_grad_norm: the clipping norm of one example.
         epsilon: the privacy budget of a ``fit``, together with everything in ``ledger``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in units of the clipping
-            norm.
+        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
         microbatch_size: examples that are processed at once, which only bounds memory.
         ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
             logs; later fits of this module add to it.
-
-    Returns:
-        The module.
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of ``fit``
     together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
@@ -78,37 +76,18 @@ def make_private(
     :mod:`noisette.integrations.boundary`: the criterion is yours as well.
 
     Raises:
-        ValueError: a number is missing or outside its domain, or the module contradicts the guarantee; all problems
-            of a kind are listed. ``fit`` raises it for settings of trainer and loader.
+        ValueError: lists what is wrong with the numbers, or with the module; ``fit``, with trainer and loader.
     """
-    public_size, delta, max_grad_norm = plain(public_size), plain(delta), plain(max_grad_norm)
-    epsilon, noise_multiplier = plain(epsilon), plain(noise_multiplier)
-    check_numbers(
-        expected_batch_size=1.0,
-        sampling_rate=None,
-        steps=1,
-        public_size=public_size,
-        epochs=None,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-    )
+    given = {"public_size": public_size, "epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+    declared: dict[str, Any] = {name: plain(value) for name, value in given.items()}
+    check_numbers(expected_batch_size=1.0, sampling_rate=None, steps=1, epochs=None, **declared)
     if isinstance(module, PrivateHooks):
         raise ValueError("this module is private already")
-    if problems := list(problems_of_module(module)):
+    if problems := list(_problems_of_module(module)):
         raise ValueError("\n".join(problems))
-    declared = Declared(
-        public_size=public_size,
-        delta=delta,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        microbatch_size=microbatch_size,
-        ledger=None if ledger is None else Path(ledger).resolve(),
-    )
     own = type(module)
     module.__class__ = type(f"Private{own.__name__}", (PrivateHooks, own), {"__module__": own.__module__})
-    module._private_run = LightningRun(declared)
+    module._private_run = LightningRun(declared | {"max_grad_norm": plain(max_grad_norm)}, microbatch_size, ledger)
     return module
 
 
@@ -128,7 +107,6 @@ class PrivateHooks(_Module):
         return callbacks
 
     def train_dataloader(self) -> Steps:
-        """The steps of an epoch, by number: the private run draws the batches."""
         return self._private_run.steps(self, super().train_dataloader)
 
     def on_train_start(self) -> None:
@@ -166,14 +144,12 @@ class PrivateHooks(_Module):
             run.is_called = False
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do with automatic optimization: gradients were added up by ``training_step``."""
         if not self.automatic_optimization:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """One release, and the step of the optimizer."""
         assert optimizer_closure is not None
         optimizer_closure()
         getattr(optimizer, "optimizer", optimizer).step()
@@ -272,11 +248,9 @@ def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
 
 @cache
 def _closing(package: str) -> type:
-    """A callback that ends the run where ``fit`` fails; of a class of the package that the module is of."""
+    """A callback of this package that ends the run where ``fit`` fails, and notes what validation logs."""
 
     class CloseRun(import_module(package).Callback):
-        """Ends the private run of a ``fit`` that fails, and notes what validation logs."""
-
         def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
             pl_module._private_run.validated = set(trainer.callback_metrics)
 
@@ -284,3 +258,472 @@ def _closing(package: str) -> type:
             pl_module._private_run.close()
 
     return CloseRun
+
+
+# Metrics of torchmetrics in a training step
+
+
+class NotComputed:
+    """What a metric returns for private records: it may be logged, which does nothing, and enter no computation."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise PrivacyError(
+            "training_step computes with the value of a metric of torchmetrics, which is not computed of private "
+            "records: call the metric in validation_step, or use a function of torch in the loss"
+        )
+
+    def __torch_function__(self, *_: object) -> Any:
+        return self.value
+
+
+class _Muted(nn.Module):
+    def forward(self, *_: object, **__: object) -> NotComputed:
+        return NotComputed()
+
+    compute = update = reset = forward
+
+
+_MUTED = _Muted()  # in the place of each metric: a captured step expects the same object
+
+
+@contextmanager
+def muted_metrics(module: nn.Module) -> Iterator[None]:
+    """Within it, metrics that the module holds do nothing."""
+    held = [
+        (part._modules, name, metric)
+        for part in module.modules()
+        if not _is_metric(part)
+        for name, metric in part._modules.items()
+        if _is_metric(metric)
+    ]
+    for modules, name, _ in held:
+        modules[name] = _MUTED
+    try:
+        yield
+    finally:
+        for modules, name, metric in held:
+            modules[name] = metric
+
+
+def _is_metric(part: object) -> bool:
+    return any(
+        base.__name__ in ("Metric", "MetricCollection") and base.__module__.startswith("torchmetrics.")
+        for base in type(part).__mro__
+    )
+
+
+_MODULES = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_FINDERS = {
+    "LearningRateFinder": "it trains on the records without a price; choose the rate on public records",
+    "BatchSizeFinder": "the batch size is declared; memory is bounded by microbatches",
+    "GradientAccumulationScheduler": "the batch size is declared; memory is bounded by microbatches",
+}
+_OWN_HOOKS = {
+    "optimizer_step": "the private step calls the optimizer; change the rate by a scheduler",
+    "backward": "gradients are computed for each record alone",
+    "configure_gradient_clipping": "each record is clipped to max_grad_norm",
+}
+
+
+def module_of_lightning(module: Any) -> type | None:
+    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``."""
+    of_lightning = (base for base in type(module).__mro__ if base.__name__ == "LightningModule")
+    return next((base for base in of_lightning if base.__module__ in _MODULES), None)
+
+
+def _problems_of_module(module: Any) -> Iterator[str]:
+    lightning = module_of_lightning(module)
+    if lightning is None:
+        yield f"expected a LightningModule, got a {type(module).__name__}"
+        return
+    for hook in ("training_step", "configure_optimizers"):
+        if getattr(type(module), hook, None) is getattr(lightning, hook):
+            yield f"{type(module).__name__} has no {hook}"
+    for hook, why in _OWN_HOOKS.items():
+        if getattr(type(module), hook) is not getattr(lightning, hook):
+            yield f"{type(module).__name__} overrides {hook}: {why}"
+
+
+def _problems_of_fit(module: Any) -> Iterator[str]:
+    trainer = module.trainer
+    if trainer.accumulate_grad_batches != 1:
+        yield (
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: give the loader the whole batch_size; memory "
+            "is bounded by microbatches"
+        )
+    if trainer.gradient_clip_val:
+        yield f"gradient_clip_val={trainer.gradient_clip_val}: each record is clipped to max_grad_norm; leave it out"
+    if trainer.precision not in _PRECISIONS:
+        yield f'precision="{trainer.precision}": use one of {", ".join(_PRECISIONS)}'
+    if trainer.fast_dev_run or trainer.overfit_batches:
+        name = "fast_dev_run" if trainer.fast_dev_run else "overfit_batches"
+        yield f"{name}: each step on private records has its price; try the module on public ones, without make_private"
+    elif trainer.limit_train_batches != 1.0:
+        yield f"limit_train_batches={trainer.limit_train_batches}: shorten the training by max_steps"
+    if type(trainer.strategy).__name__ not in _STRATEGIES:
+        yield f'strategy {type(trainer.strategy).__name__}: use strategy="ddp", or shard with noisette.privatize'
+    elif getattr(trainer.strategy, "_start_method", "popen") != "popen":
+        yield 'a strategy that spawns or forks: use strategy="ddp", which starts the script once for each device'
+    if trainer.max_epochs == -1 and trainer.max_steps == -1:
+        yield "max_epochs=-1: declare max_epochs or max_steps; the noise depends on the number of steps"
+    for callback in trainer.callbacks:
+        for base in type(callback).__mro__:
+            if base.__name__ in _FINDERS:
+                yield f"the callback {type(callback).__name__}: {_FINDERS[base.__name__]}"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        yield "torch.compile: the private step is captured and compiled by itself; give fit the module itself"
+
+
+def problems_of_loader(loader: Any) -> Iterator[str]:
+    """What is wrong with a loader of the training records, of which data set, batch size and collation are taken."""
+    if not isinstance(loader, DataLoader):
+        yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
+    elif isinstance(loader.dataset, IterableDataset):
+        yield (
+            "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
+            "as list(dataset)"
+        )
+    elif not loader.batch_size:
+        yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
+    elif not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
+        loader.sampler, "replacement", False
+    ):
+        yield (
+            f"the training loader has a {type(loader.sampler).__name__}: batches are Poisson samples, in which each "
+            "record is with the same probability; leave the sampler out"
+        )
+
+
+_DECLARED = "declared"
+_RECORDS = "private-run"  # folder beside the ledger, with a folder for each unfinished run
+
+
+def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
+    """What a checkpoint says of a run with a ledger on disk, whose records have a fingerprint beside it."""
+    assert run.ledger.path is not None
+    folder = _fingerprint_of(run.ledger.path, run.terms.run)
+    if run.steps_left and not folder.is_dir():
+        folder.mkdir(parents=True)
+        Fingerprint.of(dataset).write(folder)
+    facts = run.saved(folder, learned={}, extras={}).facts()
+    return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
+
+
+def _fingerprint_of(ledger: Path, run: str) -> Path:
+    return ledger.parent / _RECORDS / run
+
+
+class Step(int):
+    """The number of a step within its epoch, which Lightning gets in place of a batch."""
+
+
+class Steps:
+    """A loader of step numbers."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[Step]:
+        return map(Step, range(self._number))
+
+
+class LightningRun:
+    """The private runs of a module, one for each ``fit``."""
+
+    def __init__(
+        self, declared: Mapping[str, Any], microbatch_size: int | Literal["auto"], ledger: Path | str | None
+    ) -> None:
+        self._declared = declared
+        self._microbatch_size: int | Literal["auto"] = microbatch_size
+        self._given_ledger = None if ledger is None else Path(ledger).resolve()
+        self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
+        self._processes = 1
+        self._source: Any = None  # of the training loader, as given to fit
+        self._loader: Any = None
+        self._refused: list[str] = []
+        self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
+        self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
+        self._run: PrivateRun | None = None
+        self._read: set[str] = set()  # the numbers of the trainer that a loss has read
+        self.computes_loss = False  # whether private values are being computed
+        self.validated: set[str] | None = None  # what validation logs, where it was tried before the training
+        self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
+        self.is_called = False  # whether the boundary calls the module
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
+        return self  # a copy of the module, as for averages of weights, is of the same run
+
+    def take_over(self, module: Any) -> None:
+        """Before a fit: check the trainer, and put the module in the place of its training loader."""
+        trainer = module.trainer
+        if problems := list(_problems_of_fit(module)):
+            raise ValueError("\n".join(problems))
+        self.close()
+        source = trainer.fit_loop._data_source
+        self._source, source.instance = source.instance, module
+        self._loader = self._saved = self.validated = None
+        self._processes = trainer.world_size
+        if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
+            trainer.strategy.configure_ddp = lambda: None
+
+    def steps(self, module: Any, of_module: Any) -> Steps:
+        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
+
+        What is wrong is refused by :meth:`begin`: an error here would leave changes that Lightning makes meanwhile.
+        """
+        if self._loader is None:
+            if self._source is module:
+                loader = of_module()
+            else:
+                made = getattr(self._source, "train_dataloader", None)
+                loader = made() if callable(made) else self._source
+            self._refused = list(problems_of_loader(loader))
+            if self._refused:
+                return Steps(1)
+            self._loader = loader
+        return Steps(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
+
+    @property
+    def _batch_size(self) -> int:
+        """Of all processes, of which each has a loader of its part."""
+        return self._loader.batch_size * self._processes
+
+    def go_on_from(self, saved: Mapping[str, Any] | None) -> None:
+        if saved is None:
+            raise ValueError(
+                "ckpt_path is a checkpoint of a training without privacy; load its weights with load_from_checkpoint, "
+                "if they are public, and call fit without ckpt_path"
+            )
+        self._saved = saved
+
+    def begin(self, module: Any, step: Callable[..., Any], hooks: Sequence[Callable[..., Any]]) -> None:
+        """Start the run, or go on with that of the checkpoint, when module and optimizer are ready.
+
+        ``step`` is the module's own ``training_step``, and ``hooks`` are its own that change a batch on its way to the
+        device.
+        """
+        if self._refused:
+            raise ValueError("\n".join(self._refused))
+        trainer = module.trainer
+        (optimizer,) = trainer.optimizers
+        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
+        if self._processes > 1:
+            module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
+        clip = PerExampleClip(module, max_grad_norm=self._declared["max_grad_norm"])
+        if not module.automatic_optimization:
+            self.boundary = Boundary(clip, optimizer, mean=True)
+            for each in trainer.strategy._lightning_optimizers:
+                each.step = partial(_step, each)
+        try:
+            run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
+        except BaseException:
+            clip.close()
+            self._close_boundary()
+            raise
+        self._run, self._saved, self._told = run, None, self._numbers(trainer)
+        if self.boundary is not None:
+            self.boundary.begin(run)
+        self._batches = run.batches(to=module.device)
+        self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
+        self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
+
+    def try_checkpoint(self, trainer: Any) -> None:
+        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
+        if trainer.checkpoint_callbacks and self._processes == 1:
+            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
+                trainer.save_checkpoint(Path(folder, "first.ckpt"))
+
+    def leaves_out(self, trainer: Any, *names: str) -> bool:
+        """Whether values of these names are logged by a loss, and so are private and left out.
+
+        Raises:
+            PrivacyError: one is monitored, and validation does not log it: the end of the epoch would find nothing.
+        """
+        if not self.computes_loss:
+            return False
+        validated = self.validated or set()
+        schedules = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        for watching in [] if self.validated is None and trainer.enable_validation else trainer.callbacks + schedules:
+            monitored = getattr(watching, "monitor", None)
+            if monitored not in validated and monitored in {n + end for n in names for end in ("", "_step", "_epoch")}:
+                raise PrivacyError(
+                    f'{type(watching).__name__} has monitor="{monitored}", which training_step logs: what it computes '
+                    "of private records is left out. Log it in validation_step, whose records are not covered by the "
+                    'guarantee, or monitor "epsilon"'
+                )
+        return True
+
+    def _numbers(self, trainer: Any) -> dict[str, Any]:
+        """What is declared, by the names that users know, for a later process to compare."""
+        of_trainer = {"steps of max_epochs or max_steps": _last_step(trainer)}
+        return {**self._declared, **of_trainer, "batch size of the loader": self._batch_size}
+
+    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
+        self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
+        self._ledger.parent.mkdir(parents=True, exist_ok=True)
+        return privatize(
+            clip,
+            optimizer,
+            self._loader.dataset,
+            expected_batch_size=self._batch_size,
+            steps=_last_step(trainer) - trainer.global_step,
+            ledger=self._ledger,
+            collate_fn=self._loader.collate_fn,
+            **{name: value for name, value in self._declared.items() if name != "max_grad_norm"},
+        )
+
+    def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
+        """The run of a checkpoint whose weights and optimizer state Lightning has restored by now."""
+        facts, (optimizer,) = dict(self._saved or {}), trainer.optimizers
+        check_declared_again(facts.pop(_DECLARED, {}), self._numbers(trainer))
+        ledger = self._ledger = self._given_ledger or Path(facts["ledger"])
+        folder = _fingerprint_of(ledger, facts["terms"]["run"])
+        saved = SavedRun.told({**facts, "learned": capture_state(clip.model, optimizer)})
+        given = {"ledger": ledger, "collate_fn": self._loader.collate_fn, "saved": saved}
+        try:
+            return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
+        except FileNotFoundError as error:
+            if folder.is_dir() or not ledger.is_file():
+                raise
+            raise FileNotFoundError(
+                f"{folder} is not there, by which the run knows its records: move it along with its ledger"
+            ) from error
+
+    # A step
+
+    def accumulate(self, module: Any) -> None:
+        """Draw a batch and add up the clipped gradients of its records."""
+        run, batch = self._next()
+        with self._computing(module):
+            for rows in batch.microbatches(self._microbatch_size):
+                # Numbers that a loss has read are given to it as well: a captured step is kept while they are the same.
+                numbers = tuple([getattr(module, name) for name in sorted(self._read)])
+                run.accumulate(partial(_loss_of_one, self._step, self._hooks, numbers), self._convert(rows))
+
+    def give_batch(self, module: Any) -> None:
+        """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
+        assert self.boundary is not None
+        _, batch = self._next()
+        self.boundary.begin_batch(len(batch.indices))
+        if not len(batch.indices):  # the release is noise alone, and is made all the same
+            module.optimizers().step()
+            return
+        with self._computing(module):
+            rows = self._convert(next(batch.microbatches(WHOLE)))
+            for hook in self._hooks:
+                rows = hook(rows, 0)
+            self._step(rows)
+
+    def _next(self) -> tuple[PrivateRun, Batch]:
+        if self._run is None:
+            raise PrivacyError("training_step of a private module is called by trainer.fit alone")
+        batch = next(self._batches, None)
+        if batch is None:
+            raise PrivacyError(
+                f"all {self._run.steps} steps of this run are spent, {self._run.steps_lost} of them lost in a crash: "
+                "leave out min_epochs and min_steps"
+            )
+        return self._run, batch
+
+    @contextmanager
+    def _computing(self, module: Any) -> Iterator[None]:
+        """Within it the values that are computed are private: nothing is logged. The run ends where it fails."""
+        self.computes_loss = True
+        try:
+            with muted_metrics(module):
+                yield
+        except BaseException:
+            self.close()  # nothing of the batch stays in the module, which callbacks may save
+            raise
+        finally:
+            self.computes_loss = False
+
+    def read(self, name: str) -> None:
+        if self.computes_loss:
+            self._read.add(name)
+
+    def epsilon(self) -> float:
+        assert self._run is not None
+        return self._run.epsilon(delta=self._declared["delta"])
+
+    def stop_if_finished(self, trainer: Any) -> bool:
+        """Have the trainer stop if no step is left, and tell whether that is so."""
+        run = self._run
+        if run is None or run.steps_left:
+            return False
+        trainer.should_stop = True
+        if trainer.global_step < run.steps:
+            warnings.warn(
+                f"all {run.steps} steps of this run are spent, {run.steps_lost} of them after the checkpoint that it "
+                "went on from: no more training fits in its budget. Save checkpoints more often",
+                stacklevel=2,
+            )
+        return True
+
+    # The end
+
+    def facts(self) -> dict[str, Any] | None:
+        run = self._run
+        if run is None or run.ledger.path is None:  # another rank writes the checkpoint
+            return self._last
+        return facts_of(run, self._loader.dataset, self._told)
+
+    def close(self) -> None:
+        run = self._run
+        if run is None:
+            return
+        try:
+            self._last = self.facts()
+        finally:
+            if not run.steps_left and run.ledger.path is not None:  # the fingerprint of its records has no more use
+                folder = _fingerprint_of(run.ledger.path, run.terms.run)
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    folder.parent.rmdir()  # if it was the last one
+            self._hook.remove()
+            run.close()
+            self._run, self._batches = None, iter(())
+            self._close_boundary()
+
+    def _close_boundary(self) -> None:
+        if self.boundary is not None:
+            self.boundary.close()
+            self.boundary = None
+
+
+def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object, module: Any, rows: Any) -> Tensor:
+    """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one."""
+    for hook in hooks:
+        rows = hook(rows, 0)
+    output = step(rows)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if loss is None:  # whether a record takes part would depend on the record
+        raise PrivacyError(
+            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
+        )
+    return loss
+
+
+def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+    """The step of an optimizer of Lightning's, which otherwise gives the optimizer a closure, also without one."""
+    optimizer._on_before_step()
+    optimizer.optimizer.step(*(() if closure is None else (closure,)))
+    optimizer._on_after_step()
+
+
+def _after_release(module: Any, optimizer: Any, *_: object) -> None:
+    for callback in module.trainer.callbacks:
+        callback.on_before_optimizer_step(module.trainer, module, optimizer)
+    module.on_before_optimizer_step(optimizer)
+
+
+def _last_step(trainer: Any) -> int:
+    lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
+    lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
+    return min(lengths)

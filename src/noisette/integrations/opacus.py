@@ -1,16 +1,6 @@
 """Loops written for Opacus: the same ``PrivacyEngine``, with records that the model computes apart by construction.
 
-Opacus itself is not needed. The loop stays as it is, except for the imports and one number to declare::
-
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0,
-        public_size=60_000,
-    )
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
+Opacus itself is not needed. The loop stays as it is, except for the import and ``public_size``, a number to declare.
 """
 
 from __future__ import annotations
@@ -18,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,8 +23,7 @@ from noisette.core.trees import map_leaves
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 DPLSTM, DPGRU, DPRNN = nn.LSTM, nn.GRU, nn.RNN  # those of torch are private as they are
 _ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}
@@ -57,9 +46,6 @@ class PrivacyEngine:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
         secure_mode: accepted; noise is always from a secure source.
         ledger: records every release; in memory unless given.
-
-    Raises:
-        ValueError: the accountant is unknown.
     """
 
     def __init__(
@@ -77,7 +63,7 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
-        noise_multiplier: float,
+        noise_multiplier: float | None,
         max_grad_norm: float,
         public_size: int | None = None,
         batch_first: bool = True,
@@ -87,6 +73,7 @@ class PrivacyEngine:
         noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
         criterion: Any = None,
+        **budget: float,
     ) -> tuple[Any, ...]:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
@@ -104,76 +91,61 @@ class PrivacyEngine:
             clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
             grad_sample_mode: accepted; gradients are the same in each mode. With ``"ghost"`` ``criterion`` is returned
                 as well, in front of the loader, as it is.
+            budget: of :meth:`make_private_with_epsilon`.
 
-        Guarantee: that of :func:`noisette.privatize`.
+        Guarantee: that of :func:`noisette.privatize`, which raises a ``PrivacyError`` where it does not hold.
 
         Raises:
             ValueError: an argument is missing or would not be private; all problems are listed.
-            PrivacyError: as by :func:`noisette.privatize`.
         """
-        _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
-        budget = {"steps": _MOST_STEPS, "noise_multiplier": noise_multiplier, "public_size": public_size}
-        rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
-        made = self._private(module, optimizer, data_loader, rule, mean, budget)
-        return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made
+        found = {
+            "declare public_size=, the number of records: the length of the data set is private": public_size is None,
+            "batch_first=False: put the examples on the first axis": not batch_first,
+            "poisson_sampling=False: no price is known for shuffled batches; leave it out": not poisson_sampling,
+            "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
+            "the data_loader has no batch_size: give it one, not a batch_sampler": not data_loader.batch_size,
+            f"loss_reduction={loss_reduction!r}: use mean or sum": loss_reduction not in ("mean", "sum"),
+            f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}": clipping not in _CLIPPING,
+        }
+        if any(found.values()):
+            raise ValueError("\n".join(problem for problem, is_so in found.items() if is_so))
+        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
+        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        batch_size = data_loader.batch_size or 1
+        try:
+            run = self._run = privatize(
+                clip,
+                optimizer,
+                data_loader.dataset,
+                expected_batch_size=batch_size,
+                public_size=public_size,
+                noise_multiplier=noise_multiplier,
+                ledger=self._ledger,
+                accountant=self._accountant,
+                collate_fn=data_loader.collate_fn,
+                **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
+            )
+        except BaseException:
+            boundary.close()
+            raise
+        boundary.begin(run)
+        named = {"noise_multiplier": run.noise_multiplier, "max_grad_norm": max_grad_norm}
+        vars(optimizer).update(named, expected_batch_size=batch_size)
+        model, loader = PrivateModule(run.bound.model, boundary), PoissonLoader(run, optimizer, boundary, data_loader)
+        return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), loader)
 
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        target_epsilon: float,
-        target_delta: float,
-        epochs: float,
-        max_grad_norm: float,
-        public_size: int | None = None,
-        batch_first: bool = True,
-        loss_reduction: str = "mean",
-        poisson_sampling: bool = True,
-        clipping: str = "flat",
-        noise_generator: torch.Generator | None = None,
-        grad_sample_mode: str = "hooks",
-        criterion: Any = None,
+        self, *, target_epsilon: float, target_delta: float, epochs: float, **given: Any
     ) -> tuple[Any, ...]:
         """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``.
 
         Args:
             target_epsilon, target_delta: the budget.
             epochs: passes over the declared size.
-
-        The other arguments, and the errors, are those of :meth:`make_private`.
+            given: the other arguments of :meth:`make_private`.
         """
-        _check(data_loader, public_size, batch_first, poisson_sampling, noise_generator, loss_reduction, clipping)
-        optimizer.max_grad_norm = max_grad_norm  # type: ignore[attr-defined]
-        budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta, "public_size": public_size}
-        rule, mean = _CLIPPING[clipping](max_grad_norm), loss_reduction == "mean"
-        made = self._private(module, optimizer, data_loader, rule, mean, budget)
-        return (*made[:2], criterion, made[2]) if "ghost" in grad_sample_mode else made
-
-    def _private(
-        self,
-        module: nn.Module,
-        optimizer: Any,
-        loader: DataLoader[Any],
-        rule: Any,
-        mean: bool,
-        budget: Mapping[str, Any],
-    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
-        """The parts of a private loop, with noise and steps as declared."""
-        clip = PerExampleClip(module, clipping=rule, capture="eager")
-        boundary = Boundary(clip, optimizer, mean=mean)
-        batch_size, collate = loader.batch_size or 1, loader.collate_fn
-        given = {"expected_batch_size": batch_size, "ledger": self._ledger, "accountant": self._accountant, **budget}
-        try:
-            run = self._run = privatize(clip, optimizer, loader.dataset, collate_fn=collate, **given)
-        except BaseException:
-            boundary.close()
-            raise
-        boundary.begin(run)
-        optimizer.noise_multiplier, optimizer.expected_batch_size = run.noise_multiplier, batch_size
-        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary, loader)
+        budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta}
+        return self.make_private(noise_multiplier=None, **budget, **given)
 
     @property
     def accountant(self) -> Self:
@@ -187,14 +159,12 @@ class PrivacyEngine:
         return self._run
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far."""
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
         """Write model, optimizer and privacy cost into a folder, from which ``PrivateRun.resume`` goes on.
 
-        Raises:
-            ValueError: the ledger is in memory; give ``PrivacyEngine(ledger=PATH)``.
+        The ledger must be a file: ``PrivacyEngine(ledger=PATH)``.
         """
         self._begun.save(path)
 
@@ -222,10 +192,7 @@ class PrivateModule(nn.Module):
 
 
 class PoissonLoader:
-    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in.
-
-    ``dataset``, ``batch_size`` (the expected one) and ``sample_rate`` are those of the run.
-    """
+    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in."""
 
     def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary, loader: DataLoader[Any]) -> None:
         self.dataset, self.batch_size, self.sample_rate = loader.dataset, loader.batch_size, run.sampling_rate
@@ -235,7 +202,6 @@ class PoissonLoader:
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
 
     def __len__(self) -> int:
-        """The steps of a pass."""
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -243,7 +209,6 @@ class PoissonLoader:
             yield batch
 
     def with_sizes(self) -> Iterator[tuple[Any, int]]:
-        """Each batch and how many records it has."""
         for k in range(self._steps):
             batch = next(self._batches, None)
             if batch is None:
@@ -285,26 +250,3 @@ class BatchMemoryManager:
             for start in range(0, size, self._most):
                 self._is_last = start + self._most >= size
                 yield map_leaves(lambda rows: rows[start : start + self._most], batch)  # noqa: B023 - called at once
-
-
-def _check(
-    loader: DataLoader[Any],
-    public_size: int | None,
-    batch_first: bool,
-    poisson_sampling: bool,
-    noise_generator: torch.Generator | None,
-    loss_reduction: str,
-    clipping: str,
-) -> None:
-    """Refuse what is missing, or would not be private, among arguments of Opacus; all problems are listed."""
-    said = {
-        "declare public_size=, the number of records: the length of the data set is private": public_size is None,
-        "batch_first=False: put the examples on the first axis": not batch_first,
-        "poisson_sampling=False: no price is known for shuffled batches; leave it out": not poisson_sampling,
-        "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
-        "the data_loader has no batch_size: give it one, not a batch_sampler": not loader.batch_size,
-        f"loss_reduction={loss_reduction!r}: use mean or sum": loss_reduction not in ("mean", "sum"),
-        f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}": clipping not in _CLIPPING,
-    }
-    if any(said.values()):
-        raise ValueError("\n".join(problem for problem, is_so in said.items() if is_so))

@@ -30,8 +30,7 @@ from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
 
 Value = TypeVar("Value")
@@ -48,6 +47,15 @@ _WAYS_OUT = {
     "columns=, the kinds of a frame's columns",
     "classes": "classes=[...], all labels that are possible",
     "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
+}
+
+
+_FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
+    "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
+    "or encode them with OneHotEncoder(categories=...)",
+    "Complex data": "Complex data not supported: X holds complex numbers; give their parts as columns of their own",
+    "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
+    "X.reshape(1, -1) if it is one row",
 }
 
 
@@ -70,7 +78,6 @@ class Declarations:
         return from_rows() if self.may_read else None
 
     def refuse_missing(self) -> None:
-        """Refuse what is neither declared nor permitted to be read, each by name and with the ways out."""
         if self.missing:
             raise ValueError(
                 f"not declared: {', '.join(self.missing)}. What is learnt from the rows without noise is not covered "
@@ -84,11 +91,7 @@ Pair = tuple[Any, Any]
 
 
 def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int) -> np.ndarray:
-    """The lowest and the highest value of each feature, float64, shape (2, features), from any form of bounds.
-
-    Raises:
-        ValueError: bounds have another form, are not finite or not in ascending order, or features are missing.
-    """
+    """The lowest and the highest value of each feature, float64, shape (2, features), from any form of bounds."""
     if isinstance(bounds, Mapping):
         if names is None:
             raise ValueError("bounds by name need X as a frame whose columns have names; or give bounds=(lows, highs)")
@@ -155,9 +158,6 @@ class Knots(nn.Module):
     The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
     is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
     refine a line; what is zero stays zero, so an indicator takes part only where it is one.
-
-    >>> Knots(2)(torch.tensor([[0.25, 1.0]]))
-    tensor([[0.2500, 1.0000, 0.2500, 0.0000, 0.0000, 0.5000]])
     """
 
     def __init__(self, knots: int) -> None:
@@ -170,13 +170,8 @@ class Knots(nn.Module):
         return torch.cat([x, heights.clamp(min=0).flatten(1) / 2], dim=1)
 
 
-def fixed_part(knots: int) -> nn.Sequential:
-    """Knots, and rows of norm one: of each row by itself, and without anything to learn."""
-    return nn.Sequential(Knots(knots), UnitNorm())
-
-
 def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Sequential:
-    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind :func:`fixed_part`."""
+    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind knots."""
     layers: list[nn.Module] = []
     width = features * (1 + knots)
     for units in hidden_layer_sizes:
@@ -213,7 +208,6 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
 
 
 def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, from_rows: Sequence[str]) -> str:
-    """The guarantee of one fit, how it is kept, and what it does not cover."""
     paragraphs = [
         f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
         f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
@@ -259,7 +253,6 @@ class PrivateEstimator(BaseEstimator):
 
     @contextmanager
     def _unchanged_if_it_fails(self) -> Iterator[None]:
-        """Where a fit fails, the estimator stays what the last one made of it."""
         before = dict(vars(self))
         try:
             yield
@@ -321,7 +314,11 @@ class PrivateEstimator(BaseEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
             model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=hidden)
-        fixed, weights, by_rule = fixed_part(knots), sum(p.numel() for p in model.parameters()), batches_for(size)
+        fixed, weights, by_rule = (
+            nn.Sequential(Knots(knots), UnitNorm()),
+            sum(p.numel() for p in model.parameters()),
+            batches_for(size),
+        )
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
         self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
@@ -357,7 +354,6 @@ class PrivateEstimator(BaseEstimator):
         return self
 
     def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
-        """Keep the declared columns and the bounds of the inputs."""
         if self.columns is None:
             assert bounds is not None
             names = getattr(self, "feature_names_in_", None)
@@ -378,7 +374,6 @@ class PrivateEstimator(BaseEstimator):
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
-        """The outputs of the fitted model, float64, shape (n, outputs)."""
         check_is_fitted(self)
         if self.columns_ is None:
             with values_kept_out():
@@ -399,7 +394,6 @@ class PrivateEstimator(BaseEstimator):
 
 
 def _check_numeric_targets(y: Any) -> None:
-    """Check that targets are numbers."""
     targets = np.asarray(y)
     texts = targets.dtype.kind in "UST" or (
         targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
@@ -418,22 +412,10 @@ def values_kept_out() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        said = str(error)
-        if "could not convert string" in said:
-            fact = (
-                "X holds texts, where numbers were expected; declare columns= with their categories, or encode them "
-                "with OneHotEncoder(categories=...)"
-            )
-        elif said.startswith("Complex data"):
-            fact = "Complex data not supported: X holds complex numbers; give their parts as columns of their own"
-        elif "array=" in said:
-            fact = (
-                f"{said.partition(':')[0]}. Reshape your data: X.reshape(-1, 1) if it has one feature, "
-                "X.reshape(1, -1) if it is one row"
-            )
-        else:
-            raise
-        raise ValueError(fact) from None
+        for words, fact in _FORMS.items():
+            if words in str(error):
+                raise ValueError(fact) from None
+        raise
 
 
 @dataclass(eq=False, repr=False)
@@ -445,8 +427,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     Args:
         epsilon: the privacy budget of a fit together with everything in ``ledger``.
-        delta: the probability with which the bound on epsilon may fail; 1e-5 unless given, or a tenth of one over
-            ``size`` where that is smaller.
+        delta: the probability with which epsilon may fail; 1e-5 unless given, or less where ``size`` is large.
         size: the public number of rows; it need not be exact.
         bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
             columns to (low, high). Values outside count as the nearer bound.
@@ -454,11 +435,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
         class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
-            ``{"ill": 5}``: "balanced" would count the labels. They are divided by the largest, so that no gradient
-            grows beyond its clipping norm.
+            ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
-        n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
-            ``size`` is small for the number of features.
+        n_knots: triangles for each number; 8 unless given, or fewer where ``size`` is small for the features.
         epochs: passes over the declared size; by rule unless given, as the next two.
         batch_size: expected number of rows in a batch.
         learning_rate: of SGD with momentum 0.9.
@@ -484,8 +463,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(-1, 1, size=(2000, 2))
     >>> y = np.where(np.abs(X[:, 0]) > 0.5, "outside", "inside")
-    >>> model = PrivateClassifier(epsilon=3, size=2000, bounds=(-1, 1), classes=["inside", "outside"]).fit(X, y)
-    >>> model.score(X, y) > 0.9
+    >>> declared = {"size": 2000, "bounds": (-1, 1), "classes": ["inside", "outside"]}
+    >>> model = PrivateClassifier(epsilon=3, **declared, epochs=30).fit(X, y)
+    >>> model.score(X, y) > 0.8
     True
     >>> 2.9 < model.epsilon_ <= 3, model.read_from_rows_
     (True, ())
@@ -498,10 +478,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
 
-        Raises:
-            ValueError: something is not declared; all of it is listed, with the ways out. A label is not among the
-                declared classes, a number is outside its domain, or the budget does not allow the steps.
-            PrivacyError: the ledger is in use, or has no budget left.
+        A ``ValueError`` lists what is not declared, with the ways out.
         """
         with self._unchanged_if_it_fails():
             X, y = self._validated(X, y)  # noqa: N806
@@ -521,12 +498,11 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         return torch.softmax(self._outputs(X), dim=1).numpy()
 
     def predict_log_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The logarithms of :meth:`predict_proba`, shape (n, classes)."""
         return torch.log_softmax(self._outputs(X), dim=1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The most probable class of each row, shape (n,)."""
-        highest = self._outputs(X).argmax(dim=1).numpy()
+        highest = self._outputs(X).argmax(dim=1).numpy()  # which checks first that there was a fit
         return self.classes_[highest]
 
 
@@ -552,7 +528,6 @@ def _weights(given: Any, labels: np.ndarray) -> Tensor:
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
-    """The labels, sorted."""
     number = plain(labels)
     if not isinstance(number, int | Iterable):
         raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
@@ -566,7 +541,6 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
 
 
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
-    """The place of each label of ``y`` among the classes, int64, shape (n,)."""
     known = np.isin(y, labels)
     if not known.all():
         raise ValueError(
@@ -588,11 +562,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     Attributes:
         target_bounds_: shape (2,).
 
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.uniform(-1, 1, size=(5000, 2))
-    >>> y = np.abs(X[:, 0]) + X[:, 1]
-    >>> model = PrivateRegressor(epsilon=3, size=5000, bounds=(-1, 1), target_bounds=(-1, 2)).fit(X, y)
-    >>> model.score(X, y) > 0.8
+    >>> X = np.random.default_rng(0).uniform(-1, 1, size=(5000, 2))
+    >>> model = PrivateRegressor(epsilon=3, size=5000, bounds=(-1, 1), target_bounds=(-1, 2), epochs=3)
+    >>> bool(model.fit(X, X[:, 1]).predict([[0, 0.5]])[0] > 0)
     True
     """
 

@@ -30,13 +30,11 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
-from noisette.run.agreement import check_declared_again
-from noisette.run.checkpoint import SavedRun
+from noisette.run.checkpoint import SavedRun, check_declared_again
 from noisette.run.collation import PaddedBuckets, collated, row_of
 from noisette.run.loading import record
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import PrivateRun
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, privatize
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out
@@ -70,23 +68,18 @@ _OF_TEXTS = _classes(
 _OF_CHOICES = _classes("MULTIPLE_CHOICE")
 
 
+@dataclass(frozen=True)
 class CollatedRecords:
-    """Records as tensors, each made by the collator from that record alone."""
+    """Records as tensors, each made by the collator from that record alone; a resumed run knows them by the records."""
 
-    def __init__(self, records: Any, collate: Collate) -> None:
-        self._records = records
-        self._collate = collate
-
-    @property
-    def known_by(self) -> Any:
-        """The records, by which a resumed run recognises the data set."""
-        return self._records
+    known_by: Any
+    collate: Collate
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.known_by)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        made = self._collate([record(self._records, int(index))])
+        made = self.collate([record(self.known_by, int(index))])
         one = row_of({name: _as_tensor(value) for name, value in made.items()})
         if "input_ids" in one and "attention_mask" not in one:  # so that padding is left out
             one["attention_mask"] = torch.ones_like(one["input_ids"])
@@ -94,7 +87,6 @@ class CollatedRecords:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Lists of numbers as a tensor; any other value as it is."""
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):  # such as texts, which nobody may read
@@ -103,10 +95,7 @@ def _as_tensor(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Padding:
-    """How the records of a model are padded: to buckets with these ``edges``, where they are texts.
-
-    ``pad_token`` fills up token ids; the class of the model says whether there is a label for each token.
-    """
+    """How texts are padded: to buckets with these ``edges``; the kind of model says whether labels are."""
 
     edges: Sequence[int]
     pad_token: int
@@ -114,7 +103,6 @@ class Padding:
     padded_fields: Mapping[str, float]
 
     def bucketed(self, records: Any, collate: Collate) -> Any:
-        """The training records, each collated alone and padded to the bucket of its own length."""
         if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
         padded: Any = CollatedRecords(records, collate)
@@ -132,25 +120,22 @@ class Padding:
         return collated(padded)
 
     def _fills_of(self, records: Any) -> list[dict[int | str, float]]:
-        names = records[0].keys() if len(records) else set()
-        found = _fills(self.model, self.pad_token, self.padded_fields)
-        kept: list[dict[int | str, float]] = [{n: fill for n, fill in fills.items() if n in names} for fills in found]
+        """Fields of these that are as long as the text, and as its target, with what fills them up."""
+        of_text: dict[str, float] = {"input_ids": self.pad_token} | _ONE_FOR_EACH_TOKEN
+        of_target: dict[str, float] = {}
+        inner = getattr(self.model, "get_base_model", lambda: self.model)()  # that of transformers within one of PEFT
+        kinds = {kind.__name__ for kind in type(inner).__mro__}
+        if kinds & _OF_CHOICES:  # the first axis of a record is that of the choices
+            of_text = {}
+        elif kinds & _OF_TEXTS and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
+            of_target = {"decoder_input_ids": self.pad_token} | _OF_TARGETS
+        elif kinds & (_OF_TEXTS | _OF_TOKENS):
+            of_text["labels"] = _IGNORED_LABEL
+        more, names = self.padded_fields, records[0].keys() if len(records) else set()
+        of_target = {name: fill for name, fill in of_target.items() if name not in more}
+        found: list[dict[int | str, float]] = [{**of_text, **more}, {**of_target}]
+        kept = [{name: fill for name, fill in fills.items() if name in names} for fills in found]
         return [fills for fills in kept if fills]
-
-
-def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """The fields that are as long as the text, and those that are as long as its target, with what fills them up."""
-    of_text: dict[str, float] = {"input_ids": pad_token} | _ONE_FOR_EACH_TOKEN
-    of_target: dict[str, float] = {}
-    inner = getattr(model, "get_base_model", lambda: model)()  # the model of transformers within one of PEFT
-    kinds = {kind.__name__ for kind in type(inner).__mro__}
-    if kinds & _OF_CHOICES:  # the first axis of a record is that of the choices
-        of_text = {}
-    elif kinds & _OF_TEXTS and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        of_target = {"decoder_input_ids": pad_token} | _OF_TARGETS
-    elif kinds & (_OF_TEXTS | _OF_TOKENS):
-        of_text["labels"] = _IGNORED_LABEL
-    return of_text | dict(more), {name: fill for name, fill in of_target.items() if name not in more}
 
 
 _NUMBERS = (bool, int, float, str, type(None))
@@ -172,7 +157,6 @@ class _State:
 
 
 def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The loss of one record."""
     loss = compute_loss(model, dict(inputs))
     loss = loss[0] if isinstance(loss, tuple) else loss
     if loss is None:
@@ -210,22 +194,19 @@ class PrivateTrainingArguments(TrainingArguments):
 
     ``max_grad_norm`` is the clipping norm of one example. ``per_device_train_batch_size`` times
     ``gradient_accumulation_steps`` is the expected size of a Poisson batch; the former is also the size of a
-    microbatch. An epoch is as many steps as give each record one expected turn.
+    microbatch. An epoch is as many steps as give each record one expected turn. A ``ValueError`` lists every number
+    that is missing, and every setting that contradicts the guarantee.
 
     Args:
         epsilon: the privacy budget of the training, together with everything in ``ledger``.
         delta: probability with which epsilon may fail; below one over ``public_size``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in units of the clipping
-            norm.
+        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
         public_size: declared number of training records. It is not computed from the data set.
-        bucket_edges: the lengths to which texts are padded, ascending; a longer text is cut. Chosen without looking at
-            private lengths.
+        bucket_edges: the lengths to which texts are padded, ascending, chosen without a look at private lengths; a
+            longer text is cut.
         padded_fields: fields of a record, beside those of transformers, that have a value for each token, and what
             fills them up, such as ``{"tags": -100}``.
         ledger: the file that records every release; ``ledger.jsonl`` in the output folder unless given.
-
-    Raises:
-        ValueError: a number is missing, or a setting contradicts the guarantee; all problems are listed.
     """
 
     epsilon: float | None = None
@@ -243,11 +224,9 @@ class PrivateTrainingArguments(TrainingArguments):
 
     @property
     def expected_batch_size(self) -> int:
-        """Examples of a step on average: the constant that the noised sum is divided by."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def _problems(self) -> Iterator[str]:
-        """Each setting that is missing or contradicts the guarantee, with the way out."""
         if self.epsilon is None and self.noise_multiplier is None:
             yield "declare epsilon, the privacy budget, or noise_multiplier"
         if self.delta is None:
@@ -311,12 +290,8 @@ class PrivateTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # type: ignore[override]
         """Train within the budget, and return the number of steps, the time and the epsilon spent.
 
-        Args:
-            resume_from_checkpoint: a checkpoint of this trainer, or true for the latest in the output folder.
-
-        Raises:
-            TypeError: the arguments are no :class:`PrivateTrainingArguments`, or there is no training set.
-            ValueError, PrivacyError: as by :func:`noisette.privatize`, or there is no such checkpoint.
+        ``resume_from_checkpoint`` is a checkpoint of this trainer, or true for the latest in the output folder. Errors
+        are those of :func:`noisette.privatize`.
         """
         if not isinstance(self.args, PrivateTrainingArguments):
             raise TypeError(f"expected args=PrivateTrainingArguments(...), got a {type(self.args).__name__}")
@@ -344,7 +319,6 @@ class PrivateTrainer(Trainer):
         return TrainOutput(self.state.global_step, math.nan, metrics)
 
     def get_train_dataloader(self) -> Any:
-        """Refused: batches of the training set are Poisson samples that the run draws."""
         raise TypeError("a PrivateTrainer has no training loader: the private run draws its batches; call train()")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -353,7 +327,6 @@ class PrivateTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """As :meth:`get_eval_dataloader`."""
         with self._padding_together():
             return super().get_test_dataloader(test_dataset)
 
@@ -379,15 +352,23 @@ class PrivateTrainer(Trainer):
     # The run
 
     def _run(self, clip: PerExampleClip, checkpoint: Path | None) -> PrivateRun:
-        """A new run, or that of a checkpoint; the trainer's state and schedule follow it."""
-        args = self.args
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         records = self._padding.bucketed(self.train_dataset, collate)
         if self._created_lr_scheduler:  # of an earlier training
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        run = self._new_run(clip, records) if checkpoint is None else self._run_of(checkpoint, clip, records)
+        if checkpoint is None:
+            run = self._new_run(clip, records)
+            self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+            self._create_scheduler(run.steps)
+        else:
+            saved, now = SavedRun.read(checkpoint / _RUN), declared(self.args)
+            check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
+            self._create_scheduler(saved.terms.steps)  # before the optimizer gets its learning rates back
+            run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
+            self.lr_scheduler.load_state_dict(run.extras["schedule"])
+            self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         self.state.max_steps = run.steps
-        self.state.compute_steps(args, run.steps)
+        self.state.compute_steps(self.args, run.steps)
         return run
 
     def _new_run(self, clip: PerExampleClip, records: Any) -> PrivateRun:
@@ -408,23 +389,9 @@ class PrivateTrainer(Trainer):
             ledger=ledger,
         )
         _warn_of_what_is_spent(run, args)
-        self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
-        self._create_scheduler(run.steps)
-        return run
-
-    def _run_of(self, checkpoint: Path, clip: PerExampleClip, records: Any) -> PrivateRun:
-        """The run of a checkpoint. The schedule is there before the optimizer gets its learning rates back."""
-        saved = SavedRun.read(checkpoint / _RUN)
-        now = declared(self.args)
-        check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
-        self._create_scheduler(saved.terms.steps)
-        run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
-        self.lr_scheduler.load_state_dict(run.extras["schedule"])
-        self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         return run
 
     def _create_scheduler(self, steps: int) -> None:
-        """The schedule of the learning rate."""
         self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
         has_metric = self.args.eval_strategy != "no" and self.args.metric_for_best_model is not None
         if self._follows_a_metric and not has_metric:
@@ -489,7 +456,6 @@ class PrivateTrainer(Trainer):
             )
 
     def _train(self, run: PrivateRun) -> None:
-        """All steps that remain, in epochs that callbacks may end."""
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
         self.state.num_train_epochs = math.ceil(run.steps / steps_of_epoch)
         batches = run.batches()
@@ -500,7 +466,7 @@ class PrivateTrainer(Trainer):
         while run.steps_left and epoch < self.state.num_train_epochs:
             self._call("on_epoch_begin")
             for k in range(done, steps_of_epoch):
-                self._step_of_epoch(run, batches, (epoch * steps_of_epoch + k + 1) / steps_of_epoch)
+                self._step(run, next(batches), (epoch * steps_of_epoch + k + 1) / steps_of_epoch)
                 if self.control.should_training_stop or self.control.should_epoch_stop or not run.steps_left:
                     break
             self._call("on_epoch_end")
@@ -509,18 +475,10 @@ class PrivateTrainer(Trainer):
                 break
             epoch, done = epoch + 1, 0
 
-    def _step_of_epoch(self, run: PrivateRun, batches: Iterator[Batch], epoch: float) -> None:
-        """A step, after which so much of the epochs has passed, and what callbacks ask for."""
-        batch = next(batches)
+    def _step(self, run: PrivateRun, batch: Batch, epoch: float) -> None:
+        """One release and the step of the optimizer, after which so much of the epochs has passed."""
         self.state.global_step = run.steps_taken
         self._call("on_step_begin")
-        self._step(run, batch)
-        self.state.global_step, self.state.epoch = run.steps_taken, epoch
-        self._call("on_step_end")
-        self._follow_up(run)
-
-    def _step(self, run: PrivateRun, batch: Batch) -> None:
-        """One release and the step of the optimizer."""
         self._set_optimizer("train")
         for rows in batch.microbatches(self.args.per_device_train_batch_size):
             inputs = self._prepare_inputs(rows)
@@ -532,6 +490,9 @@ class PrivateTrainer(Trainer):
         if not self._follows_a_metric:
             self.lr_scheduler.step()
         self.optimizer.zero_grad()
+        self.state.global_step, self.state.epoch = run.steps_taken, epoch
+        self._call("on_step_end")
+        self._follow_up(run)
 
     @contextmanager
     def _losses_computed(self) -> Iterator[Callable[..., Tensor]]:
@@ -551,7 +512,6 @@ class PrivateTrainer(Trainer):
             self.state, self._is_silent = state, False
 
     def _follow_up(self, run: PrivateRun) -> None:
-        """What callbacks have asked for: logs, evaluation, a checkpoint."""
         if self.control.should_log:
             self.control.should_log = False
             self.log({"learning_rate": self._get_learning_rate(), "epsilon": self._epsilon(run)})
@@ -564,18 +524,18 @@ class PrivateTrainer(Trainer):
             self.model.train()
         if self.control.should_save:
             self.control.should_save = False
-            self._save_private_checkpoint(run)
+            folder, most = _folder(self.args), self.args.save_total_limit
+            self._write_checkpoint(run, folder / f"checkpoint-{run.steps_taken}")
+            best = self.state.best_model_checkpoint
+            found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+            for old in found[:-most] if most else []:
+                if best is None or old != Path(best):
+                    shutil.rmtree(old)
             self._call("on_save")
 
     def _set_optimizer(self, mode: str) -> None:
         """Put an optimizer that has two kinds of weights, as those without a schedule have, in this mode."""
         getattr(self.optimizer, mode, lambda: None)()
-
-    def _save_private_checkpoint(self, run: PrivateRun) -> None:
-        folder = _folder(self.args) / f"checkpoint-{run.steps_taken}"
-        self._write_checkpoint(run, folder)
-        for old in _outdated(_folder(self.args), self.args.save_total_limit, self.state.best_model_checkpoint):
-            shutil.rmtree(old)
 
     def _write_checkpoint(self, run: PrivateRun, folder: Path) -> None:
         self._set_optimizer("eval")
@@ -591,7 +551,6 @@ class PrivateTrainer(Trainer):
         return run.epsilon(delta=self.args.delta)
 
     def _call(self, event: str) -> None:
-        """Tell the callbacks of an event."""
         self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
 
 
@@ -602,7 +561,6 @@ def _first(records: Any, number: int) -> Any:
 
 
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:
-    """The folder to resume from."""
     if not asked:
         return None
     found = get_last_checkpoint(str(_folder(args))) if asked is True else asked
@@ -632,9 +590,3 @@ def _warn_of_what_is_spent(run: PrivateRun, args: PrivateTrainingArguments) -> N
 def _folder(args: TrainingArguments) -> Path:
     assert args.output_dir is not None, "set by TrainingArguments"
     return Path(args.output_dir)
-
-
-def _outdated(folder: Path, most: int | None, best: str | None) -> list[Path]:
-    """The checkpoints beyond the latest ``most``, without the best one."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return [] if not most else [path for path in found[:-most] if best is None or path != Path(best)]

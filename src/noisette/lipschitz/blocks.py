@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +10,14 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown, Stretching
 
-__all__ = ["BoundedInput", "LipschitzConcat", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput"]
-__all__ += ["TokenMix"]
+__all__ = ["BoundedInput", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
-class BoundedInput(nn.Module):
+class BoundedInput(Shown):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
     It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
@@ -47,17 +45,12 @@ class BoundedInput(nn.Module):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
-
 
 class SphereInput(BoundedInput):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
     Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
-    has no Lipschitz constant near zero, so no layer in front of it can train.
-
-    Guarantee: as for :class:`BoundedInput`.
+    has no Lipschitz constant near zero, so no layer in front of it can train. ``x0`` must be public here too.
 
     >>> SphereInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.0, 0.1], [0.0, 0.0]])).tolist()
     [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
@@ -85,7 +78,7 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
 
 
 class Scale(Stretching):
-    """Multiplies by a constant, which is finite or a ValueError is raised.
+    """Multiplies by a constant.
 
     >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
     6.0
@@ -93,7 +86,8 @@ class Scale(Stretching):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        _require_finite(factor=factor)
+        if not math.isfinite(factor):
+            raise ValueError(f"expected a finite factor, got factor={factor}")
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,26 +96,21 @@ class Scale(Stretching):
     def constant(self, shape: Shape) -> float:
         return abs(self.factor)
 
-    def extra_repr(self) -> str:
-        return f"{self.factor:g}"
 
-
-class LipschitzResidual(nn.Module):
+class LipschitzResidual(Shown):
     """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is; the branch keeps the shape.
 
     Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
 
-    >>> from noisette.nn.lipschitz import Abs
-    >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
-    [[2.0, 0.0]]
+    >>> LipschitzResidual(nn.ReLU())(torch.tensor([[2.0, -2.0]])).tolist()
+    [[2.0, -1.0]]
     """
 
     def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
         super().__init__()
-        _require_finite(a=a, c=c)
-        self.branch = branch
-        self.a = a
-        self.c = c
+        if not math.isfinite(a) or not math.isfinite(c):
+            raise ValueError(f"expected finite factors, got a={a} and c={c}")
+        self.branch, self.a, self.c = branch, a, c
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a * x + self.c * self.branch(x)
@@ -135,50 +124,6 @@ class LipschitzResidual(nn.Module):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
         return abs(self.a) * g + inner, sensitivities
-
-    def extra_repr(self) -> str:
-        return f"a={self.a:g}, c={self.c:g}"
-
-
-class LipschitzConcat(nn.Module):
-    """The outputs of several branches on the same input, concatenated along axis 1; other axes are equal.
-
-    Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
-
-    >>> from noisette.nn.lipschitz import Abs
-    >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
-    [[-1.0, 1.0]]
-    """
-
-    def __init__(self, branches: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(branches)
-        if not self.branches:
-            raise ValueError("LipschitzConcat needs at least one branch, got none")
-
-    def forward(self, x: Tensor) -> Tensor:
-        # A branch that writes in place would change the input of those behind it.
-        writes = any(getattr(module, "inplace", False) for module in self.branches.modules())
-        return torch.cat([branch(x.clone() if writes else x) for branch in self.branches], 1)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        parts = [propagation.forward(branch, x) for branch in self.branches]
-        if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
-            raise ValueError(f"outputs of shapes {[part.shape for part in parts]} cannot be concatenated along axis 1")
-        norm = math.hypot(*(part.norm for part in parts))
-        return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        # Each branch gets its part g_i of the gradient, and the input gets sum J_i' g_i. Its norm is at most
-        # sum L_i |g_i| <= sqrt(sum L_i^2) g by Cauchy-Schwarz; a branch's own parameters see at most |g_i| <= g.
-        found = [propagation.backward(branch, x, g) for branch in self.branches]
-        return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
-
-
-def _require_finite(**factors: float) -> None:
-    for name, value in factors.items():
-        if not math.isfinite(value):
-            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")
 
 
 class TokenMix(nn.Module):
@@ -207,12 +152,9 @@ class MixerBlock(nn.Module):
 
     Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
     half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
-    its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap the block
-    in :class:`LipschitzResidual` for one.
+    its axis, or one more where that is odd. For a skip connection wrap the block in :class:`LipschitzResidual`.
 
-    Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
-    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one
-    example only.
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
 
     >>> block = MixerBlock(tokens=49, channels=64)
     >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
@@ -222,8 +164,7 @@ class MixerBlock(nn.Module):
     def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__()
         checks.count(tokens=tokens, channels=channels)
-        self.tokens = tokens
-        self.channels = channels
+        self.tokens, self.channels = tokens, channels
         self.mix_tokens = TokenMix(_mlp(tokens, projection))
         self.mix_channels = _mlp(channels, projection)
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,19 +15,17 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette.core import loss as vmap
-from noisette.core.backward import user_hooks_disabled, vectorized_losses
-from noisette.core.clip import Accumulator, AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.core.loss import Loss, Microbatch, OutsideTensors, is_wrapped, shared_numbers_refused
-from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers
-from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
+from noisette.core import vmap
+from noisette.core.backward import user_hooks_disabled
+from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
+from noisette.core.release import BoundedSum
+from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
+from noisette.core.vmap import is_wrapped, one_example, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
 from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
-from noisette.ranks.process_group import Unwrapped
-from noisette.ranks.shards import is_sharded
 
 
 def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
@@ -52,8 +50,7 @@ class Part:
 class Allocation(Protocol):
     """Divides the noise budget of a release among the parameters.
 
-    Every allocation gives the same mechanism: in units of the noise, one example changes all parameters together by at
-    most one over the noise multiplier. Allocations differ in the noise that each parameter gets.
+    In units of the noise, one example changes all parameters together by at most one over the noise multiplier.
     """
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
@@ -103,59 +100,27 @@ def _one_part_each(sensitivities: Mapping[str, float], proportions: Mapping[str,
 _SCORES = "scores"
 
 
-class ScoreClipping:
-    """Holds each example's gradient at the scores within its bound, which a rule with one clipping norm may lower."""
+def score_clipping(rule: ClippingRule | None) -> Group:
+    """How each example's gradient at the scores is clipped; to an infinite norm without a rule.
 
-    def __init__(self, rule: ClippingRule | None) -> None:
-        self.rule = rule
-        self._group: Group | None = None  # of the current batch: all its microbatches have the same clipping norm
-        self._counted: Tensor | None = None
-        self._released: Count | None = None  # with the last batch
+    A rule with several clipping norms, or an adaptive one, is a ValueError.
+    """
+    if rule is None:
+        return Group((_SCORES,), math.inf)
+    first, *others = rule.groups([_SCORES])
+    if others or first.count is not None:
+        raise ValueError(
+            "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
+            f"{type(rule).__name__}"
+        )
+    return first
 
-    @property
-    def group(self) -> Group:
-        """The clipping of the current batch; an infinite norm without a rule."""
-        if self._group is None:
-            self.adapt()  # also where the optimizer failed after a release
-            first, *others = [Group((_SCORES,), math.inf)] if self.rule is None else self.rule.groups([_SCORES])
-            if others:
-                raise ValueError(
-                    "logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got "
-                    f"{type(self.rule).__name__}"
-                )
-            self._group = first
-        return self._group
 
-    def clip(self, gradients: Tensor, losses: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient at the scores down to the limit; it is zero where it or the loss is not finite.
-
-        Returns:
-            The scaled gradients, and twice the count for the quantile of an adaptive clipping norm, where an example
-            counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
-        """
-        norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-        factors = clipping_factors([Group((_SCORES,), limit, self.group.factor)], norms.unsqueeze(0))[0]
-        shape = (-1, *[1] * (gradients.dim() - 1))
-        scaled = gradients * factors.to(gradients.dtype).view(shape)
-        counted = None if self.group.count is None else self.group.count.twice(norms, self.group.bound)
-        return torch.where(factors.isfinite().view(shape), scaled, 0), counted
-
-    def add_count(self, twice: Tensor | None) -> None:
-        """Add the count of a microbatch to that of the batch."""
-        if twice is not None:
-            self._counted = twice + (self._counted if self._counted is not None else 0)
-
-    def pop_count(self) -> BoundedSum | None:
-        """The count of the batch, if the rule counts; nothing is pending afterwards."""
-        count, counted = self.group.count, self._counted
-        self._group, self._counted, self._released = None, None, count
-        return None if count is None else count.sum_of(counted)
-
-    def adapt(self) -> None:
-        """Give an adaptive rule the count that was released."""
-        released = self._released.released.grad if self._released is not None else None
-        if isinstance(self.rule, AdaptiveRule) and released is not None:
-            self.rule.adapt(released)
+def clipped_at_scores(gradients: Tensor, losses: Tensor, group: Group) -> Tensor:
+    """Each example's gradient at the scores, scaled down by its group; zeros where it or the loss is not finite."""
+    norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
+    factors = clipping_factors([group], norms.unsqueeze(0))[0].view(-1, *[1] * (gradients.dim() - 1))
+    return torch.where(factors.isfinite(), gradients * factors.to(gradients.dtype), 0)
 
 
 _STARTS, _STEPS = 2, 30  # of the search for an example that exceeds its bound
@@ -172,7 +137,7 @@ def check_stated_bounds(
     if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
         raise PrivacyError(
             f"an example was found whose gradient is {ratio:.4g} times its bound. Bounds of your own modules "
-            f"({', '.join(own)}) do not hold: correct their bound_forward, bound_backward or registered bounds"
+            f"({', '.join(own)}) do not hold: correct their bound_forward and bound_backward"
         )
 
 
@@ -226,13 +191,14 @@ class LossWatch(TorchFunctionMode):
         self._outside = outside
         self._call = object()
 
-    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+    def begin(self, tensors: Sequence[Tensor]) -> None:
         """The loss begins, with these tensors of the examples."""
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def buffer(self, name: str, copy: Tensor) -> Tensor:
-        """What stands in the model for the copy of a buffer: the copy."""
+    def buffer(self, values: Tensor) -> Tensor:
+        """What stands in the model for a buffer: a copy."""
+        copy = values.detach().clone()
         self._known[id(copy)] = copy
         return copy
 
@@ -299,7 +265,7 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
                     raise PrivacyError("the scores depend on no trainable parameter: unfreeze one (requires_grad_())")
                 call = ModelCall(scores, scores.detach().requires_grad_())
         calls.append(call)
-        return vmap.batched(call.leaf, level).clone()  # which the loss may write into
+        return vmap.add_example_axis(call.leaf, 0, level).clone()  # which the loss may write into
 
     if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
         warnings.warn(
@@ -404,7 +370,7 @@ class LipschitzLoss(Protocol):
     """A loss with a known Lipschitz constant."""
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Bound on the norm of one example's gradient with respect to its scores, if their norm has this bound."""
+        """Bound on the norm of one example's gradient at its scores, if their norm has this bound."""
         ...
 
 
@@ -434,12 +400,11 @@ class LipschitzBound:
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-            loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
+            loss: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
-    provided that the bounds stated by the user's own modules hold. A short search for an example that exceeds them is
-    made here.
+    provided that the bounds stated by the user's own modules hold; a short search for a counterexample is made here.
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
@@ -473,12 +438,12 @@ class LipschitzBound:
                 "each rank the whole model"
             )
         self.loss = loss
-        self.input = NormBound(math.inf, tuple(input_shape))
+        self.input_shape = tuple(input_shape)  # of one example, without the batch axis
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
-        self._at_scores = ScoreClipping(logit_clipping)
+        self.logit_clipping = logit_clipping
         self.slack = float(slack)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self._parameters:
+        self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self._projected: tuple[object, ...] | None = None  # the fingerprint of the weights after their projection
         self._pending = Accumulator()
@@ -487,46 +452,35 @@ class LipschitzBound:
         self._was_called = False  # a loss, so that it is known whether it draws numbers that its examples would share
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
-        self.allocation.parts(self.sensitivities(), self._parameters)
-        check_stated_bounds(model, self.input.shape, self.score_gradient_bound(), self.sensitivities())
+        self.allocation.parts(self.sensitivities(), self.parameters)
+        check_stated_bounds(model, self.input_shape, self.score_gradient_bound(), self.sensitivities())
 
     @property
-    def logit_clipping(self) -> ClippingRule | None:
-        """The rule that lowers the bound at the scores."""
-        return self._at_scores.rule
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example, without the batch axis."""
-        return self.input.shape
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The trainable parameters, by name."""
-        return self._parameters
+    def _input(self) -> NormBound:
+        return NormBound(math.inf, self.input_shape)
 
     def sensitivities(self) -> dict[str, float]:
         """Bound on one example's gradient of each parameter, by name, for the current weights; PrivacyError if none."""
-        _, found = propagation.backward(self.model, self.input, self.score_gradient_bound())
-        if missing := [name for name, p in self._parameters.items() if p not in found]:
+        _, found = propagation.backward(self.model, self._input, self.score_gradient_bound())
+        if missing := [name for name, p in self.parameters.items() if p not in found]:
             raise PrivacyError(
                 f"no module states a sensitivity for {', '.join(missing)}: return one from "
                 "bound_backward, or freeze the parameter (requires_grad=False)"
             )
-        if infinite := [name for name, p in self._parameters.items() if not found[p] < math.inf]:
+        if infinite := [name for name, p in self.parameters.items() if not found[p] < math.inf]:
             raise PrivacyError(
                 f"no finite sensitivity is known for {', '.join(infinite)}: put a "
                 "noisette.nn.lipschitz.BoundedInput in front of the first module that trains, and only modules with a "
                 "bound behind it"
             )
-        return {name: found[p] * (1 + self.slack) for name, p in self._parameters.items()}
+        return {name: found[p] * (1 + self.slack) for name, p in self.parameters.items()}
 
     def layers(self) -> list[LayerBound]:
         """The bounds at each layer of the model, in the order of the forward pass."""
-        names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
+        names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
         bounds: list[LayerBound] = []
         g = self.score_gradient_bound()
-        for name, layer, x in reversed(propagation.layers(self.model, self.input)):
+        for name, layer, x in reversed(propagation.layers(self.model, self._input)):
             g_input, found = propagation.backward(layer, x, g)
             own = {names[p]: value * (1 + self.slack) for p, value in found.items() if p in names}
             bounds.append(LayerBound(name, type(layer).__name__, x.norm, g, own))
@@ -549,15 +503,8 @@ class LipschitzBound:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one. Hooks that are
-        registered on the model do not run, because the bounds are about its modules alone.
-
-        Args:
-            loss: of one example, computed from the scores of its last call of the model; see :class:`noisette.Loss`.
-            batch: b examples; nested values in which each tensor has the examples on its first axis.
-            public: tensors that the loss uses otherwise than as arguments, computed from no record but through weights
-                that were released.
-            keywords: more arguments of the loss, like ``batch``.
+        As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
+        model. Hooks that are registered on the model do not run, because the bounds are about its modules alone.
 
         Raises:
             PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
@@ -573,20 +520,24 @@ class LipschitzBound:
         losses, calls = self._losses(loss, microbatch, public)
         self._refuse_changed_weights()
         at_scores = gradient_at_scores(losses, calls, self._trained())
-        limit, sensitivities = self.score_gradient_bound(), self.sensitivities()
+        group, sensitivities = score_clipping(self.logit_clipping), self.sensitivities()
         self._refuse_grown_bounds(sensitivities)
-        at_scores, twice_counted = self._at_scores.clip(at_scores, losses, limit)
+        at_scores = clipped_at_scores(at_scores, losses, replace(group, bound=self.score_gradient_bound()))
         self._pending.add(self._gradients(calls[-1], at_scores))
         self._held = self._held or sensitivities
-        self._at_scores.add_count(twice_counted)
 
     def _losses(self, loss: Loss, batch: Microbatch, public: Iterable[Tensor]) -> tuple[Tensor, list[ModelCall]]:
         """The loss of each example, (b,), and the calls of the model that it has made."""
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
         drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input.shape) as calls:
-            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch)
+        with drawn, recorded_calls(self.model, self.input_shape) as calls, one_example(self.model, batch) as (_, rows):
+            watch.begin(rows)
+            one = batch.with_tensors(rows)
+            with watch, self._buffers.lent(watch.buffer):
+                value = loss(self.model, *one.args, **one.kwargs)
+            value = one_value(value)
+            losses = vmap.physical(value) if is_wrapped(value) else value.expand(batch.count)
         self._outside.end()
         self._was_called = True
         return losses, calls
@@ -606,51 +557,43 @@ class LipschitzBound:
 
     def _trained(self) -> dict[str, Tensor]:
         """The parameters, without those that were frozen since."""
-        return {name: p for name, p in self._parameters.items() if p.requires_grad}
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     def accumulate_nothing(self) -> None:
         """Nothing is exchanged in a microbatch of a model that is not sharded."""
 
     def pop_sums(self) -> list[BoundedSum]:
-        """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards.
-
-        Adaptive logit clipping adds one more sum, its count of examples within the clipping norm.
-        """
+        """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards."""
         self._project_if_changed()
         held = self._held if self._held is not None else self.sensitivities()
-        parts = self.allocation.parts(held, self._parameters)
-        sums, count = self._pending.pop_sums(self._parameters), self._at_scores.pop_count()
+        parts = self.allocation.parts(held, self.parameters)
+        sums = self._pending.pop_sums(self.parameters)
         self._held = None
-        left = 1.0 if count is None or count.share is None else 1.0 - count.share
-        bounded = [
+        return [
             BoundedSum(
-                tuple(self._parameters[name] for name in part.names),
+                tuple(self.parameters[name] for name in part.names),
                 tuple(sums[name] for name in part.names),
                 part.bound,
-                part.share * left,
+                part.share,
             )
             for part in parts
         ]
-        return bounded if count is None else [*bounded, count]
 
     def after_step(self) -> None:
-        """Project the weights onto their sets, and give adaptive logit clipping the count that was released."""
-        if half := [name for name, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]:
+        """Project the weights onto their sets."""
+        if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
             raise PrivacyError(
                 f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
             )
         project(self.model)
         self._projected = weight_fingerprint(self.model)
-        self._at_scores.adapt()
 
     def state(self) -> Mapping[str, float]:
-        """State that logit clipping derives from released values; empty if it has none."""
-        return self.logit_clipping.state() if isinstance(self.logit_clipping, Stateful) else {}
+        """Nothing is derived from released values but the weights."""
+        return {}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore what :meth:`state` returned."""
-        if isinstance(self.logit_clipping, Stateful):
-            self.logit_clipping.restore(state)
 
     def close(self) -> None:
         """Give a wrapper of the model its exchange back; the weights keep their last projected values."""
@@ -661,8 +604,8 @@ class LipschitzBound:
 
         It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
         """
-        norm = propagation.forward(self.model, self.input).norm
-        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
+        norm = propagation.forward(self.model, self._input).norm
+        return min(self.loss.lipschitz(norm if norm < math.inf else None), score_clipping(self.logit_clipping).bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
         """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.

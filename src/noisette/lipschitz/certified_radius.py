@@ -40,7 +40,6 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
 
     Raises:
         ValueError: a layer has no Lipschitz constant, a weight is not in its set, or the scores have another shape.
-        PrivacyError: a weight is parametrized.
 
     >>> from noisette.nn.lipschitz import SpectralLinear
     >>> model = nn.Sequential(BoundedInput(x0=5.0), SpectralLinear(3, 3))
@@ -55,9 +54,6 @@ def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii:
     """The fraction of examples that are classified correctly everywhere within a distance, for each of these distances.
 
     Targets are classes, (b,), or 0 and 1 for a single score; at distance 0 the result is the accuracy without attack.
-
-    Raises:
-        ValueError: see :func:`certify`; or there is no example, or not one target for each.
 
     >>> from noisette.nn.lipschitz import SpectralLinear
     >>> model = nn.Sequential(BoundedInput(x0=5.0), SpectralLinear(1, 1))
@@ -94,7 +90,7 @@ def _projected_copy(model: nn.Module) -> nn.Module:
     outside = [
         f"{name} ({type(module).__name__})"
         for (name, module), original in zip(copied.named_modules(), model.modules(), strict=True)
-        if isinstance(module, Constrained) and isinstance(original, Constrained) and _differs(module, original)
+        if _differs(module, original)
     ]
     if outside:
         raise ValueError(
@@ -104,7 +100,10 @@ def _projected_copy(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _differs(module: Constrained, original: Constrained) -> bool:
+def _differs(module: nn.Module, original: nn.Module) -> bool:
+    """Whether the projection has changed the weight of a module."""
+    if not isinstance(module, Constrained) or not isinstance(original, Constrained):
+        return False
     projected, weight = module.matrices().double(), original.matrices().double()
     return bool((projected - weight).norm() > _ROUNDING * weight.norm())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -15,8 +14,8 @@ from noisette import errors as checks
 from noisette.lipschitz.projections import Constrained, FrobeniusBall, Orthogonal, project
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
 
-__all__ = ["Abs", "BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "Patches"]
-__all__ += ["SpectralConv2d", "SpectralLinear"]
+__all__ = ["BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "SpectralConv2d"]
+__all__ += ["SpectralLinear"]
 
 F = nn.functional
 Shape = tuple[int, ...]
@@ -48,16 +47,10 @@ def per_example_norms(x: Tensor) -> Tensor:
 class BallBias(Constrained):
     """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
-    With this division a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm
-    of its gradient is at most that of the gradient with respect to the output. Biases make bounds grow with depth; most
-    Lipschitz networks have none. ``dim`` is the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t,
-    c).
-
-    Source: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n) times that of the
-    gradient with respect to the output.
-
-    Raises:
-        ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or the input has other channels.
+    So a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm of its gradient
+    is at most that at the output: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n)
+    times as long. Biases make bounds grow with depth; most Lipschitz networks have none. ``dim`` is the channel axis: 1
+    for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
 
     >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
     True
@@ -95,9 +88,6 @@ class BallBias(Constrained):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {self.bias: g}
 
-    def extra_repr(self) -> str:
-        return f"{len(self.bias)}, radius={self.radius:g}, dim={self.dim}"
-
 
 class _SpectralMap(Constrained):
     """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
@@ -120,8 +110,8 @@ class SpectralLinear(_SpectralMap):
 
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
 
-    Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient with respect
-    to the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
+    Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient at the output
+    has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
     Source: Bethune et al. 2024, section 3. The gradient is G'X, and ||G'X||_F <= ||G||_F ||X||.
 
     >>> layer = SpectralLinear(4, 2)
@@ -148,9 +138,6 @@ class SpectralLinear(_SpectralMap):
         if not shape or shape[-1] != self.in_features:
             raise ValueError(f"SpectralLinear takes {self.in_features} features on its last axis, got shape {shape}")
         return (*shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, projection={self.projection}"
 
 
 class GroupSort2(Stretching):
@@ -179,27 +166,11 @@ class GroupSort2(Stretching):
             raise ValueError(f"GroupSort2 sorts pairs, but axis {self.dim} of an example of shape {shape} is odd")
         return shape
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
-
-
-class Abs(Stretching):
-    """The absolute value of every element.
-
-    >>> Abs()(torch.tensor([[3.0, -1.0]])).tolist()
-    [[3.0, 1.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.abs()
-
 
 class LayerCentering(Stretching):
     """Subtracts from each example its own mean over ``dims``, which is an orthogonal projection.
 
-    ``dims`` is 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
-
-    Guarantee: the batch axis is refused, because with a mean over the batch one example would change all gradients.
+    ``dims`` is 1 for the channels at each position of a map, (2, 3) for the positions of each channel, never 0.
 
     >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])).tolist()
     [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
@@ -220,59 +191,20 @@ class LayerCentering(Stretching):
             example_axis(dim, shape)
         return shape
 
-    def extra_repr(self) -> str:
-        return f"dims={self.dims}"
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The arguments of a convolution, each for height and width."""
-
-    kernel_size: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-
-    def output(self, size: Pair) -> Pair:
-        """Height and width of the output for an image of this size; ValueError if it is smaller than a window."""
-        axes = zip(size, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        height, width = (
-            (side + 2 * pad - step * (taps - 1) - 1) // stride + 1 for side, taps, stride, pad, step in axes
-        )
-        if height < 1 or width < 1:
-            raise ValueError(f"an image of {size[0]} x {size[1]} pixels is smaller than a window of the convolution")
-        return height, width
-
-    def max_overlap(self, size: Pair) -> int:
-        """The largest number of windows that contain the same pixel of an image of this size."""
-        axes = zip(size, self.output(size), self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        height, width = (_max_overlap(*axis) for axis in axes)
-        return height * width
-
-
-def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Windows:
-    """Windows from the arguments of a torch convolution; ValueError or TypeError if one is outside its domain."""
-    found = Windows(pair(kernel_size), pair(stride), pair(padding), pair(dilation))
-    for k in (0, 1):
-        checks.count(kernel_size=found.kernel_size[k], stride=found.stride[k], dilation=found.dilation[k])
-    if not all(isinstance(pad, int) and pad >= 0 for pad in found.padding):
-        raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
-    return found
-
 
 @cache
-def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int, dilation: int) -> int:
+def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int) -> int:
     """The largest number of windows over one pixel, along one axis; at least 1."""
-    windows_at = Counter(at * stride + tap * dilation - padding for at in range(outputs) for tap in range(taps))
+    windows_at = Counter(at * stride + tap - padding for at in range(outputs) for tap in range(taps))
     return max((count for pixel, count in windows_at.items() if 0 <= pixel < side), default=1)
 
 
 class SpectralConv2d(_SpectralMap):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
-    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one; so has the part of each
-    group of channels. The kernel is ``weight`` divided by the square root of the largest number of windows that contain
-    one pixel, which is counted exactly for the size of each input. Sizes are numbers, or pairs for height and width.
+    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
+    divided by the square root of the largest number of windows that contain one pixel, which is counted exactly for the
+    size of each input. Sizes are numbers, or pairs for height and width.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
     times the norm of the image.
@@ -291,45 +223,47 @@ class SpectralConv2d(_SpectralMap):
         kernel_size: int | Pair,
         stride: int | Pair = 1,
         padding: int | Pair = 0,
-        dilation: int | Pair = 1,
-        groups: int = 1,
         projection: Projection = ORTHOGONAL,
     ) -> None:
         super().__init__(projection)
-        self.windows = windows(kernel_size, stride, padding, dilation)
-        checks.count(in_channels=in_channels, out_channels=out_channels, groups=groups)
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"{groups} groups do not divide {in_channels} input and {out_channels} output channels; choose a "
-                "common divisor"
-            )
-        self.groups = groups
-        kernel = torch.empty(out_channels, in_channels // groups, *self.windows.kernel_size)
-        for group in kernel.chunk(groups):
-            nn.init.orthogonal_(group)
-        self.weight = nn.Parameter(kernel)
+        self.kernel_size, self.stride, self.padding = pair(kernel_size), pair(stride), pair(padding)
+        checks.count(in_channels=in_channels, out_channels=out_channels)
+        for k in (0, 1):
+            checks.count(kernel_size=self.kernel_size[k], stride=self.stride[k])
+        if not all(isinstance(pad, int) and pad >= 0 for pad in self.padding):
+            raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
+        kernel = torch.empty(out_channels, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(nn.init.orthogonal_(kernel))
         project(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        w, overlap = self.windows, self.windows.max_overlap((x.shape[-2], x.shape[-1]))
+        overlap = self.max_overlap((x.shape[-2], x.shape[-1]))
         kernel = self.weight if overlap == 1 else self.weight * overlap**-0.5
-        return F.conv2d(x, kernel, None, w.stride, w.padding, w.dilation, self.groups)
+        return F.conv2d(x, kernel, None, self.stride, self.padding)
 
     def matrices(self) -> Tensor:
-        return self.weight.view(self.groups, len(self.weight) // self.groups, -1)
+        return self.weight.view(1, len(self.weight), -1)
+
+    def max_overlap(self, size: Pair) -> int:
+        """The largest number of windows that contain the same pixel of an image of this size."""
+        axes = zip(size, self._outputs(size), self.kernel_size, self.stride, self.padding, strict=True)
+        height, width = (_max_overlap(*axis) for axis in axes)
+        return height * width
 
     def output_shape(self, shape: Shape) -> Shape:
-        channels = self.weight.shape[1] * self.groups
+        channels = self.weight.shape[1]
         if len(shape) != 3 or shape[0] != channels:
             raise ValueError(
                 f"the convolution takes {channels} input channels (channels, height, width), got shape {shape}"
             )
-        return (len(self.weight), *self.windows.output((shape[1], shape[2])))
+        return (len(self.weight), *self._outputs((shape[1], shape[2])))
 
-    def extra_repr(self) -> str:
-        sizes = ", ".join(f"{name}={value}" for name, value in vars(self.windows).items())
-        channels = f"{self.weight.shape[1] * self.groups}, {len(self.weight)}"
-        return f"{channels}, {sizes}, groups={self.groups}, projection={self.projection}"
+    def _outputs(self, size: Pair) -> Pair:
+        axes = zip(size, self.kernel_size, self.stride, self.padding, strict=True)
+        height, width = ((side + 2 * pad - taps) // stride + 1 for side, taps, stride, pad in axes)
+        if height < 1 or width < 1:
+            raise ValueError(f"an image of {size[0]} x {size[1]} pixels is smaller than a window of the convolution")
+        return height, width
 
 
 class PatchConv2d(SpectralConv2d):
@@ -337,8 +271,6 @@ class PatchConv2d(SpectralConv2d):
 
     Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch). With at least as many output channels as a patch
     has elements, it preserves the norm of every image whose sides are multiples of the patch.
-
-    Guarantee: as for :class:`SpectralConv2d`.
 
     >>> image = torch.randn(1, 1, 8, 8)
     >>> torch.allclose(PatchConv2d(1, 16, patch=4)(image).norm(), image.norm())
@@ -349,53 +281,13 @@ class PatchConv2d(SpectralConv2d):
         super().__init__(in_channels, out_channels, patch, stride=patch, projection=projection)
 
 
-class Patches(Stretching):
-    """The pixels of each window of an image as channels: (b, c, h, w) to (b, c size^2, output height, output width).
-
-    Followed by a :class:`SphereInput` and a convolution with windows of one pixel
-    (``SpectralConv2d(c * size**2, channels, 1)``), it is a first convolution with patches that are scaled together, for
-    each example. Its bound is then that of the patches of the example, not the worst case of an image with all its
-    energy where most windows overlap. Arguments are as for :class:`SpectralConv2d`.
-
-    >>> Patches(7, stride=3)(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 49, 8, 8])
-    """
-
-    def __init__(self, size: int | Pair, stride: int | Pair = 1, padding: int | Pair = 0) -> None:
-        super().__init__()
-        self.windows = windows(size, stride, padding, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.windows
-        columns = F.unfold(x, w.kernel_size, padding=w.padding, stride=w.stride)
-        return columns.unflatten(-1, w.output((x.shape[-2], x.shape[-1])))
-
-    def output_shape(self, shape: Shape) -> Shape:
-        channels, height, width = _maps(shape)
-        return (channels * math.prod(self.windows.kernel_size), *self.windows.output((height, width)))
-
-    def constant(self, shape: Shape) -> float:
-        _, height, width = _maps(shape)
-        return self.windows.max_overlap((height, width)) ** 0.5
-
-    def extra_repr(self) -> str:
-        return f"{self.windows.kernel_size}, stride={self.windows.stride}, padding={self.windows.padding}"
-
-
-def _maps(shape: Shape) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise ValueError(f"Patches takes maps (channels, height, width), got an example of shape {shape}")
-    return shape[0], shape[1], shape[2]
-
-
 _SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
 
 
 class L2NormPool2d(Stretching):
     """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
 
-    It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
-    no gradient; this makes it smaller by at most 1e-6, and keeps the norm of its gradient at most one.
+    The norm is smoothed around zero, where it has no gradient: it is smaller by at most 1e-6.
 
     >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
     [[[[5.0]]]]
@@ -414,6 +306,3 @@ class L2NormPool2d(Stretching):
             k = self.k
             raise ValueError(f"windows of {k} x {k} need maps (channels, height, width) of that size, got {shape}")
         return shape[0], shape[1] // self.k, shape[2] // self.k
-
-    def extra_repr(self) -> str:
-        return f"{self.k}"

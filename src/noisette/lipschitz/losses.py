@@ -8,32 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
+from noisette.lipschitz.propagation import Shown
 
-__all__ = ["HKR", "KR", "MAE", "MSE", "HuberLoss", "KCosine", "MulticlassHinge", "TauBCE"]
-__all__ += ["TauCrossEntropy"]
+__all__ = ["HKR", "KR", "MSE", "HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
 
 F = nn.functional
 
 
-class Loss(nn.Module):
-    """A module that shows its numeric settings."""
-
-    def extra_repr(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
-        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
-
-
 def score_norm_bound(logit_bound: float | None) -> float:
     """The bound on the norm of the scores; infinite if ``None``."""
-    if logit_bound is None:
-        return math.inf
-    if not logit_bound >= 0:
+    if logit_bound is not None and not logit_bound >= 0:
         raise ValueError(f"expected logit_bound >= 0, got logit_bound={logit_bound}")
-    return logit_bound
+    return math.inf if logit_bound is None else logit_bound
 
 
-def class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
+def _class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
     """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
 
     A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
@@ -64,7 +53,7 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
 
 def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
     """The score of the true class, (b,), and those of all others, (b, outputs - 1); NaN without a class."""
-    classes, known = class_targets(scores, targets, outputs)
+    classes, known = _class_targets(scores, targets, outputs)
     column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
     others = torch.arange(scores.shape[1] - 1, device=scores.device)
     return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
@@ -88,7 +77,7 @@ def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
 def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
     """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
     if outputs > 1:
-        classes, known = class_targets(scores, targets, outputs)
+        classes, known = _class_targets(scores, targets, outputs)
         one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
         return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
     _check_one_per_example(scores, targets)
@@ -96,7 +85,7 @@ def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
     return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
 
 
-class TauCrossEntropy(nn.Module):
+class TauCrossEntropy(Shown):
     """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
 
     A large tau favours accuracy; a small one favours wide margins, and so robustness. With the number of ``classes``, a
@@ -119,7 +108,7 @@ class TauCrossEntropy(nn.Module):
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        classes, known = class_targets(scores, targets, self.classes)
+        classes, known = _class_targets(scores, targets, self.classes)
         return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
@@ -131,11 +120,8 @@ class TauCrossEntropy(nn.Module):
         log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
         return math.sqrt(2) / (1 + math.exp(-log_odds))
 
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}"
 
-
-class TauBCE(Loss):
+class TauBCE(Shown):
     """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
 
     >>> loss = TauBCE(tau=2.0)
@@ -156,29 +142,7 @@ class TauBCE(Loss):
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
 
-class KCosine(Loss):
-    """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
-
-    >>> loss = KCosine(k=2.0)
-    >>> loss(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 0])), loss.lipschitz()
-    (tensor([-0.6000, -0.5000]), 0.5)
-    """
-
-    def __init__(self, k: float) -> None:
-        super().__init__()
-        checks.positive(k=k)
-        self.k = k
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        true, _ = true_and_other_scores(scores, targets, None)
-        return -true / torch.linalg.vector_norm(scores, dim=1).clamp(min=self.k)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """1/k, attained where the scores have norm k."""
-        return 1 / self.k
-
-
-class _OfOutputs(Loss):
+class _OfOutputs(Shown):
     """A loss of this many scores for each example."""
 
     def __init__(self, outputs: int) -> None:
@@ -238,7 +202,7 @@ class KR(_OfOutputs):
         return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
 
 
-class HKR(Loss):
+class HKR(Shown):
     """:class:`KR` plus alpha times :class:`MulticlassHinge` with this margin.
 
     Source: Serrurier et al. 2021.
@@ -263,27 +227,10 @@ class HKR(Loss):
         return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
 
 
-class MAE(_OfOutputs):
-    """Sum over the outputs of the absolute distance to the target.
-
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
-
-    >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
-    (tensor([1., 1.]), 2.0)
-    """
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return residuals(scores, targets, self.outputs).abs().sum(1)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient has an absolute value of 1 for each output."""
-        return math.sqrt(self.outputs)
-
-
 class HuberLoss(_OfOutputs):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
+    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
 
     >>> loss = HuberLoss(outputs=1, delta=0.5)
     >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
@@ -332,6 +279,6 @@ class MSE(_OfOutputs):
         if (norm := score_norm_bound(logit_bound)) == math.inf:
             raise ValueError(
                 "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or behind it, or use HuberLoss or MAE"
+                "or behind it, or use HuberLoss"
             )
         return 2 * (norm + self.target_bound)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.propagation import Projection
+from noisette.lipschitz.propagation import Projection, Shown
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
 _LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
@@ -50,10 +50,8 @@ def frobenius_bound(matrices: Tensor) -> Tensor:
 class Orthogonal:
     """Sets all singular values to one, so that gradients keep their norm through a layer.
 
-    A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
-    the singular value decomposition gives the same matrix. Weights that are not finite are a ValueError.
-
-    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a decomposition.
+    A few matrix products do this, or where they do not converge the singular value decomposition. Norms are certified
+    by the residual ``||A'A - I||_F`` in double precision either way. Weights that are not finite are a ValueError.
 
     >>> matrices, norms = Orthogonal()(torch.tensor([[[0.0, 2.0], [0.5, 0.0]]]))
     >>> matrices.round(decimals=5).tolist(), norms.round(decimals=5).tolist()
@@ -71,7 +69,7 @@ class Orthogonal:
         if (residual <= math.sqrt(tolerance)).all():
             # Already orthogonal up to rounding: another step would only replace one rounding by another.
             norms = residual_bound(matrices)
-            if (norms.square() - 1 <= tolerance + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
+            if (norms.square() - 1 <= tolerance + 4 * matrices[0].numel() * _EPS).all():
                 return matrices, norms
         found = _bjorck(matrices, gram)
         norms = residual_bound(found)
@@ -148,11 +146,11 @@ def _require_finite(matrices: Tensor) -> None:
         )
 
 
-class Constrained(nn.Module):
+class Constrained(Shown):
     """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
 
-    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
-    a state dict is loaded and after each step; call :func:`project` when the module is created.
+    The parameter itself is constrained, so its gradient is the plain one. It is projected when a state dict is loaded
+    and after each step; call :func:`project` when the module is created.
     """
 
     def __init__(self, projection: Projection) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from noisette.core.state import ModelBuffers
+from noisette.core.loss import ModelBuffers
 from noisette.errors import PrivacyError
 
 
@@ -59,7 +59,16 @@ def is_bounded(module: nn.Module) -> TypeGuard[Bounded]:
     return hasattr(module, "bound_forward") and hasattr(module, "bound_backward")
 
 
-class Stretching(nn.Module):
+class Shown(nn.Module):
+    """A module that shows its plain settings."""
+
+    def extra_repr(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+class Stretching(Shown):
     """A Lipschitz module without parameters that maps zero to zero; by default it is 1-Lipschitz and keeps shapes."""
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -77,19 +86,11 @@ class Stretching(nn.Module):
         return self.constant(x.shape) * g, {}
 
 
-class BoundRule(Protocol):
-    """The bounds of a class of modules that does not state them itself; see :class:`noisette.lipschitz.Bounded`."""
-
-    def bound_forward(self, module: Any, x: NormBound) -> NormBound: ...
-
-    def bound_backward(self, module: Any, x: NormBound, g: float) -> tuple[float, Sensitivities]: ...
-
-
 @dataclass(frozen=True)
 class LipschitzFunction:
-    """The bounds of a module without parameters that is a Lipschitz function.
+    """The bounds of a class of torch's modules without parameters that are Lipschitz functions.
 
-    ``constant`` gives its Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
+    ``constant`` gives the Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
     both from the module; ``reshapes`` tells whether the output has another shape than the input.
     """
 
@@ -181,7 +182,8 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
     return 1.0
 
 
-_rules: dict[type[nn.Module], BoundRule] = {
+# For exactly these classes, and none of their subclasses, which may compute something else.
+_rules: dict[type[nn.Module], LipschitzFunction] = {
     **dict.fromkeys((nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softsign), LipschitzFunction(lambda _: 1.0)),
     **dict.fromkeys(
         (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d),
@@ -202,15 +204,6 @@ _rules: dict[type[nn.Module], BoundRule] = {
     nn.MaxPool2d: LipschitzFunction(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
     nn.AvgPool2d: LipschitzFunction(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
 }
-
-
-def register_bounds(module: type[nn.Module], rule: BoundRule) -> None:
-    """Register the bounds of a class of modules, for exactly this class and none of its subclasses.
-
-    Guarantee: the caller's alone. The bounds must hold for every input within its norm bound and in every state of the
-    module.
-    """
-    _rules[module] = rule
 
 
 _REPLACEMENTS = {
@@ -300,9 +293,8 @@ def _refuse_trained(module: nn.Module) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         return
     replacement = next((text for kinds, text in _REPLACEMENTS.items() if isinstance(module, kinds)), None)
-    advice = "write bound_forward and bound_backward for it"
-    if replacement is not None:
-        advice = f"replace it by {replacement} of noisette.nn.lipschitz"
+    own = "write bound_forward and bound_backward for it"
+    advice = f"replace it by {replacement} of noisette.nn.lipschitz" if replacement else own
     raise PrivacyError(
         f"no sensitivity is known for the parameters of {type(module).__name__}: {advice}, or freeze it "
         "(requires_grad_(False)) in front of a BoundedInput"

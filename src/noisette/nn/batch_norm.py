@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from noisette.core.loss import is_wrapped, outside
+from noisette.core.vmap import is_wrapped, outside
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
 __all__ = ["FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm"]
@@ -115,10 +115,6 @@ class PublicNorm(ChannelNorm):
             )
         return ""
 
-    def follow(self, layer: Weighted | None) -> None:
-        """Declare that the statistics are those of this layer's outputs, for the gradient."""
-        self._follows = () if layer is None else (layer,)
-
     @property
     def layer(self) -> Weighted | None:
         """The layer with weights that this norm directly follows, if there is one."""
@@ -143,23 +139,17 @@ class PublicNorm(ChannelNorm):
     def forward(self, input: Tensor) -> Tensor:
         if self._measuring:
             return self._measure(input)
-        if not self.training:
-            return self.forward_evaluation(input)
-        if not self._is_measured:
+        if self.training and not self._is_measured:
             raise RuntimeError(f"this {type(self).__name__} {self.remark}")
-        return self.forward_training(input)
+        return self.normalised(input, *self.statistics())
 
-    def forward_training(self, input: Tensor) -> Tensor:
-        """The output for a private input in training mode."""
+    def normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """The output for an input, with these statistics of the public batch."""
         raise NotImplementedError
 
-    def forward_evaluation(self, input: Tensor) -> Tensor:
-        """The output for an input in evaluation mode."""
-        return self.with_constants(input)
-
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the public batch, (c,) each, as functions of the preceding layer's weights."""
-        if self._mean is None or self._variance is None:
+        """Mean and variance of the public batch, (c,) each; in training functions of the preceding layer's weights."""
+        if not self.training or self._mean is None or self._variance is None:
             return self.running_mean, self.running_var
         [layer] = self._follows
         return public_mean(layer.weight, layer.bias, self._mean), public_variance(layer.weight, self._variance)
@@ -228,8 +218,7 @@ class PublicBatchNorm(PublicNorm):
 
     Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
     :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
-    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
-    orthogonal to the weight of each channel, as for batch norm, and weights do not grow unnoticed. Otherwise the
+    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed. Otherwise the
     statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
 
     Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
@@ -243,8 +232,7 @@ class PublicBatchNorm(PublicNorm):
     [0.0, 2.0]
     """
 
-    def forward_training(self, input: Tensor) -> Tensor:
-        mean, variance = self.statistics()
+    def normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if mean is self.running_mean:
             return self.with_constants(input)
         affine = [] if self.weight is None or self.bias is None else [self.weight, self.bias]
@@ -254,20 +242,13 @@ class PublicBatchNorm(PublicNorm):
 class PerExampleBatchNorm(PublicNorm):
     """Batch norm over each private example together with a public batch.
 
-    Mean and variance are computed in closed form from the public values and those of the example. The public
-    activations do not depend on the example, as for :class:`PublicBatchNorm`.
+    Mean and variance are computed in closed form from the public values and those of the example.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
     """
 
-    def forward_training(self, input: Tensor) -> Tensor:
-        return self._jointly_normalised(input, *self.statistics())
-
-    def forward_evaluation(self, input: Tensor) -> Tensor:
-        return self._jointly_normalised(input, self.running_mean, self.running_var)
-
-    def _jointly_normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """The input normalised by the joint statistics of each example and the public values.
 
         With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
@@ -288,9 +269,7 @@ class PerExampleBatchNorm(PublicNorm):
 
 
 class FrozenBatchNorm(ChannelNorm):
-    """Batch norm with constant statistics, of a pretrained model or of a public batch.
-
-    Scale and shift are learned unless their gradients are disabled.
+    """Batch norm with constant statistics, of a pretrained model or of a public batch; scale and shift are learned.
 
     Guarantee: as for :class:`PublicBatchNorm`, provided that the statistics were computed from public data.
     """
@@ -309,10 +288,9 @@ _WEIGHTED = (
 class PublicBatch:
     """A forward pre-hook of a model: if weights have changed, it recomputes the statistics of the norms.
 
-    The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
-    ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
-    the model has its own hook, with the same public batch: the model's positional inputs. In training mode statistics
-    and their gradients are recomputed after ``every`` changes of the weights.
+    They depend only on the weights and the public batch, the model's positional inputs. In evaluation mode, and in
+    ``state_dict``, they are those of the current weights; in training mode they and their gradients are recomputed
+    after ``every`` changes of the weights. A copy of the model has its own hook, with the same public batch.
     """
 
     def __init__(self, inputs: Sequence[Tensor], every: int) -> None:
@@ -341,7 +319,12 @@ class PublicBatch:
         """Recompute the statistics if weights have changed; ValueError if the inputs have another shape."""
         if any(map(is_wrapped, model.parameters())):
             return  # a call repeated by torch.func, after the statistics were computed
-        self._check_shapes(args)
+        for given, public in zip(args, self._inputs, strict=False):
+            if isinstance(given, Tensor) and given.shape[1:] != public.shape[1:]:
+                raise ValueError(
+                    f"the model was given examples of shape {tuple(given.shape[1:])}, but those of its public batch "
+                    f"are of shape {tuple(public.shape[1:])}; use public examples of the shape of the private ones"
+                )
         self.refresh(model)
 
     def hold(self, module: nn.Module) -> None:
@@ -385,14 +368,6 @@ class PublicBatch:
         self._measured = self._seen = _versions(model)
         self._age = 0
 
-    def _check_shapes(self, args: tuple[Any, ...]) -> None:
-        for given, public in zip(args, self._inputs, strict=False):
-            if isinstance(given, Tensor) and given.shape[1:] != public.shape[1:]:
-                raise ValueError(
-                    f"the model was given examples of shape {tuple(given.shape[1:])}, but those of its public batch "
-                    f"are of shape {tuple(public.shape[1:])}; use public examples of the shape of the private ones"
-                )
-
 
 def norms_of(model: nn.Module) -> list[PublicNorm]:
     """The norms of a model that take statistics from a public batch."""
@@ -409,7 +384,7 @@ def _find_preceding_layers(model: nn.Module) -> Iterator[None]:
 
     def tell(norm: Any, args: tuple[Tensor, ...]) -> None:
         known = outputs.get(id(args[0]))
-        norm.follow(known[2] if known and known[1] == args[0]._version else None)
+        norm._follows = (known[2],) if known and known[1] == args[0]._version else ()
 
     handles = [part.register_forward_hook(remember) for part in model.modules() if isinstance(part, _WEIGHTED)]
     handles += [norm.register_forward_pre_hook(tell) for norm in norms_of(model)]

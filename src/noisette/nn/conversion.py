@@ -38,18 +38,16 @@ def convert_batch_norm(
 ) -> Model:
     """Replace every batch norm of a model by another norm; scale, shift and names in the state dict do not change.
 
+    The model is changed in place and returned; or the new norm, if the model is a batch norm itself.
+
     Args:
-        model: changed in place.
+        model: your own.
         to: :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`,
             which keeps the statistics that the model has unless ``public`` is given; or ``torch.nn.GroupNorm``,
-            ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
-            which normalise each example alone.
+            ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``, which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
         private: the private inputs, to check that no public example is one of them (a PrivacyError).
         every: statistics are recomputed after this many changes of the weights.
-
-    Returns:
-        The model, or the new norm if the model is a batch norm itself.
 
     Raises:
         ValueError: arguments do not fit each other, public examples are fewer than two or not finite, or a batch norm
@@ -69,7 +67,12 @@ def convert_batch_norm(
     if private is not None:
         refuse_overlap(inputs, _inputs(private))
     if inputs and any(isinstance(part, _BatchNorm) for part in model.modules()):
-        _try(model, inputs)
+        try:
+            with torch.no_grad(), in_evaluation(model):
+                model(*(like(x, model) for x in inputs))
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+            raise ValueError(f"the model does not take the public batch, of shape {shapes}: {error}") from error
     made: dict[_BatchNorm, nn.Module] = {}
 
     def converted(norm: _BatchNorm) -> nn.Module:
@@ -187,16 +190,6 @@ def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
         )
 
 
-def _try(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Check that the model accepts the public batch; the model is not changed."""
-    try:
-        with torch.no_grad(), in_evaluation(model):
-            model(*(like(x, model) for x in inputs))
-    except RuntimeError as error:
-        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-        raise ValueError(f"the model does not take the public batch, of shape {shapes}: {error}") from error
-
-
 def _row(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(x.detach().cpu().double().contiguous().numpy().tobytes() for x in tensors)
 
@@ -235,13 +228,13 @@ def _groups(channels: int) -> int:
 
 def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """Set the statistics to those of the public batch under the current weights, from the first norm to the last."""
-    frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm)]
 
     def take(norm: FrozenBatchNorm, args: tuple[Tensor, ...]) -> None:
         axes = [axis for axis in range(args[0].dim()) if axis != 1]
         norm.running_mean.copy_(args[0].mean(axes))
         norm.running_var.copy_(args[0].var(axes, correction=0))
 
+    frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm)]
     handles = [norm.register_forward_pre_hook(take) for norm in frozen]
     try:
         with torch.no_grad():

@@ -11,71 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from noisette import errors as checks
-from noisette.lipschitz.propagation import NormBound, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Sensitivities, Shown, Stretching
 
-__all__ = ["AppendOne", "DctCut", "PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts"]
-__all__ += ["WordVectors", "weight_standardised"]
-
-
-class AppendOne(Stretching):
-    """Appends a one to each row: (b, n) to (b, n + 1).
-
-    Rows that differ only in their norm become equal when they are projected to a sphere. With an appended one they stay
-    different, and a linear layer has a bias.
-
-    >>> AppendOne()(torch.tensor([[2.0, 3.0]])).tolist()
-    [[2.0, 3.0, 1.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 1), value=1.0)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        if len(x.shape) != 1:
-            raise ValueError(f"AppendOne takes rows of numbers, got an example of shape {x.shape}")
-        return NormBound(math.hypot(x.norm, 1.0), (x.shape[0] + 1,))
-
-
-class DctCut(Stretching):
-    """The ``k`` x ``k`` lowest frequencies of images by the orthonormal cosine transform: (b, c, h, w) to (b, c, k, k).
-
-    Guarantee: an orthogonal projection, hence 1-Lipschitz; it does not depend on the data.
-    Source: Ahmed, Natarajan & Rao 1974 (DCT-II).
-
-    Raises:
-        ValueError: k is not a positive integer, or is above the height or width of the images.
-
-    >>> DctCut(2)(torch.ones(1, 1, 4, 4)).squeeze().tolist()
-    [[4.0, 0.0], [0.0, 0.0]]
-    """
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        checks.count(k=k)
-        self.k = k
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.output_shape(tuple(x.shape[1:]))
-        down, across = (_cosines(self.k, side).to(x) for side in x.shape[-2:])
-        return down @ x @ across.T
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(shape) < 2 or min(shape[-2:]) < self.k:
-            sides = " x ".join(map(str, shape[-2:]))
-            raise ValueError(f"expected images of {self.k} x {self.k} pixels or more, got {sides}")
-        return (*shape[:-2], self.k, self.k)
-
-    def extra_repr(self) -> str:
-        return f"k={self.k}"
-
-
-def _cosines(k: int, side: int) -> Tensor:
-    """The k cosines of lowest frequency on ``side`` pixels, as orthonormal rows (k, side), double precision."""
-    frequencies, pixels = torch.arange(k, dtype=torch.float64), torch.arange(side, dtype=torch.float64) + 0.5
-    rows = torch.cos(math.pi / side * frequencies[:, None] * pixels) * math.sqrt(2 / side)
-    rows[0] /= math.sqrt(2)
-    return rows
+__all__ = ["PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts", "WordVectors"]
+__all__ += ["weight_standardised"]
 
 
 _ACROSS = 2  # the features are averages over this many parts of the image in each direction
@@ -85,17 +24,13 @@ _THRESHOLD = 0.5  # a resemblance below it counts as none
 _PATCHES_PER_IMAGE = 20
 
 
-class PatchFeatures(nn.Module):
+class PatchFeatures(Shown):
     """How much the patches in each quarter of an image resemble those of a dictionary, or their negatives.
 
     Maps images (b, c, h, w) to features (b, 2 * filters, 2, 2). Each patch is brought to mean 0 and variance 1 and
     whitened. Its product with each patch of the dictionary, and the negative of this product, count from a threshold on
-    and are averaged over a quarter of the image.
-
-    Args:
-        filters: the dictionary behind the whitening, (filters, c, side, side).
-        bias: what the whitening subtracts from each product, (filters,).
-        stride: pixels between patches.
+    and are averaged over a quarter of the image. ``filters`` is the dictionary behind the whitening, (filters, c, side,
+    side), ``bias`` what the whitening subtracts from each product, and ``stride`` the pixels between patches.
 
     Guarantee: each image is treated alone; the constants say nothing about records they were not computed from.
     Source: Coates & Ng 2012, "Learning feature representations with k-means", with patches in the place of means.
@@ -146,10 +81,6 @@ class PatchFeatures(nn.Module):
         alike = F.adaptive_avg_pool2d(F.relu(products - _THRESHOLD), _ACROSS)
         opposite = F.adaptive_avg_pool2d(products.neg_().sub_(_THRESHOLD).relu_(), _ACROSS)
         return torch.cat([alike, opposite], 1)
-
-    def extra_repr(self) -> str:
-        filters, channels, side, _ = self.filters.shape
-        return f"{filters} patches of {channels} x {side} x {side}, stride {self.stride}"
 
 
 def _drawn(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
@@ -227,14 +158,10 @@ class Scattering2d(Stretching):
 
     Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli of
     its wavelet coefficients, and, for ``order`` 2, of the moduli of the wavelet coefficients of those moduli at the
-    fine scale. For each channel of the image there are 17 features of the first order, or 81, of which these 17 are the
-    first.
+    fine scale: 17 or 81 for each channel of the image. Height and width are multiples of four, at least 12 pixels.
 
     Its Lipschitz constant is known, about 0.45 for the first order and 0.48 for both, so a Lipschitz network on these
     features has certified radii (:func:`noisette.certify`) for the image.
-
-    Raises:
-        ValueError: the order is not 1 or 2, or height or width is below 12 pixels or not a multiple of four.
 
     >>> Scattering2d()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
@@ -286,9 +213,6 @@ class Scattering2d(Stretching):
             kernels = self.fine, self.coarse, self.blur, self.blur_half
             self._constants[key] = lipschitz_constant(*kernels, (size[0], size[1]), self.order)
         return self._constants[key]
-
-    def extra_repr(self) -> str:
-        return f"order={self.order}"
 
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
@@ -349,9 +273,6 @@ class Standardise(nn.Module):
     them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
     ledger contains.
 
-    Raises:
-        ValueError: a mean is not finite, or a scale is not finite or not above zero.
-
     >>> Standardise(mean=0.5, scale=0.25)(torch.tensor([[0.0, 1.0]]))
     tensor([[-2.,  2.]])
     """
@@ -380,9 +301,6 @@ class Standardise(nn.Module):
     @classmethod
     def of_channels(cls, mean: Sequence[float], scale: Sequence[float], shape: Sequence[int]) -> Self:
         """With one declared mean and scale for each channel of an example of this shape, or one for all.
-
-        Raises:
-            ValueError: there is another number of means or scales, or one is out of its domain.
 
         >>> Standardise.of_channels([0.5], [0.25], (1, 2, 2)).mean.shape
         torch.Size([1, 1, 1])
@@ -432,10 +350,8 @@ def weight_standardised(model: nn.Module) -> nn.Module:
 
     Before each use the weights of a filter are moved to the mean 0 and scaled to the deviation 1 / sqrt(n), n being
     their number, which keeps the size of its inputs; biases stay. A group norm should follow, which has a scale of its
-    own. The weights of convolutions ``name`` are then called ``name.parametrizations.weight.original``.
+    own. The weights are then called ``NAME.parametrizations.weight.original``, and their gradients are clipped.
 
-    Guarantee: weights are computed from weights alone, so that examples stay apart. The clipped gradients are those of
-    the original weights.
     Source: Qiao et al. 2019, "Micro-batch training with batch-channel normalization and weight standardization", and
     Brock et al. 2021 for the scale; in private training De et al. 2022, section 3.2.
 
@@ -464,12 +380,8 @@ class Whitening(nn.Module):
     """The principal components of features, each brought to the same size, and every example to the same length.
 
     Maps x (b, ...) to (b, components): ``components @ (flat x - mean)``, divided by the root of the mean of its
-    squares. A linear layer on features that differ much in size, or that say nearly the same, learns in many steps what
-    it learns on these in few, and noise costs by the step. There are also fewer numbers to add noise to.
-
-    Args:
-        mean: of the flat features, (numbers,).
-        components: one in each row, already divided by their standard deviation, (components, numbers).
+    squares. ``components``, (components, numbers), are already divided by their standard deviation. A linear layer
+    learns in fewer steps on these than on features that differ much in size or say nearly the same.
 
     Guarantee: none for records that the constants were computed from; compute them from public examples with
     :meth:`of_public`. Each example is treated alone.
@@ -515,16 +427,12 @@ class Whitening(nn.Module):
         whitened = nn.functional.linear(x.flatten(1) - self.mean, self.components)
         return nn.functional.rms_norm(whitened, whitened.shape[1:])
 
-    def extra_repr(self) -> str:
-        return f"{self.components.shape[1]} numbers, {len(self.components)} components"
-
 
 class WordCounts(nn.Module):
     """Root of the count of each word times the word's weight, brought to length one: (b, tokens) to (b, words).
 
-    Texts are numbers of words, in which 0 is padding and is not counted. The root keeps a word that is repeated from
-    outweighing the others. All texts have the same length, so the gradient of a linear layer on them is bounded by the
-    error of its prediction; a text without words is zero.
+    Texts are numbers of words, in which 0 is padding and is not counted; a text without words is zero. All others have
+    the same length, so the gradient of a linear layer on them is bounded by the error of its prediction.
 
     Guarantee: each example is treated alone. The weights, (words,), reveal nothing if they do not come from the
     records.
@@ -542,9 +450,6 @@ class WordCounts(nn.Module):
         counted = (numbers != 0).to(self.weights.dtype)
         counts = counted.new_zeros(len(numbers), words).scatter_add(1, numbers, counted)
         return F.normalize(counts.sqrt() * self.weights, dim=1)
-
-    def extra_repr(self) -> str:
-        return f"{len(self.weights)} words"
 
 
 class WordVectors(nn.Module):
@@ -569,6 +474,3 @@ class WordVectors(nn.Module):
         counted = (numbers != 0).to(self.vectors.dtype)
         total = torch.einsum("btd,bt->bd", F.embedding(numbers, self.vectors), counted)
         return F.normalize(total, dim=1)
-
-    def extra_repr(self) -> str:
-        return "{} words, {} dims".format(*self.vectors.shape)

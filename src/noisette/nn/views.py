@@ -20,19 +20,14 @@ Loss = Callable[..., Tensor]
 def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int) -> Loss:
     """The loss of one example as the mean over several views of it, for ``run.accumulate``.
 
-    The views lie in one batch, so a step costs as much as one with ``views`` times as many examples.
-
-    Args:
-        loss: called as ``loss(model, x, *others)`` with the views of one example, (views, ...), and every other tensor
-            repeated; returns one value for each view, or their mean as the losses of PyTorch do.
-        augment: called with the example repeated, (views, ...); returns as many views, such as
-            :class:`~noisette.nn.MirrorAndShift`.
-        views: how many.
+    The views lie in one batch, so a step costs as much as one with ``views`` times as many examples. ``loss`` is called
+    as ``loss(model, x, *others)`` with the views of one example, (views, ...), and every other tensor repeated; it
+    returns one value for each view, or their mean. ``augment``, such as :class:`~noisette.nn.MirrorAndShift`, is called
+    with the example repeated, (views, ...), and returns as many views.
 
     Guarantee: the views of a record are in the loss of that record alone. Its gradient is their mean, is clipped once,
     and costs what one view costs.
-    Source: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale",
-    section 3.2.
+    Source: De et al. 2022, "Unlocking high-accuracy [...] image classification through scale", section 3.2.
 
     >>> loss = mean_over_views(lambda model, x, y: (x.squeeze(1) - y) ** 2, lambda x: x + torch.arange(2.0)[:, None], 2)
     >>> loss(None, torch.tensor([[3.0]]), torch.tensor([3.0]))
@@ -55,11 +50,7 @@ def mean_over_stored_views(loss: Loss) -> Loss:
     >>> mean_over_stored_views(lambda model, x, y: (x - y) ** 2)(None, torch.tensor([[3.0, 5.0]]), torch.tensor([3.0]))
     tensor([2.])
     """
-
-    def mean(model: nn.Module, x: Tensor, *others: Any, **keywords: Any) -> Tensor:
-        return _mean(loss, model, x, others, keywords)
-
-    return mean
+    return lambda model, x, *others, **keywords: _mean(loss, model, x, others, keywords)
 
 
 class MirrorAverage(nn.Module):
@@ -133,9 +124,6 @@ def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor
     They are the image, its mirror image if ``flip``, and the same shifted by ``shift`` pixels along one axis and along
     both. A model whose first part is fixed computes the features of each once.
 
-    Raises:
-        ValueError: ``views`` is not a positive integer, or there are fewer.
-
     >>> fixed_views(torch.tensor([[[[1.0, 2.0]]]]), 2, flip=True, shift=0).squeeze().tolist()
     [[1.0, 2.0], [2.0, 1.0]]
     """
@@ -148,11 +136,11 @@ def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor
             f"there are {len(offered)} fixed views with flip={flip} and shift={shift}, got views={views}; "
             "ask for fewer, or for a flip or a shift too"
         )
-    made = []
-    for down, right, mirrored in offered[:views]:
-        whole = torch.full((len(images),), 1, device=images.device)
-        view = images.flip(-1) if mirrored else images
-        made.append(_shifted(view, down * whole, right * whole) if down or right else view)
+    ones = torch.ones(len(images), dtype=torch.long, device=images.device)
+    made = [
+        _shifted(images.flip(-1) if mirrored else images, down * ones, right * ones)
+        for down, right, mirrored in offered[:views]
+    ]
     return torch.stack(made, 1)
 
 

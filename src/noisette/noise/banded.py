@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.accounting.events import BandedGaussian, StepRelease
 from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
 from noisette.errors import all_of, count
 
@@ -25,11 +24,6 @@ _SCALE = 30.0
 
 # The steps after which the inverse of C adds nothing that counts.
 _LONG = 10_000
-
-
-def correlation_of(event: StepRelease, steps: int) -> tuple[float, ...]:
-    """The first column of C for so many steps of this release; of independent noise 1 alone."""
-    return banded_coefficients(event.bands, max(1, steps)) if isinstance(event, BandedGaussian) else (1.0,)
 
 
 @lru_cache(maxsize=16)
@@ -77,11 +71,7 @@ def square_root_of_sums(bands: int) -> np.ndarray:
 
 
 def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
-    """The standard deviation of the noise of each step, in units of the independent noise; the last holds for all more.
-
-    >>> deviations_of((0.8, 0.6))[:3].round(2).tolist()
-    [1.25, 1.56, 1.71]
-    """
+    """The deviation of the noise of each step in units of the independent noise; the last one holds for all more."""
     return np.sqrt(np.cumsum(np.square(_inverse(np.array(coefficients), _LONG))))
 
 
@@ -89,9 +79,6 @@ def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
     """The variance of the noise in the sums over the first t steps, averaged over t = 1 to ``steps``.
 
     In units of the independent noise; (steps + 1) / 2 where noise is not correlated.
-
-    >>> mean_squared_error((1.0,), steps=99)
-    50.0
     """
     sums = np.cumsum(_inverse(np.array(coefficients), steps))
     return float(np.arange(steps, 0, -1) @ sums**2) / steps
@@ -139,10 +126,9 @@ class BandedNoise:
 
         w_t = (xi_t - c_1 w_(t-1) - ... - c_(b-1) w_(t-b+1)) / c_0.
 
-    So C w = xi. The last b - 1 noises of each tensor are kept, in single precision; the independent noise has the
-    precision of the tensor. They are as secret as the key, and are never written: where the step before is missing
-    (the first step of a process, one after a release that failed) the recursion starts anew. C then has two blocks
-    in place of one, whose columns are no longer than those of C.
+    So C w = xi. The last b - 1 noises of each tensor are kept, in single precision. They are as secret as the key, and
+    never written: where the step before is missing (the first step of a process, one after a release that failed) the
+    recursion starts anew. C then has two blocks in place of one, whose columns are no longer than those of C.
 
     Raises:
         ValueError: not at least two coefficients, of norm 1 at most, the first above 0.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +35,13 @@ from noisette.core.noise import (
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The standard deviation
-    is a tensor, so that nothing is compiled anew when it changes. The two halves of each tile are separate arguments,
-    because a compiler needs a second pass to put two results into one tensor.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The two halves of each
+    tile are separate arguments, because a compiler needs a second pass to put two results into one tensor.
 
     Args:
         radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
         angles: shape (tiles, PAIRS), 32 bits each.
-        std: a number in double precision.
+        std: a number in double precision, as a tensor, so that nothing is compiled anew when it changes.
         cosines, sines: get the noise R cos(a) and R sin(a), shape (tiles, PAIRS).
 
     Returns:
@@ -111,20 +110,6 @@ _FEWEST_TILES = TILES_AT_ONCE // 8
 Compiled = Callable[..., Any]  # the compiled noise_of_words
 
 
-class Compiler(Protocol):
-    """Whether functions are compiled, whether without asking if that pays, and how."""
-
-    @property
-    def compiles(self) -> bool: ...
-
-    @property
-    def at_once(self) -> bool: ...
-
-    def compiled(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Compiled | None:
-        """The function compiled for inputs like these; ``None`` without a compiler."""
-        ...
-
-
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
     words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
@@ -165,13 +150,12 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
 class CompiledNoise:
     """A source of noise for a run.
 
-    For sums in single precision on a GPU it gives the kernel, where Triton is installed. For sums on a processor it
-    gives the compiled pass, as soon as that is worth it, if it gives what the plain one gives: an error in compiled
-    code would leave sums without noise.
+    For sums in single precision on a GPU it gives the kernel, where Triton is installed; for sums on a processor the
+    compiled pass, once that is worth it, if it gives what the plain one gives: an error would leave sums without noise.
     """
 
-    def __init__(self, compiler: Compiler | None, still_to_come: Callable[[], float]) -> None:
-        self._compiler = compiler
+    def __init__(self, compiler: Any, still_to_come: Callable[[], float]) -> None:
+        self._compiler = compiler  # a schedule of ``capture``, which this folder does not import
         self._still_to_come = still_to_come
         self._drawn = 0
         self._compiled: dict[torch.dtype, Compiled | None] = {}

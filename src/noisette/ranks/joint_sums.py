@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import ALL_WHOLE, Window
+from noisette.core.loss import is_sharded
+from noisette.core.noise import Window
 from noisette.ranks.launch import AnyRanks
-from noisette.ranks.shards import elements_held, from_local, is_sharded
+from noisette.ranks.shards import elements_held, from_local
 
-_BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
+_BUCKET = 2**24  # values from which on a bucket is full: few exchanges, which need little memory
 
 
 class AddsNoise(Protocol):
     """Noise of a secret key: see :class:`noisette.core.noise.GaussianNoise`."""
 
-    def add_(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        step: int,
-        std: float = ...,
-        divisor: float = ...,
-        windows: Mapping[str, Window] = ALL_WHOLE,
-    ) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Consecutive elements of a tensor, and where they lie in a bucket."""
-
-    name: str
-    start: int  # in the tensor
-    at: int  # in the bucket
-    numel: int
+    @property
+    def add_(self) -> Callable[..., None]: ...
 
 
 class JointSums:
@@ -89,52 +72,34 @@ class JointSums:
         if self.size == 1:
             self._noise.add_(sums, step=step, std=std, divisor=divisor)
             return
-        flat = {name: tensor.view(-1) for name, tensor in sums.items() if tensor.numel()}
-        for runs in _buckets({name: len(tensor) for name, tensor in flat.items()}):
-            values = sum(run.numel for run in runs)
+        for flat in _buckets({name: tensor.view(-1) for name, tensor in sums.items()}):
+            values = sum(map(len, flat.values()))
             share = -(-values // self.size)
             bucket = next(iter(flat.values())).new_zeros(share * self.size)
-            for run in runs:
-                bucket[run.at : run.at + run.numel] = flat[run.name][run.start : run.start + run.numel]
+            torch.cat(list(flat.values()), out=bucket[:values])
             self._ranks.add_up([bucket])
-            first = share * self._ranks.rank
-            mine = list(_within(runs, first, first + share))
-            self._noise.add_(
-                {run.name: bucket[run.at : run.at + run.numel] for run in mine},
-                step=step,
-                std=std,
-                divisor=divisor,
-                windows={run.name: Window(start=run.start) for run in mine},
-            )
+            first, at = share * self._ranks.rank, 0
+            mine: dict[str, Tensor] = {}
+            windows: dict[str, Window] = {}
+            for name, tensor in flat.items():
+                low, high = max(at, first), min(at + len(tensor), first + share)
+                if low < high:
+                    mine[name], windows[name] = bucket[low:high], Window(start=low - at)
+                at += len(tensor)
+            self._noise.add_(mine, step=step, std=std, divisor=divisor, windows=windows)
             self._ranks.gather_into(bucket, bucket[first : first + share])
-            for run in runs:
-                flat[run.name][run.start : run.start + run.numel] = bucket[run.at : run.at + run.numel]
+            for tensor, part in zip(flat.values(), bucket[:values].split([*map(len, flat.values())]), strict=True):
+                tensor.copy_(part)
 
 
-def _buckets(sizes: Mapping[str, int]) -> Iterator[list[_Run]]:
-    """Divide the elements of all tensors into buckets.
-
-    >>> [[(run.start, run.at, run.numel) for run in runs] for runs in _buckets({"a": 2**24 - 1, "b": 3})]
-    [[(0, 0, 16777215), (0, 16777215, 1)], [(1, 0, 2)]]
-    """
-    runs: list[_Run] = []
-    at = 0
-    for name, size in sizes.items():
-        start = 0
-        while start < size:
-            if at == _BUCKET:
-                yield runs
-                runs, at = [], 0
-            numel = min(size - start, _BUCKET - at)
-            runs.append(_Run(name, start, at, numel))
-            start, at = start + numel, at + numel
-    if runs:
-        yield runs
-
-
-def _within(runs: list[_Run], first: int, end: int) -> Iterator[_Run]:
-    """The parts of these runs that lie between two places of their bucket."""
-    for run in runs:
-        low, high = max(run.at, first), min(run.at + run.numel, end)
-        if low < high:
-            yield _Run(run.name, run.start + low - run.at, low, high - low)
+def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors that have elements, several together."""
+    bucket: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if len(tensor):
+            bucket[name] = tensor
+        if sum(map(len, bucket.values())) >= _BUCKET:
+            yield bucket
+            bucket = {}
+    if bucket:
+        yield bucket

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,9 +24,6 @@ class Alone:
 
     Such processes are separate runs: on the same records each needs a ledger of its own data, or one after another the
     same one, and their costs add up.
-
-    >>> Alone().share(np.arange(3))
-    array([0, 1, 2])
     """
 
     rank = 0
@@ -78,11 +75,12 @@ class Alone:
 
 
 AnyRanks: TypeAlias = Alone | Ranks
-"""The processes of a run."""
 
 
-def ranks_of(given: AnyRanks | None) -> AnyRanks:
+def ranks_of(given: AnyRanks | None, owned: ExitStack | None = None) -> AnyRanks:
     """The ranks that were given, or all processes of the default group, or this process alone.
+
+    Those that were not given are closed with what is ``owned``.
 
     Raises:
         PrivacyError: several processes were started together, and nothing says how they belong together.
@@ -90,7 +88,10 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
     if given is not None:
         return given
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks()
+        ranks = Ranks()
+        if owned is not None:
+            owned.callback(ranks.close)
+        return ranks
     if were_started_together():
         raise PrivacyError(
             "several processes were started together, and each would spend the privacy budget of a run of its own: "

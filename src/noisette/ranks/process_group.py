@@ -17,8 +17,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from noisette import errors as checks
 from noisette.core.noise import KEY_BYTES, SecretKey
@@ -32,15 +30,11 @@ _ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank says at a point where all ranks meet.
-
-    ``error`` is the type of the error that keeps it from going on, empty if nothing does, and ``text`` is that of the
-    error. Of the ``numbers`` the largest of all ranks is asked for.
-    """
+    """What one rank says at a point where all ranks meet."""
 
     phase: str
-    error: str = ""
-    text: str = ""
+    error: str = ""  # the type of what keeps it from going on
+    text: str = ""  # that of the error
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
@@ -91,43 +85,32 @@ _LONGEST = 1e8  # seconds; three years
 
 
 class Ranks:
-    """The processes of one run: each takes its part of every batch, and all release the same noised sum.
-
-    Control messages are short and go over connections of their own on the processor, so that no GPU waits for them.
+    """All processes as those of one run: each takes its part of every batch, and all release the same noised sum.
 
     Args:
-        data: the mesh or process group whose processes divide each batch among them; the default group unless given.
-            So far it must hold every process of the default group.
         timeout: seconds that one rank waits for the others at most, before it raises.
 
     Guarantee: the secret key of rank 0 reaches the other ranks over the process group and is written nowhere. The ranks
     and the network between them are one trusted party: sums before noise travel over it.
 
     Raises:
-        PrivacyError: there is no process group, or ``data`` leaves some of its processes out.
+        PrivacyError: there is no process group.
         ValueError: ``timeout`` is not a number above zero.
     """
 
-    def __init__(self, data: Any = None, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, *, timeout: float = TIMEOUT) -> None:
         checks.positive(timeout=timeout)
         if not (dist.is_available() and dist.is_initialized()):
             raise PrivacyError(
                 "the ranks of a run need a process group: start the script with torchrun, and call "
                 "torch.distributed.init_process_group() first"
             )
-        members = _members(data)
-        if len(members) != dist.get_world_size():
-            raise PrivacyError(
-                f"{len(members)} of {dist.get_world_size()} processes divide the batches among them; what the others "
-                "would compute has no guarantee. Give Ranks a mesh or group of all of them"
-            )
         wait = timedelta(seconds=min(timeout, _LONGEST))
-        self.size = len(members)
-        self.rank = members.index(dist.get_rank())
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._timeout = timeout
         self._is_broken = False
-        self._control: Any = self._opened(members, "gloo", wait)
-        self._sums: Any = self._opened(members, None, wait)
+        self._control: Any = self._opened("gloo", wait)  # on the processor, so that no GPU waits
+        self._sums: Any = self._opened(None, wait)
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
@@ -156,8 +139,7 @@ class Ranks:
     def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
         """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
 
-        Gives an empty dictionary for numbers that must be the same on all ranks at the end. ``phase`` says what the
-        ranks do.
+        Gives an empty dictionary for numbers that must be the same on all ranks at the end.
 
         Raises:
             PrivacyError: a rank does not answer, is at another phase, or has other numbers.
@@ -197,11 +179,7 @@ class Ranks:
         return [message.numbers for message in messages]
 
     def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
-        """Check that the facts that this function returns are the same on all ranks.
-
-        Raises:
-            PrivacyError: some differ; all are named, without their values.
-        """
+        """Check that these facts are the same on all ranks; a PrivacyError names all that differ, not their values."""
         own: dict[str, Any] = {}
         with self.unanimous(phase):
             own = json.loads(json.dumps(dict(facts())))
@@ -234,7 +212,7 @@ class Ranks:
             return False
         try:
             self.largest("the end of the run", {})
-        except (PrivacyError, *(ValueError, TypeError, OSError)):
+        except (PrivacyError, ValueError, TypeError, OSError):
             return False
         return True
 
@@ -256,20 +234,18 @@ class Ranks:
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
         return [Message.unpacked(one) for one in received]
 
-    def _opened(self, members: list[int], backend: str | None, wait: timedelta) -> Any:
-        opened: list[Any] = []
-        self._meeting("the start", lambda: opened.append(dist.new_group(members, backend=backend, timeout=wait)))
-        return opened[0]
+    def _opened(self, backend: str | None, wait: timedelta) -> Any:
+        return self._meeting("the start", lambda: dist.new_group(backend=backend, timeout=wait))
 
-    def _meeting(self, phase: str, collective: Callable[[], object]) -> None:
-        """Call what needs all ranks; a PrivacyError if they do not meet."""
+    def _meeting(self, phase: str, collective: Callable[[], Any]) -> Any:
+        """What a call returns that needs all ranks; a PrivacyError if they do not meet."""
         if self._is_broken:
             raise PrivacyError(
                 "the ranks no longer agree since an earlier error, or their connections were closed with the run that "
                 "had them; start the script again, or give the next run noisette.Ranks() of its own"
             )
         try:
-            collective()
+            return collective()
         except RuntimeError as error:
             self._is_broken = True
             raise PrivacyError(
@@ -277,14 +253,6 @@ class Ranks:
                 f"reached, or did not come within {self._timeout:g} seconds. Steps that were reserved stay spent; "
                 f"start the run again from its checkpoint ({error})"
             ) from error
-
-
-def _members(data: Any) -> list[int]:
-    if data is None:
-        return list(range(dist.get_world_size()))
-    if isinstance(data, DeviceMesh):
-        return sorted(data.mesh.flatten().tolist())
-    return sorted(dist.get_process_group_ranks(data))
 
 
 # The attribute under which a wrapper holds its module, and the name of the wrapper's class.
@@ -295,23 +263,10 @@ _WRAPPERS = {
 }
 
 
-# What keeps a wrapper from exchanging anything: buffers in its call, gradients in a backward pass, and the first
-# gradients of a graph that it was told is always the same.
-_AT_REST = {
-    "require_forward_param_sync": False,
-    "require_backward_grad_sync": False,
-    "_static_graph_delay_allreduce_enqueued": True,
-}
-
-
 def canonical_name(root: nn.Module, name: str) -> str:
     """The name of a parameter or buffer of a module, without the wrappers on its path.
 
     The noise of a parameter is drawn by its name, so a run must have the same names however its model is wrapped.
-
-    >>> from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    >>> canonical_name(checkpoint_wrapper(nn.Linear(1, 1)), "_checkpoint_wrapped_module.weight")
-    'weight'
     """
     kept: list[str] = []
     module: object = root
@@ -326,32 +281,3 @@ def canonical_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a module by their canonical names."""
     for name, p in root.named_parameters():
         yield canonical_name(root, name), p
-
-
-class Unwrapped:
-    """The module inside ``DistributedDataParallel``, whose exchange between ranks rests until :meth:`close`.
-
-    A private run adds up the sums of the ranks itself. What the wrapper sends in each call would make ranks wait for
-    each other that have different numbers of microbatches.
-
-    Raises:
-        PrivacyError: the module is ``nn.DataParallel``, which divides a batch among threads.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        if isinstance(model, DataParallel):
-            raise PrivacyError(
-                "nn.DataParallel copies the model into threads, whose uses of parameters cannot be recorded; start one "
-                "process for each GPU with torchrun, and give the bound the model itself"
-            )
-        self.module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-        self._before: list[tuple[nn.Module, str, bool]] = []
-        for wrapper in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
-            for flag, value in _AT_REST.items():
-                self._before.append((wrapper, flag, getattr(wrapper, flag, value)))
-                setattr(wrapper, flag, value)
-
-    def close(self) -> None:
-        for wrapper, flag, before in self._before:
-            setattr(wrapper, flag, before)
-        self._before = []

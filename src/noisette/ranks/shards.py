@@ -14,87 +14,74 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette.core.loss import is_sharded
 from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
 from noisette.ranks.process_group import canonical_parameters
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank holds a part of the tensor."""
-    return type(tensor).__name__ == "DTensor"
-
-
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """The part of a tensor that this rank holds; the tensor itself if it is not sharded."""
     if not is_sharded(tensor):
         return tensor
-    sharded: Any = tensor
     with torch.no_grad():
-        return sharded.to_local()
+        return tensor.to_local()
 
 
-def from_local(part: Tensor, like: Tensor) -> Tensor:
+def from_local(part: Tensor, like: Any) -> Tensor:
     """The sharded tensor of which this is the rank's part."""
     from torch.distributed.tensor import DTensor
 
-    sharded: Any = like
     return DTensor.from_local(
-        part, sharded.device_mesh, sharded.placements, run_check=False, shape=like.shape, stride=like.stride()
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def whole(tensor: Any) -> Any:
     """A sharded tensor put together from all ranks, which all call this; anything else as it is."""
-    if not isinstance(tensor, Tensor) or not is_sharded(tensor):
-        return tensor
-    sharded: Any = tensor
-    return sharded.full_tensor()
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def part_of(complete: Tensor, like: Tensor) -> Tensor:
+def part_of(complete: Tensor, like: Any) -> Tensor:
     """What of a whole tensor this rank holds, sharded as another one; all of it if that one is not sharded."""
     if not is_sharded(like):
         return complete
-    sharded: Any = like
     part = complete.to(like.device)
-    for axis, placement in enumerate(sharded.placements):
+    for axis, placement in enumerate(like.placements):
         if placement.is_shard():
             first, last = _rows_held(like, axis)
             part = part.narrow(placement.dim, first, last - first)
     return from_local(part.contiguous(), like)
 
 
-def _rows_held(p: Tensor, axis: int) -> tuple[int, int]:
+def _rows_held(p: Any, axis: int) -> tuple[int, int]:
     """The first and the last entry, along the dimension that an axis of the mesh divides, that this rank holds."""
-    sharded: Any = p
-    size = p.shape[sharded.placements[axis].dim]
-    chunk = -(-size // sharded.device_mesh.size(axis))
-    first = min(size, chunk * sharded.device_mesh.get_local_rank(axis))
+    size = p.shape[p.placements[axis].dim]
+    chunk = -(-size // p.device_mesh.size(axis))
+    first = min(size, chunk * p.device_mesh.get_local_rank(axis))
     return first, min(size, first + chunk)
 
 
-def landed(total: Tensor, p: Tensor) -> Tensor:
+def landed(total: Tensor, p: Any) -> Tensor:
     """This rank's part of the sum of all ranks' sums, given this rank's whole one, for a sharded parameter."""
     from torch.distributed.tensor import DTensor, Partial
 
-    sharded: Any = p
-    mesh = sharded.device_mesh
+    mesh = p.device_mesh
     everywhere = DTensor.from_local(total.contiguous(), mesh, [Partial()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=sharded.placements).to_local().contiguous()
+    return everywhere.redistribute(placements=p.placements).to_local().contiguous()
 
 
-def elements_held(p: Tensor) -> Window:
+def elements_held(p: Any) -> Window:
     """Which elements of a sharded parameter this rank holds; a PrivacyError where that is not known."""
     from torch.distributed.tensor import Replicate, Shard
 
-    sharded: Any = p
     found: Window | None = None
-    for axis, placement in enumerate(sharded.placements):
+    for axis, placement in enumerate(p.placements):
         if type(placement) is Replicate:
             continue
         if type(placement) is not Shard or found is not None:
             raise PrivacyError(
-                f"a parameter of shape {tuple(p.shape)} is divided as {sharded.placements}; use fully_shard on a mesh "
+                f"a parameter of shape {tuple(p.shape)} is divided as {p.placements}; use fully_shard on a mesh "
                 "with one axis that shards, and replicate along the others"
             )
         inner = math.prod(p.shape[placement.dim + 1 :])
@@ -121,7 +108,13 @@ class Shards:
         self._held = named
         if self._modules:
             with self.gathered():
-                self._check_seen(dict(canonical_parameters(root)))
+                seen = list(canonical_parameters(root))
+            if different := [n for n, p in seen if (p.dtype, p.device) != (named[n].dtype, named[n].device)]:
+                raise PrivacyError(
+                    f"{', '.join(different[:5])}: computed in another precision or on another device than they are "
+                    "held. Call fully_shard without mp_policy and offload_policy, and compute the loss under "
+                    "torch.autocast"
+                )
 
     def __bool__(self) -> bool:
         return bool(self._modules)
@@ -161,8 +154,8 @@ class Shards:
     def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.
 
-        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached. The
-        whole ``sums`` are used up; ``parameters`` are the seen ones that are trained.
+        All ranks exchange the same ``parameters``, the seen ones that are trained, in the same order, also those that
+        no example of a rank has reached.
         """
         left = dict(sums)
         found: dict[str, Tensor] = {}
@@ -175,16 +168,6 @@ class Shards:
             elif total is not None:
                 found[name] = total
         return found
-
-    def _check_seen(self, seen: Mapping[str, Tensor]) -> None:
-        different = [
-            name for name, p in seen.items() if p.dtype != self._held[name].dtype or p.device != self._held[name].device
-        ]
-        if different:
-            raise PrivacyError(
-                f"{', '.join(different[:5])}: computed in another precision or on another device than they are held. "
-                "Call fully_shard without mp_policy and offload_policy, and compute the loss under torch.autocast"
-            )
 
 
 def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[Any]) -> list[str]:

@@ -9,17 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import (
-    DerivedWeight,
-    ExampleGradients,
-    Examples,
-    Operation,
-    Rewrite,
-    Rows,
-    derivation,
-    rewrite,
-    rule,
-)
+from noisette.core.forms import DerivedWeight, ExampleGradients, Examples, Rows, derivation, rewrite, rule
 
 F = torch.nn.functional
 
@@ -45,18 +35,14 @@ def embedding_weight(
     return touched_rows(ids, examples.sequences(dy), weight, padding_idx)
 
 
-def _dense(operation: Operation) -> Rewrite:
-    """The operation without sparse gradients, because noise is added to every row of the table."""
-    signature = inspect.signature(operation)
-
-    def dense(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        return operation(**arguments | {"sparse": False}) if arguments.get("sparse") else NotImplemented
-
-    return dense
-
-
-rewrite(F.embedding)(_dense(F.embedding))
+@rewrite(F.embedding)
+def dense_embedding(*args: Any, **kwargs: Any) -> Any:
+    """Without sparse gradients, because noise is added to every row of the table."""
+    arguments: dict[str, Any] = inspect.signature(F.embedding).bind(*args, **kwargs).arguments
+    if not arguments.get("sparse"):
+        return NotImplemented
+    arguments["sparse"] = False
+    return F.embedding(**arguments)
 
 
 @rewrite(F.embedding_bag)

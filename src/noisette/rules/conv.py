@@ -30,6 +30,7 @@ from noisette.core.forms import (
     rule,
     scale_rows,
 )
+from noisette.rules.linear import unbroadcast_channels
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]
@@ -41,10 +42,6 @@ Plan = TypeVar("Plan")
 
 _WINNERS: dict[Hashable, str] = {}
 _FEW_OPERATIONS = ContextVar("few_operations", default=False)
-
-
-class NotMeasuredError(RuntimeError):
-    """A choice of plans was asked for within a trace, and nothing has been measured before it."""
 
 
 @contextmanager
@@ -71,14 +68,14 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
     Under ``torch.use_deterministic_algorithms(True)`` nothing is measured and the first candidate is chosen, so that
     two runs have the same rounding errors. Within a trace nothing is measured: it would mean nothing, and all
-    candidates would be part of the graph.
+    candidates would be part of the graph; a RuntimeError if nothing was measured before.
     """
     if torch.are_deterministic_algorithms_enabled() or len(candidates) == 1:
         return next(iter(candidates))
     key = (key, operations_are_few(), device.type, torch.get_num_threads())
     if key not in _WINNERS:
         if get_proxy_mode() is not None:
-            raise NotMeasuredError(
+            raise RuntimeError(
                 f"nothing was measured for the plans {', '.join(candidates)}; run the step once within "
                 "few_operations() before it is traced"
             )
@@ -90,25 +87,15 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
 
 def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
-    seconds = _seconds_on_gpu if device.type == "cuda" else _seconds_on_processor
-    return min(seconds(candidate, device) for _ in range(repeats))
-
-
-def _seconds_on_processor(candidate: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    candidate()
-    return time.perf_counter() - start
-
-
-def _seconds_on_gpu(candidate: Callable[[], object], device: torch.device) -> float:
-    """The time between two events in the GPU's own queue."""
-    stream = torch.cuda.current_stream(device)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record(stream)
-    candidate()
-    end.record(stream)
-    end.synchronize()
-    return start.elapsed_time(end) / 1000
+    """The shortest time of some calls, in seconds; a GPU is waited for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        candidate()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 # The factors of the gradients of a kernel, and the plans that multiply them
@@ -123,10 +110,6 @@ class Geometry:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-
-    @property
-    def offsets(self) -> int:
-        return math.prod(self.kernel)
 
 
 @dataclass(frozen=True)
@@ -159,7 +142,7 @@ class KernelGradients:
     @property
     def unfolded_size(self) -> int:
         """Number of elements of one example's unfolded image."""
-        return self.x.shape[1] * self.geometry.offsets * self.positions
+        return self.x.shape[1] * math.prod(self.geometry.kernel) * self.positions
 
     def select(self, examples: Tensor | slice) -> KernelGradients:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
@@ -186,7 +169,7 @@ class KernelGradients:
         windows = padded.as_strided(
             (b, c, *g.kernel, *self.dy.shape[2:]), (*padded.stride()[:2], *offsets, *steps), padded.storage_offset()
         )
-        return windows.reshape(b * g.groups, c // g.groups * g.offsets, self.positions)
+        return windows.reshape(b * g.groups, c // g.groups * math.prod(g.kernel), self.positions)
 
     @property
     def has_few_positions(self) -> bool:
@@ -195,20 +178,20 @@ class KernelGradients:
 
     @property
     def affordable(self) -> int:
-        """Number of temporary elements per example that a plan may need: that of the gradient, or of the factors.
+        """Number of temporary elements per example that a plan may need: twice the gradient's, or the factors'.
 
         A patch embedding of kernel and stride 16 on images of 224 x 224 would take a Gram matrix of pixels of 10 GB.
         """
-        return max(self.weight.numel(), _SMALL, self.size_of_an_example)
+        return max(2 * self.weight.numel(), _SMALL, self.size_of_an_example)
 
     def squared_norms(self) -> Tensor:
         if len(self.x) == 0:
             return self.dy.new_zeros(0)
-        plans = plans_of_few_parts(self) if operations_are_few() else plans_of_small_parts(self)
-        return _fastest_plan(self, plans, lambda plan: plan(self))(self)
+        return _fastest_plan(self, norm_plans(self), lambda plan: plan(self))(self)
 
     def explicit(self) -> Tensor:
-        return written(next(iter(explicit_plans(self).values())), self).gradients
+        plan, _ = next(iter(fitting(self, explicit_plans()).values()))
+        return written(plan, self).gradients
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
@@ -227,7 +210,12 @@ _CACHED = 2**19
 
 
 def by_unfold(form: KernelGradients) -> Tensor:
-    """Matrix products of dy (o, positions) and the unfolded images (positions, channels and offsets), in parts."""
+    """Matrix products of dy (o, positions) and the unfolded images (positions, channels and offsets).
+
+    They are computed in parts, or for the whole batch where operations are few.
+    """
+    if operations_are_few():
+        return torch.bmm(*_matrices(form)).view(form.shape)
     out = form.x.new_empty(form.shape)
     at_once = _CACHED if out.device.type == "cpu" else form.factors_size
     size = max(1, at_once // form.unfolded_size)
@@ -235,11 +223,6 @@ def by_unfold(form: KernelGradients) -> Tensor:
         dy, patches = _matrices(part)
         torch.bmm(dy, patches, out=gradients.view(len(dy), dy.shape[1], patches.shape[2]))
     return out
-
-
-def by_whole_unfold(form: KernelGradients) -> Tensor:
-    """The same with the whole batch as one part."""
-    return torch.bmm(*_matrices(form)).view(form.shape)
 
 
 def _matrices(form: KernelGradients) -> tuple[Tensor, Tensor]:
@@ -281,22 +264,13 @@ def by_groups(form: KernelGradients) -> Tensor:
     return gradients.unflatten(1, (b, o)).movedim(0, 2).contiguous()
 
 
-EXPLICIT_PLANS: dict[str, Explicit] = {
-    "unfold": by_unfold,
-    "loop": by_loop,
-    "backend": by_backend,
-    "grouped": by_groups,
+Size = Callable[[KernelGradients], int]  # temporary elements per example
+EXPLICIT_PLANS: dict[str, tuple[Explicit, Size]] = {
+    "unfold": (by_unfold, lambda form: form.unfolded_size + form.weight.numel()),
+    "loop": (by_loop, lambda form: form.weight.numel()),
+    "backend": (by_backend, lambda form: form.weight.numel()),
+    "grouped": (by_groups, lambda form: 2 * form.weight.numel()),
 }
-
-
-def few_operations_plans(form: KernelGradients) -> dict[str, tuple[Explicit, int]]:
-    """Plans whose number of operations is that of one example, each with its temporary elements per example."""
-    size = form.weight.numel()
-    return {
-        "unfold": (by_whole_unfold, form.unfolded_size + size),
-        "backend": (by_backend, size),
-        "grouped": (by_groups, 2 * size),
-    }
 
 
 def gram_of_pixels(form: KernelGradients) -> Tensor:
@@ -315,18 +289,8 @@ def gram_of_pixels(form: KernelGradients) -> Tensor:
         seen = (slice(u * dilation, u * dilation + (n - 1) * stride + 1, stride) for u in range(offsets))
         before, between = [slice(None)] * (1 + axis), [slice(None)] * (len(image) - 1)
         shifted = [patches[(*before, pixel, *between, pixel)] for pixel in seen]
-        patches = _sum(shifted)
+        patches = sum(shifted[1:], shifted[0])
     return _gram_norms(form, patches.reshape(-1, form.positions, form.positions))
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    """The sum of views, without a copy of them."""
-    if len(terms) == 1:
-        return terms[0]
-    total = terms[0] + terms[1]
-    for term in terms[2:]:
-        total += term
-    return total
 
 
 def gram_of_patches(form: KernelGradients) -> Tensor:
@@ -347,14 +311,9 @@ def _pixel_gram_size(form: KernelGradients) -> int:
     return g.groups * math.prod(n + 2 * p for n, p in zip(form.x.shape[2:], g.padding, strict=True)) ** 2
 
 
-def _patch_gram_size(form: KernelGradients) -> int:
-    return form.unfolded_size + form.geometry.groups * form.positions**2
-
-
-# Each with its number of temporary elements per example.
-GRAM_PLANS: dict[str, tuple[Norms, Callable[[KernelGradients], int]]] = {
+GRAM_PLANS: dict[str, tuple[Norms, Size]] = {
     "gram of pixels": (gram_of_pixels, _pixel_gram_size),
-    "gram of patches": (gram_of_patches, _patch_gram_size),
+    "gram of patches": (gram_of_patches, lambda form: form.unfolded_size + form.geometry.groups * form.positions**2),
 }
 
 
@@ -371,44 +330,36 @@ _MEASURED_FROM = 16
 _PART, _PARTS = 2, 4
 
 
-def explicit_plans(form: KernelGradients) -> dict[str, Explicit]:
-    """The plans for explicit gradients of the whole batch whose temporary memory is affordable."""
-    if operations_are_few():
-        return {name: plan for name, (plan, _) in _affordable_in_few_parts(form, few_operations_plans(form)).items()}
-    unfolds = form.unfolded_size <= form.affordable
-    return {name: plan for name, plan in EXPLICIT_PLANS.items() if name != "unfold" or unfolds}
+def explicit_plans() -> dict[str, tuple[Explicit, Size]]:
+    """The plans for explicit gradients, but for the one whose number of operations depends on the batch."""
+    return {name: plan for name, plan in EXPLICIT_PLANS.items() if name != "loop" or not operations_are_few()}
 
 
-def plans_of_small_parts(form: KernelGradients) -> dict[str, Norms]:
-    """The plans for norms, over parts of the batch of little temporary memory."""
-    size = form.weight.numel()
-    plans: dict[str, Norms] = {}
-    if form.has_few_positions:
-        sizes = {name: gram_size(form) for name, (_, gram_size) in GRAM_PLANS.items()}
-        fitting = [name for name in GRAM_PLANS if sizes[name] <= form.affordable]
-        plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting}
-    for name, plan in explicit_plans(form).items():
-        plans[f"{name}, dropped"] = _in_parts(partial(dropped, plan), size)
-    return plans
+def norm_plans(form: KernelGradients) -> dict[str, Norms]:
+    """The plans for norms whose temporary memory is affordable, over parts of the batch.
+
+    Where operations are few there are at most ``_PARTS`` parts, whose number follows from the shape of an example.
+    """
+    plans = dict(GRAM_PLANS) if form.has_few_positions else {}
+    plans |= {f"{name}, dropped": (partial(dropped, plan), size) for name, (plan, size) in explicit_plans().items()}
+    found: dict[str, Norms] = {}
+    for name, (norms, size) in fitting(form, plans).items():
+        count = examples_at_once(size, form.factors_size)
+        if operations_are_few():
+            count = math.ceil(len(form.x) / min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example))))
+        found[name] = _in_parts(norms, count)
+    return found
 
 
-def plans_of_few_parts(form: KernelGradients) -> dict[str, Norms]:
-    """The plans for norms over at most ``_PARTS`` parts of the batch, however many examples it has."""
-    plans: dict[str, tuple[Norms, int]] = {}
-    if form.has_few_positions:
-        plans = {name: (norms, gram_size(form)) for name, (norms, gram_size) in GRAM_PLANS.items()}
-    for name, (plan, size) in few_operations_plans(form).items():
-        plans[f"{name}, dropped"] = partial(dropped, plan), size
-    fitting = _affordable_in_few_parts(form, plans)
-    return {name: _in_few_parts(norms, size) for name, (norms, size) in fitting.items()}
+def fitting(form: KernelGradients, plans: Mapping[str, tuple[Plan, Size]]) -> dict[str, tuple[Plan, int]]:
+    """The plans that need little temporary memory, with their numbers of temporary elements per example.
 
-
-def _affordable_in_few_parts(
-    form: KernelGradients, plans: Mapping[str, tuple[Plan, int]]
-) -> dict[str, tuple[Plan, int]]:
-    """The plans whose temporary elements per example are a few times those of the factors, or the smallest plan."""
-    most = max(_PARTS * _PART * form.size_of_an_example, min(size for _, size in plans.values()))
-    return {name: (plan, size) for name, (plan, size) in plans.items() if size <= most}
+    Where operations are few, that is a few times the factors, or what the smallest plan needs.
+    """
+    sizes = {name: size(form) for name, (_, size) in plans.items()}
+    few = max(_PARTS * _PART * form.size_of_an_example, min(sizes.values()))
+    most = few if operations_are_few() else form.affordable
+    return {name: (plan, sizes[name]) for name, (plan, _) in plans.items() if sizes[name] <= most}
 
 
 @compact.register
@@ -421,7 +372,7 @@ def _(form: KernelGradients) -> ExampleGradients:
     plans: dict[str, Callable[[KernelGradients], ExampleGradients]] = {}
     if form.has_few_positions or explicit_size > _KEEP_EXPLICIT * form.factors_size:
         plans["factors"] = lambda form: form
-    for name, plan in explicit_plans(form).items():
+    for name, (plan, _) in fitting(form, explicit_plans()).items():
         plans[f"{name}, kept"] = partial(written, plan)
 
     def rehearse(plan: Callable[[KernelGradients], ExampleGradients]) -> None:
@@ -449,21 +400,11 @@ def dropped(plan: Explicit, form: KernelGradients) -> Tensor:
     return written(plan, form).squared_norms()
 
 
-def _in_parts(norms: Norms, size: int) -> Norms:
-    """The same norms, computed over parts of the batch; ``size`` is the number of temporary elements per example."""
+def _in_parts(norms: Norms, count: int) -> Norms:
+    """The same norms, computed for this many examples at a time."""
 
     def over_parts(form: KernelGradients) -> Tensor:
-        return torch.cat([norms(part) for part in form.split(examples_at_once(size, form.factors_size))])
-
-    return over_parts
-
-
-def _in_few_parts(norms: Norms, size: int) -> Norms:
-    """The same, in a number of parts that depends on the shape of an example alone."""
-
-    def over_parts(form: KernelGradients) -> Tensor:
-        parts = min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example)))
-        found = [norms(part) for part in form.split(math.ceil(len(form.x) / parts))]
+        found = [norms(part) for part in form.split(count)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     return over_parts
@@ -502,11 +443,6 @@ def _kernel_gradients(
     return KernelGradients(images, dy, Geometry(kernel, stride, before, dilation, groups), weight.shape)
 
 
-def _bias_gradients(examples: Examples, dy: Tensor) -> Dense:
-    """G_o = sum_p dy_(o,p)."""
-    return Dense(examples.first(dy).flatten(3).sum((1, 3)))
-
-
 @rule(torch.conv1d, torch.conv2d, torch.conv3d, operand=("weight", "bias"))
 def conv(
     operand: str,
@@ -521,8 +457,8 @@ def conv(
     groups: int = 1,
 ) -> ExampleGradients:
     """Weight: G_(o,c,u) = sum_p dy_(o,p) x_(c, stride p + dilation u - padding). Bias: G_o = sum_p dy_(o,p)."""
-    if operand == "bias":
-        return _bias_gradients(examples, dy)
+    if operand == "bias" and bias is not None:
+        return unbroadcast_channels(examples, dy, bias)
     axes = weight.dim() - 2
     steps = _per_axis(dilation, axes)
     if padding == "same":
@@ -550,8 +486,8 @@ def conv_transpose(
     dilation: PerAxis = 1,
 ) -> ExampleGradients:
     """As :func:`conv` with dy and x exchanged: G_(c,o,u) = sum_p x_(c,p) dy_(o, stride p + dilation u - padding)."""
-    if operand == "bias":
-        return _bias_gradients(examples, dy)
+    if operand == "bias" and bias is not None:
+        return unbroadcast_channels(examples, dy, bias)
     axes = weight.dim() - 2
     steps, before = _per_axis(stride, axes), _per_axis(padding, axes)
     # Output padding of a whole stride would be one position more than x has.

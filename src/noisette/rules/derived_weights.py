@@ -18,13 +18,13 @@ from torch import Tensor
 from noisette.core.forms import (
     AT_LEAST_SINGLE,
     DERIVATIONS,
+    TO_PARAMETERS,
     Dense,
     DerivedWeight,
     ExampleGradients,
     Outer,
     add,
     compact,
-    of_derived_weights,
 )
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -113,7 +113,6 @@ def _overlaps_itself(view: Tensor) -> bool:
     return False
 
 
-@of_derived_weights
 def to_parameters(
     gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
 ) -> list[tuple[Tensor, ExampleGradients]]:
@@ -138,6 +137,9 @@ def to_parameters(
             direct.setdefault(id(parent), (parent, []))
             views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
     return [(parameter, _merge(parameter, parts + views.get(key, []))) for key, (parameter, parts) in direct.items()]
+
+
+TO_PARAMETERS.append(to_parameters)
 
 
 def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list[tuple[Tensor, ExampleGradients]]:

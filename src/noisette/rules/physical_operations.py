@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.forms import OPERANDS, Operation, Run, leaves
-from noisette.core.loss import is_wrapped, physical
+from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 from noisette.rules.normalization import normalise_channels
 
@@ -87,9 +87,8 @@ def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], k
     arguments = _named(_ADDMM, args, kwargs)
     if not arguments.keys() <= set(_ADDMM) or not _only_batched(arguments, "mat1"):
         return NotImplemented
-    return run(
-        torch.add, (run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {}), arguments["input"]), {}
-    )
+    products = run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {})
+    return run(torch.add, (products, arguments["input"]), {})
 
 
 @leaves(torch.einsum)
@@ -118,22 +117,16 @@ def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any
     return _no_view(output).unflatten(0, (b, n))
 
 
-_CONVOLUTIONS = {
-    **{F.conv1d: 1, F.conv2d: 2, F.conv3d: 3},
-    **{F.conv_transpose1d: 1, F.conv_transpose2d: 2, F.conv_transpose3d: 3},
-}
-
-
-@leaves(*_CONVOLUTIONS)
+@leaves(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Images (n, c, ...), or one image (c, ...), and one kernel for all examples."""
     arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input"):
         return NotImplemented
-    input = arguments["input"]
-    if input.dim() == _CONVOLUTIONS[func] + 1:
+    input, axes = arguments["input"], arguments["weight"].dim()
+    if input.dim() == axes - 1:
         return run(func, (), arguments | {"input": physical(input)})
-    if _CONVOLUTIONS[func] == 3 and input.shape[0] > 1:
+    if axes == 5 and input.shape[0] > 1:
         return NotImplemented  # the rule takes one volume of each example
     return _merged(run, b, func, arguments)
 
@@ -227,8 +220,6 @@ def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], k
 
 
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-
-
 _WEIGHTS_CANCEL = (
     "class weights have no effect in {}(..., weight=...) with the mean of one example's loss, which divides by the "
     'weight of its class; give reduction="sum"'
@@ -243,18 +234,13 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     number, as outside of ``vmap``. Of one label the mean divides by the weight it was multiplied by, which is said.
     """
     arguments = _named(_CROSS_ENTROPY, args, kwargs)
-    input, target = arguments["input"], arguments["target"]
-    weight = arguments.get("weight")
+    input, target, weight = arguments["input"], arguments["target"], arguments.get("weight")
     if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
         return NotImplemented
     if weight is not None and (is_wrapped(weight) or weight.requires_grad):
         return NotImplemented
-    if (
-        not isinstance(target, Tensor)
-        or not (is_wrapped(input) and is_wrapped(target))
-        or input.dim() != 2
-        or target.dim() > 2
-    ):
+    are_of_examples = isinstance(target, Tensor) and is_wrapped(input) and is_wrapped(target)
+    if not are_of_examples or input.dim() != 2 or target.dim() > 2:
         return NotImplemented
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")

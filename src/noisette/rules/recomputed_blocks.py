@@ -11,17 +11,17 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from noisette.core import loss as internals
-from noisette.core.backward import ForwardPass
+from noisette.core import vmap
 from noisette.core.forms import Use
-from noisette.core.state import versions_of
-from noisette.core.trace import Recorder
+from noisette.core.loss import versions_of
+from noisette.core.trace import ForwardPass, Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
 
@@ -110,17 +110,17 @@ class Blocks:
         if self._inside:
             yield
             return
-        args, draft = options[5:], self._recorder.draft
+        args, recording = options[5:], self._recorder.recording
         block = _Block(_Call(self._recorder, function, args, keywords))
-        uses, derived = len(draft.uses), len(draft.derived)
+        uses, derived = len(recording.uses), len(recording.derived)
         self._inside = True
         try:
             with saved_tensors_hooks(block.pack, block.unpack):
                 yield
         finally:
             self._inside = False
-        if len(draft.derived) == derived:  # a derived weight would be another one when it is recomputed
-            draft.uses[uses:] = [block.without_arguments(use) for use in draft.uses[uses:]]
+        if len(recording.derived) == derived:  # a derived weight would be another one when it is recomputed
+            recording.uses[uses:] = [block.without_arguments(use) for use in recording.uses[uses:]]
 
 
 class _Block:
@@ -187,10 +187,10 @@ class _Call:
         self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
-        self._function, self._args, self._keywords = function, args, keywords
+        self._function = partial(function, *args, **keywords)
         self._before = recorder.made_so_far()
-        with torch._C.DisableTorchFunction(), internals.outside():  # nothing here is a part of the loss
-            self._given = [internals.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
+        with torch._C.DisableTorchFunction(), vmap.outside():  # nothing here is a part of the loss
+            self._given = [vmap.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
             self._versions = self._versions_now()
             self._surroundings = Surroundings.now(self._given)
 
@@ -198,12 +198,9 @@ class _Call:
         """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses."""
         if self._versions != self._versions_now():
             raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
-        with (
-            self._surroundings.restored(),
-            saved_tensors_hooks(save, _refuse),
-            self._recorder.again(self._before) as uses,
-        ):
-            self._function(*self._args, **self._keywords)
+        hooks, recording = saved_tensors_hooks(save, _refuse), self._recorder.again(self._before)
+        with self._surroundings.restored(), hooks, recording as uses:
+            self._function()
         return uses
 
     def _versions_now(self) -> list[int]:

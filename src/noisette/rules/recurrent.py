@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,25 +49,78 @@ class KnownStates:
         """The tensor with axes (t, b, features), detached, in the precision of the weights."""
         return tensor.detach().transpose(0, 1).to(self.w_hh.dtype)
 
+    def connected(self, gradients: Backward, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
+        """The values with this backward pass."""
+        sources = (self.z, self.a, *projected, *self.states)
+        return _connect(gradients, values, (self.w_hh, self.w_hr), sources)
+
+
+# Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
+# product of a projection if there is one, and the states before the first step.
+Backward = Callable[[Sequence[Tensor], Sequence[Tensor | None]], tuple[Tensor, ...]]
+
+
+class _StatesFunction(torch.autograd.Function):
+    """States that are known already, as outputs of the tensors on which they depend."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gradients: Backward, values: Sequence[Tensor], weights: Sequence[Tensor], *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.gradients = gradients
+        ctx.save_for_backward(*weights)  # so that a change of them before the backward pass is an error
+        ctx.set_materialize_grads(False)
+        output, *others = values
+        return (output.clone() if output._is_view() else output, *others)  # a view would refuse in-place changes
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a recorded recurrent layer has no second derivatives; take steps by a cell instead")
+        return None, None, None, *ctx.gradients(ctx.saved_tensors, dy)
+
+
+def _connect(
+    gradients: Backward, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Known values as functions of z, a, the product of a projection and the states before the first step."""
+    return _StatesFunction.apply(gradients, values, [w.detach() for w in weights if w is not None], *sources)
+
 
 def tanh(known: KnownStates) -> tuple[Tensor, ...]:
     """h_t = tanh(z_t + a_t)."""
     output = known.by_time(known.output)
-    slope = _TANH_BACKWARD(output.new_ones(()).expand_as(output), output, grad_input=torch.empty_like(output))
-    return _connect(known, _Simple(slope), [known.output])
+    ones = output.new_ones(()).expand_as(output)
+    return _simple(known, _TANH_BACKWARD(ones, output, grad_input=torch.empty_like(output)))
 
 
 def relu(known: KnownStates) -> tuple[Tensor, ...]:
     """h_t = max(z_t + a_t, 0)."""
-    slope = (known.by_time(known.output) > 0).to(known.w_hh.dtype)
-    return _connect(known, _Simple(slope), [known.output])
+    return _simple(known, (known.by_time(known.output) > 0).to(known.w_hh.dtype))
+
+
+def _simple(known: KnownStates, slope: Tensor) -> tuple[Tensor, ...]:
+    """delta_t = slope_t dh_t at z and at a, with the slope (t, b, feature)."""
+
+    def gradients(weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        [w_hh] = weights
+        dh = delta = _arriving(dy[0], slope)  # delta overwrites dh
+        for t in _last_to_first(dh, delta, w_hh):
+            delta[t] *= slope[t]
+        at_products = _batch_first(delta)
+        return at_products, at_products, delta[0] @ w_hh
+
+    return known.connected(gradients, [known.output])
 
 
 def lstm(known: KnownStates) -> tuple[Tensor, ...]:
     """c_t = s(f) c_{t-1} + s(i) tanh(g) and h_t = W_hr (s(o) tanh(c_t)), where i, f, g, o = z_t + a_t; returns h and c.
 
     s is the logistic function. Without a projection there is no W_hr. ``factors`` are the derivatives of c_t by the
-    gates i, f and g before their activations, and of the unprojected h_t by o.
+    gates i, f and g before their activations, and of the unprojected h_t by o, (t, b, gate, feature).
+
+    At z and at a, delta_t = factors_t dc_t for gates i, f and g, and factors_t dh_t for gate o, where
+    dc_t = f_{t+1} dc_{t+1} + through_t dh_t + the gradient of the losses at c_t, with dh_t before the projection.
     """
     b, length, width = known.z.shape
     gates = known.w_hh.new_empty(length, b, 4, width // 4)
@@ -86,18 +140,36 @@ def lstm(known: KnownStates) -> tuple[Tensor, ...]:
     _SIGMOID_BACKWARD(cells[:-1], f, grad_input=factors[:, :, 1])
     _TANH_BACKWARD(i, g, grad_input=factors[:, :, 2])
     _SIGMOID_BACKWARD(squashed, o, grad_input=factors[:, :, 3])
-    steps = _Lstm(factors, _TANH_BACKWARD(o, squashed, grad_input=fresh), f.contiguous())
+    through = _TANH_BACKWARD(o, squashed, grad_input=fresh)  # the derivative of h_t by c_t
     values = [known.output, cells[1:].transpose(0, 1)]
-    if known.w_hr is None:
-        return _connect(known, steps, values)
-    projected = F.linear((o * squashed).transpose(0, 1), known.w_hr)
-    return _connect(known, steps, values, projected)
+    projected = () if known.w_hr is None else (F.linear((o * squashed).transpose(0, 1), known.w_hr),)
+    forget = f.contiguous()  # the other gates are not held
+
+    def gradients(weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        w_hh, *w_hr = weights
+        delta, dc = torch.empty_like(factors), torch.zeros_like(through[0])
+        dh = _arriving(dy[0], through[..., :1].expand(-1, -1, w_hh.shape[1]))
+        dcells = None if dy[1] is None else _arriving(dy[1], through)
+        for t in _last_to_first(dh, delta.flatten(2), w_hh):
+            unprojected = dh[t] @ w_hr[0] if w_hr else dh[t]
+            if dcells is not None:
+                dc += dcells[t]
+            dc.addcmul_(unprojected, through[t])
+            torch.mul(factors[t, :, :3], dc.unsqueeze(1), out=delta[t, :, :3])
+            torch.mul(factors[t, :, 3], unprojected, out=delta[t, :, 3])
+            dc *= forget[t]
+        at_products = _batch_first(delta)
+        return at_products, at_products, *([_batch_first(dh)] if w_hr else []), delta[0].flatten(1) @ w_hh, dc
+
+    return known.connected(gradients, values, *projected)
 
 
 def gru(known: KnownStates) -> tuple[Tensor, ...]:
     """h_t = (1 - s(u)) tanh(n) + s(u) h_{t-1}, where r, u = z_t + a_t and n = z_t + s(r) a_t by thirds of z, a.
 
-    ``factors`` are the derivatives of h_t by r, u and n before their activations, at a.
+    ``factors`` are the derivatives of h_t by r, u and n before their activations, at a, (t, b, gate, feature).
+
+    delta_t = factors_t dh_t at a; at z the part of n is without the factor r. h_{t-1} gets u_t dh_t in addition.
     """
     b, length, width = known.z.shape
     z, a = (known.by_time(product).unflatten(2, (3, width // 3)) for product in (known.z, known.a))
@@ -105,113 +177,24 @@ def gru(known: KnownStates) -> tuple[Tensor, ...]:
     hidden = a[:, :, 2]
     n = torch.addcmul(z[:, :, 2], r, hidden).tanh_()
     factors = known.w_hh.new_empty(length, b, 3, width // 3)
-    new = _TANH_BACKWARD(1 - u, n, grad_input=torch.empty_like(n))
+    new = _TANH_BACKWARD(1 - u, n, grad_input=torch.empty_like(n))  # the derivative of h_t by n before its activation
     torch.mul(new, r, out=factors[:, :, 2])
     _SIGMOID_BACKWARD(known.by_time(known.before).sub(n), u, grad_input=factors[:, :, 1])
     _SIGMOID_BACKWARD(new * hidden, r, grad_input=factors[:, :, 0])
-    return _connect(known, _Gru(factors, u.contiguous(), new), [known.output])
+    update = u.contiguous()
 
-
-class Steps(Protocol):
-    """What the backward pass through time needs of the forward pass."""
-
-    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Gradients at z, a, the product of a projection if there is one, and the states before the first step."""
-        ...
-
-
-class _StatesFunction(torch.autograd.Function):
-    """States that are known already, as outputs of the tensors on which they depend."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, steps: Steps, values: Sequence[Tensor], weights: Sequence[Tensor], *sources: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.steps = steps
-        ctx.save_for_backward(*weights)  # so that a change of them before the backward pass is an error
-        ctx.set_materialize_grads(False)
-        output, *others = values
-        return (output.clone() if output._is_view() else output, *others)  # a view would refuse in-place changes
-
-    @staticmethod
-    def backward(ctx: Any, *dy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("a recorded recurrent layer has no second derivatives; take steps by a cell instead")
-        return None, None, None, *ctx.steps.gradients(ctx.saved_tensors, dy)
-
-
-def connect(
-    steps: Steps, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Known values as functions of z, a, the product of a projection and the states before the first step."""
-    return _StatesFunction.apply(steps, values, [w.detach() for w in weights if w is not None], *sources)
-
-
-def _connect(known: KnownStates, steps: Steps, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
-    return connect(steps, values, (known.w_hh, known.w_hr), (known.z, known.a, *projected, *known.states))
-
-
-@dataclass(frozen=True)
-class _Simple:
-    """delta_t = slope_t dh_t at z and at a."""
-
-    slope: Tensor  # (t, b, feature)
-
-    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        [w_hh] = weights
-        dh = delta = _arriving(dy[0], self.slope)  # delta overwrites dh
-        for t in _last_to_first(dh, delta, w_hh):
-            delta[t] *= self.slope[t]
-        at_products = _batch_first(delta)
-        return at_products, at_products, delta[0] @ w_hh
-
-
-@dataclass(frozen=True)
-class _Lstm:
-    """delta_t = factors_t dc_t for gates i, f and g, and factors_t dh_t for gate o, at z and at a.
-
-    dc_t = f_{t+1} dc_{t+1} + through_t dh_t + the gradient of the losses at c_t, with dh_t before the projection.
-    """
-
-    factors: Tensor  # (t, b, gate, feature)
-    through: Tensor  # the derivative of h_t by c_t, (t, b, feature)
-    forget: Tensor  # f_t, (t, b, feature)
-
-    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        w_hh, *w_hr = weights
-        delta, dc = torch.empty_like(self.factors), torch.zeros_like(self.through[0])
-        dh = _arriving(dy[0], self.through[..., :1].expand(-1, -1, w_hh.shape[1]))
-        dcells = None if dy[1] is None else _arriving(dy[1], self.through)
-        for t in _last_to_first(dh, delta.flatten(2), w_hh):
-            unprojected = dh[t] @ w_hr[0] if w_hr else dh[t]
-            if dcells is not None:
-                dc += dcells[t]
-            dc.addcmul_(unprojected, self.through[t])
-            torch.mul(self.factors[t, :, :3], dc.unsqueeze(1), out=delta[t, :, :3])
-            torch.mul(self.factors[t, :, 3], unprojected, out=delta[t, :, 3])
-            dc *= self.forget[t]
-        at_products = _batch_first(delta)
-        return at_products, at_products, *([_batch_first(dh)] if w_hr else []), delta[0].flatten(1) @ w_hh, dc
-
-
-@dataclass(frozen=True)
-class _Gru:
-    """delta_t = factors_t dh_t at a; at z the part of n is without the factor r. h_{t-1} gets u_t dh_t in addition."""
-
-    factors: Tensor  # (t, b, gate, feature)
-    update: Tensor  # u_t, (t, b, feature)
-    new: Tensor  # the derivative of h_t by n before its activation, (t, b, feature)
-
-    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        [w_hh], delta = weights, torch.empty_like(self.factors)
-        dh = _arriving(dy[0], self.new)
+    def gradients(weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        [w_hh], delta = weights, torch.empty_like(factors)
+        dh = _arriving(dy[0], new)
         for t in _last_to_first(dh, delta.flatten(2), w_hh):
             if t + 1 < len(dh):
-                dh[t].addcmul_(dh[t + 1], self.update[t + 1])
-            torch.mul(self.factors[t], dh[t].unsqueeze(1), out=delta[t])
-        at_a, dh0 = _batch_first(delta), torch.addcmul(delta[0].flatten(1) @ w_hh, dh[0], self.update[0])
-        delta[:, :, 2] = self.new * dh
+                dh[t].addcmul_(dh[t + 1], update[t + 1])
+            torch.mul(factors[t], dh[t].unsqueeze(1), out=delta[t])
+        at_a, dh0 = _batch_first(delta), torch.addcmul(delta[0].flatten(1) @ w_hh, dh[0], update[0])
+        delta[:, :, 2] = new * dh
         return _batch_first(delta), at_a, dh0
+
+    return known.connected(gradients, [known.output])
 
 
 def _arriving(dy: Tensor | None, like: Tensor) -> Tensor:
@@ -237,8 +220,7 @@ def _batch_first(gradients: Tensor) -> Tensor:
 Step = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class LayerWeights:
+class LayerWeights(NamedTuple):
     """The weights of one layer in one direction."""
 
     listed: list[Tensor]  # all of them, in the order of the fused operation
@@ -253,25 +235,14 @@ class LayerWeights:
         b_ih, b_hh = listed[2:4] if has_biases else (None, None)
         return cls(listed, listed[0], listed[1], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
 
-    @property
-    def detached(self) -> LayerWeights:
-        return LayerWeights.of([weight.detach() for weight in self.listed], self.b_ih is not None)
-
 
 @dataclass(frozen=True)
 class _OneStep:
     """One step as a graph of its own."""
 
-    products: tuple[Tensor, ...]
-    before: tuple[Tensor, ...]  # the states
-    after: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, step: Step, products: Sequence[Tensor], states: Sequence[Tensor]) -> _OneStep:
-        own_products = tuple([product.detach().requires_grad_() for product in products])
-        before = tuple([state.detach().requires_grad_() for state in states])
-        with torch.enable_grad():
-            return cls(own_products, before, step(own_products, before))
+    products: Sequence[Tensor]
+    before: Sequence[Tensor]  # the states
+    after: Sequence[Tensor]
 
     def gradients(self, dafter: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
         arriving = [(state, dy) for state, dy in zip(self.after, dafter, strict=True) if dy is not None]
@@ -281,60 +252,54 @@ class _OneStep:
         return found[: len(self.products)], found[len(self.products) :]
 
 
-@dataclass(frozen=True)
-class Unrolled:
-    """The steps of one layer in one direction."""
-
-    steps: Sequence[_OneStep]
-    values: Sequence[Tensor]  # h, for an LSTM also c; (b, t, features)
-    unprojected: Tensor  # h before its projection, (b, t, features)
-
-    @classmethod
-    def run(cls, step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights) -> Unrolled:
-        now, steps, each = [state.detach() for state in states], [], []
-        with torch.no_grad():
-            w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
-            # Matrix products take one step out of a tensor by themselves. A pointwise kernel would be compiled anew for
-            # each step that it takes.
-            known = _joint_product(x, weights).unbind(1) if is_of_sum else x.unbind(1)
-            for of_step in known:
-                if is_of_sum:
-                    products = [torch.addmm(of_step, now[0], w_hh.t())]
-                else:
-                    products = [F.linear(of_step, weights.w_ih, weights.b_ih), F.linear(now[0], w_hh, b_hh)]
-                steps.append(_OneStep.of(step, products, now))
-                now = [state.detach() for state in steps[-1].after]
-                now[0] = now[0] if w_hr is None else F.linear(now[0], w_hr)
-                each.append(now)
-            values = [torch.stack(of_state, 1) for of_state in zip(*each, strict=True)]
-            unprojected = torch.stack([one.after[0].detach() for one in steps], 1)
-        return cls(steps, values, unprojected)
-
-    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        w_hh, *w_hr = weights
-        outside = [None if of_value is None else of_value.unbind(1) for of_value in dy[: len(self.values)]]
-        dstates: list[Tensor | None] = [None] * len(self.values)  # what the later steps give
-        dproducts: list[list[Tensor]] = []
-        dh: list[Tensor] = []
-        for t in reversed(range(len(self.steps))):
-            dstates = [
-                _sum(None if of_value is None else of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)
-            ]
-            dh.append(torch.zeros_like(self.values[0][:, t]) if dstates[0] is None else dstates[0])
-            dstates[0] = dh[-1] @ w_hr[0] if w_hr else dh[-1]
-            at_products, dstates = self.steps[t].gradients(dstates)
-            dstates[0] = _sum(at_products[-1] @ w_hh, dstates[0])
-            dproducts.append(at_products)
-        at_z, *at_a = (torch.stack(of_product, 1) for of_product in zip(*reversed(dproducts), strict=True))
-        projected = [torch.stack(dh[::-1], 1)] if w_hr else []
-        first = [d for d in dstates if d is not None]
-        assert len(first) == len(dstates)
-        return at_z, at_a[0] if at_a else at_z, *projected, *first
+@torch.no_grad()
+def _steps(
+    step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights
+) -> tuple[list[_OneStep], list[Tensor]]:
+    """The steps of one layer in one direction, and its values: h, for an LSTM also c, (b, t, features)."""
+    now, steps, each = [state.detach() for state in states], [], []
+    w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
+    # Matrix products take one step out of a tensor by themselves. A pointwise kernel would be compiled anew for each
+    # step that it takes.
+    both = None if weights.b_ih is None or b_hh is None else weights.b_ih + b_hh
+    known = F.linear(x, weights.w_ih, both) if is_of_sum else x
+    for of_step in known.unbind(1):
+        if is_of_sum:
+            products = [torch.addmm(of_step, now[0], w_hh.t())]
+        else:
+            products = [F.linear(of_step, weights.w_ih, weights.b_ih), F.linear(now[0], w_hh, b_hh)]
+        products, before = ([tensor.detach().requires_grad_() for tensor in of] for of in (products, now))
+        with torch.enable_grad():
+            steps.append(_OneStep(products, before, step(products, before)))
+        now = [state.detach() for state in steps[-1].after]
+        now[0] = now[0] if w_hr is None else F.linear(now[0], w_hr)
+        each.append(now)
+    return steps, [torch.stack(of_state, 1) for of_state in zip(*each, strict=True)]
 
 
-def _joint_product(x: Tensor, weights: LayerWeights) -> Tensor:
-    both = None if weights.b_ih is None or weights.b_hh is None else weights.b_ih + weights.b_hh
-    return F.linear(x, weights.w_ih, both)
+def _back_through(
+    steps: Sequence[_OneStep], h: Tensor, weights: Sequence[Tensor], dy: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """The :data:`Backward` of these steps with the states h, (b, t, features)."""
+    w_hh, *w_hr = weights
+    outside = [None if of_value is None else of_value.unbind(1) for of_value in dy]
+    dstates: list[Tensor | None] = [None] * len(dy)  # what the later steps give
+    dproducts: list[list[Tensor]] = []
+    dh: list[Tensor] = []
+    for t in reversed(range(len(steps))):
+        dstates = [
+            _sum(None if of_value is None else of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)
+        ]
+        dh.append(torch.zeros_like(h[:, t]) if dstates[0] is None else dstates[0])
+        dstates[0] = dh[-1] @ w_hr[0] if w_hr else dh[-1]
+        at_products, dstates = steps[t].gradients(dstates)
+        dstates[0] = _sum(at_products[-1] @ w_hh, dstates[0])
+        dproducts.append(at_products)
+    at_z, *at_a = (torch.stack(of_product, 1) for of_product in zip(*reversed(dproducts), strict=True))
+    projected = [torch.stack(dh[::-1], 1)] if w_hr else []
+    first = [d for d in dstates if d is not None]
+    assert len(first) == len(dstates)
+    return at_z, at_a[0] if at_a else at_z, *projected, *first
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -342,8 +307,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
         return other if one is None else one
     return one + other
 
-
-Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
 
 # Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
 _UNROLLED_STEPS = 64
@@ -354,7 +317,7 @@ class _Kind:
     """A kind of recurrent layer."""
 
     fused: Operation
-    recurrence: Recurrence
+    recurrence: Callable[[KnownStates], tuple[Tensor, ...]]
     step: Step
     is_of_sum: bool = True  # whether the step takes z + a, and not the two products
 
@@ -413,18 +376,17 @@ class _Kind:
         return self.recurrence(KnownStates(z, a, before, states, output, weights.w_hh.detach(), weights.w_hr))
 
     def _unrolled(self, x: Tensor, states: list[Tensor], weights: LayerWeights) -> tuple[Tensor, ...]:
-        steps = Unrolled.run(self.step, self.is_of_sum, x.detach(), states, weights.detached)
-        values = steps.values
+        """The same, by single steps that have a graph each."""
+        detached = LayerWeights.of([weight.detach() for weight in weights.listed], weights.b_ih is not None)
+        steps, values = _steps(self.step, self.is_of_sum, x.detach(), states, detached)
         with torch.no_grad():
             before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1)
+            unprojected = torch.stack([one.after[0].detach() for one in steps], 1)
         products = [F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)]
         if weights.w_hr is not None:
-            products.append(F.linear(steps.unprojected, weights.w_hr))
-        return connect(steps, values, (weights.w_hh, weights.w_hr), (*products, *states))
-
-
-def _simple_step(activation: Callable[[Tensor], Tensor]) -> Step:
-    return lambda products, states: (activation(products[0]),)
+            products.append(F.linear(unprojected, weights.w_hr))
+        gradients = partial(_back_through, steps, values[0])
+        return _connect(gradients, values, (weights.w_hh, weights.w_hr), (*products, *states))
 
 
 def _lstm_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -441,26 +403,28 @@ def _gru_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Ten
     return (n + (z_u + a_u).sigmoid() * (states[0] - n),)
 
 
-rewrite(torch.rnn_tanh)(_Kind(torch.rnn_tanh, tanh, _simple_step(torch.tanh)).layers)
-rewrite(torch.rnn_relu)(_Kind(torch.rnn_relu, relu, _simple_step(torch.relu)).layers)
+rewrite(torch.rnn_tanh)(_Kind(torch.rnn_tanh, tanh, lambda products, _: (torch.tanh(products[0]),)).layers)
+rewrite(torch.rnn_relu)(_Kind(torch.rnn_relu, relu, lambda products, _: (torch.relu(products[0]),)).layers)
 rewrite(torch.lstm)(_Kind(torch.lstm, lstm, _lstm_step).layers)
 rewrite(torch.gru)(_Kind(torch.gru, gru, _gru_step, is_of_sum=False).layers)
 
 
-def _simple_cell(activation: Callable[[Tensor], Tensor]) -> Operation:
+def _simple_cell(
+    activation: Callable[[Tensor], Tensor],
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
     """h' = activation(z + a)."""
-
-    def cell(
-        input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-    ) -> Tensor:
-        z, a, _ = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-        return activation(z + a)
-
-    return cell
+    z, a, _ = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
+    return activation(z + a)
 
 
-rewrite(torch.rnn_tanh_cell)(_simple_cell(torch.tanh))
-rewrite(torch.rnn_relu_cell)(_simple_cell(torch.relu))
+rewrite(torch.rnn_tanh_cell)(partial(_simple_cell, torch.tanh))
+rewrite(torch.rnn_relu_cell)(partial(_simple_cell, torch.relu))
 
 
 @rewrite(torch.lstm_cell)

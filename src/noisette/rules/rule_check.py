@@ -22,7 +22,7 @@ from noisette.core.forms import (
     named_arguments,
     operation_name,
 )
-from noisette.core.loss import is_wrapped, physical
+from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -100,13 +100,7 @@ def _shapes(b: int, arguments: Mapping[str, Any]) -> Hashable:
 
 
 def _compare(
-    func: Operation,
-    operand: str,
-    place: int,
-    values: Sequence[Any],
-    batched: Sequence[bool],
-    structure: TreeSpec,
-    b: int,
+    func: Operation, operand: str, place: int, values: Sequence[Any], batched: Sequence[bool], tree: TreeSpec, b: int
 ) -> None:
     """Compare an operation and the rule of an operand with calls for each example alone and autograd."""
     rule = find_rule(func, operand)
@@ -114,7 +108,7 @@ def _compare(
     with torch._C.DisableTorchFunction(), torch.enable_grad():  # nothing here is a part of the loss
         values = [_clamped(value) for value in values]
         weight = values[place] = values[place].requires_grad_()
-        given, by_name = tree_unflatten(values, structure)
+        given, by_name = tree_unflatten(values, tree)
         output = func(*given, **by_name)
         if not isinstance(output, Tensor) or len(output) != b:
             raise PrivacyError(f"{_described(func)} must return one tensor with the examples on its first axis")
@@ -124,36 +118,31 @@ def _compare(
         truth: list[Tensor] = []
         for i in range(b):
             of_one = [value[i] if has else value for value, has in zip(values, batched, strict=True)]
-            given_of_one, by_name_of_one = tree_unflatten(of_one, structure)
+            given_of_one, by_name_of_one = tree_unflatten(of_one, tree)
             alone.append(func(*given_of_one, **by_name_of_one))
             truth += torch.autograd.grad(alone[-1], weight, dy[i], materialize_grads=True)
         tolerance = _TOLERANCE[weight.dtype]
         scale = float(output.detach().abs().max()) if output.numel() else 0.0
-        if not all(
-            torch.allclose(row, one, rtol=0, atol=tolerance * scale) for row, one in zip(output, alone, strict=True)
-        ):
+        if not torch.allclose(output, torch.stack(alone), rtol=0, atol=tolerance * scale):
             raise PrivacyError(
                 f"{_described(func)} gives another output for all examples together than for each alone: it must keep "
                 "the rows of the first axis apart"
             )
+        name = f"{rule.__module__}.{operation_name(rule)}"
         with torch.no_grad():
             form = rule(Examples(b), dy, **named_arguments(func, given, by_name))
             if (shape := form.explicit().shape) != (b, *weight.shape):
                 raise PrivacyError(
-                    f"the rule {_name(rule)} gives gradients of shape {tuple(shape)} for {operand} of shape "
+                    f"the rule {name} gives gradients of shape {tuple(shape)} for {operand} of shape "
                     f"{tuple(weight.shape)} and {b} examples; sum over every axis but that of the examples"
                 )
             error = _relative_error(form, torch.stack(truth))
     if not error <= tolerance:
         raise PrivacyError(
-            f"the rule {_name(rule)} for {operand} of {operation_name(func)} differs from "
+            f"the rule {name} for {operand} of {operation_name(func)} differs from "
             f"autograd by {error:.3g} of the gradient's norm, so clipping by it would not bound the gradient; correct "
             "it, or leave it out: operations without a rule run in torch.func.vmap"
         )
-
-
-def _name(rule: Rule) -> str:
-    return f"{rule.__module__}.{operation_name(rule)}"
 
 
 def _described(func: Operation) -> str:

@@ -1,34 +1,52 @@
-"""A checkpoint: the public state of a run in one file, which is restored completely or not at all."""
+"""What a run keeps on disk and what must be the same again: in a process that resumes it, and on all of its ranks.
+
+A checkpoint is one file of public values, which is restored completely or not at all. The records are known again by a
+keyed digest: with a plain one, anyone who knows all but one of them could test guesses for the last. Its file lies
+beside the checkpoint with mode 0600 while the run is unfinished, and is never published.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import TensorDataset
 
+from noisette import __version__
 from noisette import errors as checks
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.budget import RunParameters
 from noisette.accounting.events import in_whole_rounds
+from noisette.core.batches import Records
+from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError
+from noisette.ranks import AnyRanks
 from noisette.ranks.process_group import canonical_name, canonical_parameters
 from noisette.ranks.shards import part_of, whole
+from noisette.run.per_example import PerExampleClip
 
 FILE = "checkpoint.safetensors"
 _FORMAT = "noisette checkpoint 3"
 _WAY_OUT = "finish the run with the version of noisette that began it"
+FINGERPRINT = "fingerprint.json"
+_KEY_BYTES = 32
+_EXACT = 6  # bytes of a whole number that is exact in double precision
+_SAMPLED = 64  # records that are read of a data set that can only be read record by record
+_AT_ONCE = 2**24  # elements
 
 
 def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
@@ -132,50 +150,13 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights, buffers and the optimizer's state, as :meth:`SavedRun.check_fits` compares them.
-
-    Sharded tensors are put together, for which all ranks call this.
-    """
+    """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
         "weights": {name: whole(value) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
         "groups": names_of_groups(model, optimizer),
         "state": tree_map(whole, optimizer.state_dict()),
     }
-
-
-def _check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    weights, own = state["weights"], _weights(model)
-    problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
-    for name, value in own.items():
-        if name not in weights:
-            problems.append(f"{name}: in the model, but not in the checkpoint")
-        elif (was := _form(weights[name])) != _form(value):
-            problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
-    if state["optimizer"] != type(optimizer).__name__:
-        problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
-    elif state["groups"] != names_of_groups(model, optimizer):
-        problems.append("the optimizer held other parameters, or in another order")
-    if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
-
-
-def _restore_state(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Restore what :func:`capture_state` took; what has the shape of a sharded tensor is sharded like it."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def sharded(p: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: part_of(value, p) if isinstance(value, Tensor) and value.shape == p.shape else value
-            for name, value in values.items()
-        }
-
-    of_optimizer, weights = state["state"], state["weights"]
-    by_number = {k: sharded(parameters[int(k)], values) for k, values in of_optimizer["state"].items()}
-    optimizer.load_state_dict({**of_optimizer, "state": by_number})
-    own = model.state_dict()
-    model.load_state_dict({name: part_of(weights[canonical_name(model, name)], like) for name, like in own.items()})
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:
@@ -210,27 +191,6 @@ class SavedRun:
     learned: Mapping[str, Any]  # of ``capture_state``
     extras: Mapping[str, Any]  # the caller's own values
 
-    @classmethod
-    def of(
-        cls,
-        bound: GradientBound,
-        terms: RunParameters,
-        steps_taken: int,
-        ledger: Ledger,
-        *,
-        beside: Path,
-        learned: Mapping[str, Any],
-        extras: Mapping[str, Any],
-    ) -> Self:
-        """What a checkpoint in the folder ``beside`` says of a run whose ledger is a file, and is synchronised here."""
-        assert ledger.path is not None, "in memory"
-        ledger.shorten()
-        head = ledger.head
-        atomic_files.sync(ledger.path)  # the line that the checkpoint names must be on disk first
-        place = os.path.relpath(ledger.path, beside.resolve())
-        trained, learnt = list(bound.parameters), bound.state()
-        return cls(terms, steps_taken, place, ledger.dataset, head, trained, learnt, learned, extras)
-
     def facts(self) -> dict[str, Any]:
         """The same as plain values."""
         return {known.name: getattr(self, known.name) for known in fields(self)} | {"terms": self.terms.facts()}
@@ -261,14 +221,28 @@ class SavedRun:
 
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Check that bound, model and optimizer are like those of the run; a ValueError lists up to five problems."""
-        _check_fits(self.learned, bound.model, optimizer)
+        state, own = self.learned, _weights(bound.model)
+        weights = state["weights"]
+        problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
+        for name, value in own.items():
+            if name not in weights:
+                problems.append(f"{name}: in the model, but not in the checkpoint")
+            elif (was := _form(weights[name])) != _form(value):
+                problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
+        if state["optimizer"] != type(optimizer).__name__:
+            problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
+        elif state["groups"] != names_of_groups(bound.model, optimizer):
+            problems.append("the optimizer held other parameters, or in another order")
+        if problems:
+            more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+            raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
         if self.trained != list(bound.parameters):
             raise ValueError("the checkpoint is of a run that trained other parameters; freeze the same ones")
         if self.terms.event.parts != parts_of(bound.pop_sums()) or self.bound.keys() != bound.state().keys():
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Restore the state of bound, model and optimizer.
+        """Restore the state of bound, model and optimizer; what has the shape of a sharded tensor is sharded like it.
 
         Raises:
             ValueError: they are not like those of the run, or the saved bound is outside its domain; they are left as
@@ -276,7 +250,23 @@ class SavedRun:
         """
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first, because only it can still refuse its values
-        _restore_state(self.learned, bound.model, optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_optimizer, weights = self.learned["state"], self.learned["weights"]
+        by_number = {
+            k: {
+                name: part_of(value, parameters[k])
+                if isinstance(value, Tensor) and value.shape == parameters[k].shape
+                else value
+                for name, value in values.items()
+            }
+            for k, values in of_optimizer["state"].items()
+        }
+        optimizer.load_state_dict({**of_optimizer, "state": by_number})
+        model = bound.model
+        of_model = {
+            name: part_of(weights[canonical_name(model, name)], like) for name, like in model.state_dict().items()
+        }
+        model.load_state_dict(of_model)
 
     def open_ledger(self, path: Path) -> Ledger:
         """The ledger of the run at this path, open for writing; with the errors of :class:`Ledger`."""
@@ -300,3 +290,224 @@ class SavedRun:
                 "misses steps spent since. Give the run its own ledger"
             )
         return lost
+
+
+# Declarations
+
+
+def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Check that what is declared now is what the run of a checkpoint began with, as far as both name it.
+
+    Raises:
+        ValueError: they differ; every difference is listed.
+    """
+
+    def said(value: object) -> object:
+        return "not declared" if value is None else value
+
+    differences = [
+        f"{name}: {said(value)} in the checkpoint, {said(now[name])} now"
+        for name, value in before.items()
+        if name in now and now[name] != value
+    ]
+    if differences:
+        raise ValueError(
+            "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
+            + "\n  ".join(differences)
+            + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
+            "same records"
+        )
+
+
+# Model, optimizer and bound
+
+
+def facts_of(bound: GradientBound, optimizer: Optimizer, records: int) -> dict[str, object]:
+    """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
+    clipping = bound.clipping if isinstance(bound, PerExampleClip) else None
+    groups = [] if clipping is None else clipping.groups(list(bound.parameters))
+    return {
+        "number of records": records,
+        "version of noisette": __version__,
+        "version of torch": torch.__version__,
+        "optimizer": [
+            type(optimizer).__name__,
+            [_plain(group) for group in optimizer.param_groups],
+            names_of_groups(bound.model, optimizer),
+        ],
+        "state of the optimizer": _digest(tree_leaves(optimizer.state_dict()["state"])),
+        "bound": [type(bound).__name__, type(clipping).__name__, dict(bound.state())],
+        "clipping norms": [[part.name, part.bound, part.share] for part in bound.pop_sums()],
+        "settings of the clipping rule": {} if clipping is None else _plain(vars(clipping)),
+        "groups of the clipping rule": [list(group.names) for group in groups],
+        **digests_of(bound.model),
+    }
+
+
+def digests_of(model: nn.Module) -> dict[str, object]:
+    """The names and forms of a model's parameters, and digests of the values of parameters and buffers."""
+    named = dict(canonical_parameters(model))
+    forms = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in named.items()]
+    return {
+        "names, shapes and types of parameters": forms,
+        "values of parameters": _digest(named.values()),
+        "values of buffers": _digest(model.buffers()),
+    }
+
+
+def _digest(values: Iterable[object]) -> str:
+    """Of the tensors among these values, without sharded ones, of which each rank holds a part."""
+    held = (value for value in values if isinstance(value, Tensor) and not is_sharded(value))
+    return digest_of_tensors(value for value in held if value.layout is torch.strided)
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings among these attributes, as text: numbers, texts, and tensors that stand for numbers."""
+    kinds = (bool, int, float, str, tuple, Tensor)
+    return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
+
+
+# Records
+
+
+def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> None:
+    """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once.
+
+    Raises:
+        PrivacyError: a record could be in the parts of two ranks, or in none.
+    """
+    own = range(0) if records.own is None else records.own
+    spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
+    if any(span["own"] for span in spans):
+        held = sorted((span["first"], span["end"]) for span in spans if span["first"] < span["end"])
+        ends = [0, *(end for _, end in held)]
+        if not all(span["own"] for span in spans) or [first for first, _ in held] + [records.size] != ends:
+            raise PrivacyError(
+                "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
+                "of=...) with the place of its first record, without overlaps or gaps"
+            )
+        _check_different_parts(dataset, ranks)
+    told = ranks.from_first("the records", lambda: asdict(Fingerprint.of(dataset, users)))
+    with ranks.unanimous("the records"):
+        if not Fingerprint(**told).fits(dataset, users):
+            raise PrivacyError(
+                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
+                "give each rank the same data set. Where each rank holds a part of the records, give it "
+                "noisette.OwnRecords(part, first=..., of=...)"
+            )
+
+
+def _check_different_parts(dataset: Any, ranks: AnyRanks) -> None:
+    """Check by keyed digests that no two ranks hold the same records: each of these would count twice in a sum."""
+    key = bytes.fromhex(ranks.from_first("the key", lambda: os.urandom(_KEY_BYTES).hex()))
+    digest = _digest_of_dataset(key, dataset.part)[:_EXACT] if len(dataset.part) else os.urandom(_EXACT)
+    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest)})]
+    for rank, found in enumerate(held):
+        if (other := held.index(found)) < rank:
+            raise PrivacyError(
+                f"ranks {other} and {rank} hold the same records: give each rank its own part, as from a file of its "
+                "own, so that no record counts twice"
+            )
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The keyed digest of a data set.
+
+    Tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested to the last
+    byte. Of any other data set the length and some records, chosen by the key, are digested; of one that returns
+    different values each time, as with random augmentation, only the length.
+
+    Source: HMAC-SHA256, RFC 2104.
+    """
+
+    key: str = field(repr=False)  # in hexadecimal digits, as the digest
+    digest: str = field(repr=False)
+
+    @classmethod
+    def of(cls, dataset: Any, users: np.ndarray | None = None) -> Self:
+        """The fingerprint of a data set, and of its users if they are given, under a fresh key."""
+        key = os.urandom(_KEY_BYTES)
+        return cls(key.hex(), _digest_with_users(key, dataset, users).hex())
+
+    def fits(self, dataset: Any, users: np.ndarray | None = None) -> bool:
+        """Whether the fingerprint of this data set, and of its users if they are given, is the same."""
+        return hmac.compare_digest(self.digest, _digest_with_users(bytes.fromhex(self.key), dataset, users).hex())
+
+    def write(self, folder: Path) -> None:
+        """Write it to a folder, readable by its owner only."""
+        atomic_files.write(folder / FINGERPRINT, json.dumps(asdict(self)).encode() + b"\n", mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The fingerprint in a folder; a ValueError if it was truncated or altered."""
+        path = folder / FINGERPRINT
+        try:
+            found = cls(**json.loads(path.read_bytes()))
+            if len(bytes.fromhex(found.key)) != _KEY_BYTES:
+                raise ValueError("another key")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
+        return found
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Delete the one in a folder, if there is one."""
+        (folder / FINGERPRINT).unlink(missing_ok=True)
+
+
+def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> bytes:
+    digest = _digest_of_dataset(key, dataset)
+    return digest if users is None else _mac(key, b"users", digest, _digest_of_value(key, users))
+
+
+def _digest_of_dataset(key: bytes, dataset: Any) -> bytes:
+    dataset = getattr(dataset, "known_by", dataset)  # of a data set that was computed from records, these
+    if isinstance(dataset, TensorDataset):
+        dataset = dataset.tensors
+    if isinstance(dataset, Tensor | np.ndarray | Mapping) or (
+        isinstance(dataset, tuple | list) and all(isinstance(column, Tensor | np.ndarray) for column in dataset)
+    ):
+        return _digest_of_value(key, dataset)
+    # The remainder is not exactly uniform over the records, which does not matter here.
+    chosen = [int.from_bytes(_mac(key, b"record %d" % i)) % len(dataset) for i in range(_SAMPLED) if len(dataset)]
+    records, again = ([_digest_of_value(key, dataset[index]) for index in chosen] for _ in range(2))
+    return _mac(key, b"records %d" % len(dataset), *(records if records == again else [b"vary"]))
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    mac = hmac.new(key, digestmod="sha256")
+    for part in parts:
+        mac.update(b"%d:" % len(part))  # so that no two lists of parts give the same bytes
+        mac.update(part)
+    return mac.digest()
+
+
+def _digest_of_value(key: bytes, value: Any) -> bytes:
+    """The keyed digest of a value: type, shape, dtype and bytes."""
+    match value:
+        case Tensor():
+            shape = f"{value.dtype} {tuple(value.shape)}"
+            return _mac(key, b"tensor", shape.encode(), _digest_of_bytes(key, value.detach().reshape(-1)))
+        case np.ndarray():
+            shape = f"{value.dtype.str} {value.shape}"
+            return _mac(key, b"array", shape.encode(), _digest_of_bytes(key, value.reshape(-1)))
+        case Mapping():
+            items = [_mac(key, repr(name).encode(), _digest_of_value(key, item)) for name, item in value.items()]
+            return _mac(key, b"mapping", *items)
+        case tuple() | list():
+            return _mac(key, b"sequence", *(_digest_of_value(key, item) for item in value))
+        case bytes():
+            return _mac(key, b"bytes", value)
+        case None | bool() | int() | float() | str() | np.generic():
+            return _mac(key, b"plain", repr(value).encode())
+        case _:
+            return _mac(key, b"other", type(value).__name__.encode())
+
+
+def _digest_of_bytes(key: bytes, flat: Tensor | np.ndarray) -> bytes:
+    mac = hmac.new(key, digestmod="sha256")
+    for start in range(0, len(flat), _AT_ONCE):
+        part = flat[start : start + _AT_ONCE]
+        mac.update((part.cpu().view(torch.uint8).numpy() if isinstance(part, Tensor) else part).tobytes())
+    return mac.digest()

@@ -14,23 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
-from noisette.core.backward import ForwardPass, Recording
 from noisette.core.clip import ClippedSum, Clipping
 from noisette.core.forms import match, operation_name
-from noisette.core.loss import ExamplesDisagreeError, Loss, Microbatch
-from noisette.core.trace import own_copies
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.trace import ForwardPass, Recording, own_copies
+from noisette.core.vmap import ExamplesDisagreeError
 from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import batch_mixing_modules, check_optimizer
-from noisette.run.privatize import privatize
+from noisette.run.private import batch_mixing_modules, privatize
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
 _LONGEST = 20.0  # seconds, after which one measured step is enough
@@ -54,7 +52,7 @@ class UseLine:
 
 @dataclass(frozen=True)
 class Cost:
-    """One private step, and one plain step of the same loss, on the examples that were given."""
+    """One private and one plain step on the examples that were given."""
 
     examples: int
     private_seconds: float
@@ -82,7 +80,7 @@ class Explanation:
     line: str = ""  # of the code that cannot be vectorised, or in which examples disagree
     uses: tuple[UseLine, ...] = ()  # where the loss vectorises
     unreached: tuple[str, ...] = ()  # parameters that the loss depends on for no example; noise is added to them
-    remarks: tuple[str, ...] = ()  # of modules, from their attribute ``remark``
+    remarks: tuple[str, ...] = ()  # of modules, from their attribute ``remark``, with name and class
     bounds: tuple[LayerBound, ...] = ()  # of the layers of a Lipschitz network
     cost: Cost | None = None
 
@@ -116,7 +114,6 @@ def _rules(uses: Iterable[UseLine]) -> str:
 
 
 def _layers(bounds: Iterable[LayerBound]) -> str:
-    """The layers in the order of the forward pass, each with its bounds for every possible example."""
     rows = [("layer", "input norm", "gradient at output", "sensitivity")]
     for line in bounds:
         sensitivities = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
@@ -126,38 +123,24 @@ def _layers(bounds: Iterable[LayerBound]) -> str:
 
 def _table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def explain(
-    model: nn.Module | LipschitzBound,
-    loss: Loss,
-    *batch: Any,
-    public: Iterable[Tensor] = (),
-    optimizer: Optimizer | None = None,
-) -> Explanation:
+def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: Iterable[Tensor] = ()) -> Explanation:
     """Take a few private and plain steps on public or made-up examples, and say what a run would do with them.
 
     The steps have a learning rate of zero: weights and buffers stay as they are. ``.grad`` is cleared.
 
     Args:
         model: the model, or the Lipschitz bound of one.
-        loss: of one example, as for :meth:`PrivateRun.accumulate`.
+        loss, public: as for :meth:`PrivateRun.accumulate`.
         batch: one microbatch of examples that are public or made up; their results are shown.
-        public: tensors that the loss uses otherwise than as arguments.
-        optimizer: also checked, if it is given. It takes no step.
 
     Raises:
         ValueError: the model has nothing to train, or its parameters have no shapes yet.
         Exception: whatever the loss raises for these examples.
 
-    >>> found = explain(nn.Linear(3, 2), lambda model, x: model(x).sum(), torch.ones(4, 3))
-    >>> [(use.parameter, use.rule) for use in found.uses]
-    [('weight', 'linear_weight'), ('bias', 'linear_bias')]
-    >>> found.refused, found.one_by_one, found.cost.examples
-    ((), '', 4)
-    >>> print(found)
+    >>> print(explain(nn.Linear(3, 2), lambda model, x: model(x).sum(), torch.ones(4, 3)))
     parameter  used by          input  rule           elements per example
     weight     linear (weight)  4 × 3  linear_weight  6
     bias       linear (bias)    4 × 3  linear_bias    2
@@ -167,8 +150,7 @@ def explain(
     clipped = not isinstance(model, LipschitzBound)
     bound = PerExampleClip(model, 1.0, capture="graph") if clipped else model
     module = bound.model
-    refused = (*batch_mixing_modules(module), *_optimizer_problems(optimizer, bound))
-    if refused:
+    if refused := tuple(batch_mixing_modules(module)):
         bound.close()
         return Explanation(refused)
     microbatch, public = Microbatch(batch, {}), tuple(public)
@@ -191,7 +173,11 @@ def explain(
         line=line,
         uses=uses,
         unreached=unreached,
-        remarks=tuple(_remarks(module)),
+        remarks=tuple(
+            f"{name or 'the model itself'}  {type(part).__name__} {remark}"
+            for name, part in module.named_modules()
+            if isinstance(remark := getattr(part, "remark", ""), str) and remark
+        ),
         bounds=() if clipped else tuple(model.layers()),
         cost=Cost(microbatch.count, seconds, plain, graph),
     )
@@ -249,7 +235,7 @@ class _Watching(BookKeeping):
     uses: tuple[UseLine, ...] = ()
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        self.uses += tuple(_use_lines(forward.recording, parameters))  # of examples that disagree in a branch, too
+        self.uses += tuple(_use_lines(forward.recording, parameters))  # of examples that disagree, too
         return super().clipped_sum(forward, parameters, clipping)
 
 
@@ -275,22 +261,6 @@ def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterat
                     rule="own copies" if own else getattr(operand.rule, "__name__", "none"),
                     per_example_numbers=weight.numel(),
                 )
-
-
-def _optimizer_problems(optimizer: Optimizer | None, bound: PerExampleClip | LipschitzBound) -> Iterator[str]:
-    if optimizer is not None:
-        try:
-            check_optimizer(optimizer, bound)
-        except PrivacyError as refusal:
-            yield str(refusal)
-
-
-def _remarks(model: nn.Module) -> Iterator[str]:
-    """The text that modules give in an attribute ``remark``, with name and class."""
-    for name, module in model.named_modules():
-        remark = getattr(module, "remark", "")
-        if isinstance(remark, str) and remark:
-            yield f"{name or 'the model itself'}  {type(module).__name__} {remark}"
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
-from mmap import ALLOCATIONGRANULARITY
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from noisette import errors as checks
-from noisette.core.batches import Batch, Records
+from noisette.core.batches import Batch, MicrobatchSize, Records
 from noisette.core.steps import generator_apart, seed_worker_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -41,24 +40,19 @@ class OwnRecords:
     Args:
         dataset: the records of this process, in any form that :func:`noisette.privatize` takes.
         first: the place of its first record among all of them.
-        of: the number of records of all processes together. It is as private as the length of a data set: nothing
-            public is computed from it.
+        of: the number of records of all processes together, as private as the length of a data set.
 
-    Guarantee: none by itself. That of the run holds where each record is held by one process, at the place that
-    ``first`` tells: parts that overlap count records twice.
+    Guarantee: none by itself; parts that overlap count records twice.
 
     Raises:
         TypeError, ValueError: the numbers are not whole, or this part ends beyond all records.
-
-    >>> OwnRecords(torch.zeros(3, 2), first=4, of=10)
-    OwnRecords(first=4)
     """
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
         checks.whole(first=first, of=of)
-        self._dataset = without_frames(dataset)
+        self.part = without_frames(dataset)
         self._of = of
-        self._own = range(first, first + records_of(self._dataset).size)
+        self._own = range(first, first + records_of(self.part).size)
         if self._own.stop > of:
             raise ValueError(
                 f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
@@ -72,10 +66,6 @@ class OwnRecords:
     def known_by(self) -> Any:
         """The number of all records: a resumed run may divide them among another number of processes."""
         return np.array([self._of])
-
-    def records(self, collate_fn: Collate | None, dtype: torch.dtype | None) -> Records:
-        """How they are drawn and loaded."""
-        return replace(records_of(self._dataset, collate_fn, dtype), size=self._of, own=self._own)
 
 
 def without_frames(dataset: Any) -> Any:
@@ -117,19 +107,18 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     """How the records of a data set are loaded.
 
     Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; arrays in double precision, as NumPy's are unless told otherwise, come in the type ``dtype`` of the
-    model, with a warning. Of any other data set with ``len`` and indexing, each record is fetched alone.
-    ``collate_fn``, if it is given, collates each one alone as well, and the results are joined by their rows.
+    indexing call; arrays in double precision come in the type ``dtype`` of the model, with a warning. Of any other data
+    set with ``len`` and indexing, each record is fetched and collated alone.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
 
     Raises:
-        TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it; a column is no tensor or
-            array; or there is a ``collate_fn`` for columns, which have no records to collate.
+        TypeError: the data set cannot be indexed; a column is no tensor or array; or there is a ``collate_fn`` for
+            columns.
         ValueError: its columns differ in length, or a list may stand for records or for columns.
     """
     if isinstance(dataset, OwnRecords):
-        return dataset.records(collate_fn, dtype)
+        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset._of, own=dataset._own)
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
@@ -257,13 +246,6 @@ class Rows:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
         self._cast = cast  # of arrays in double precision
 
-    def __getstate__(self) -> Any:
-        return tree_map(_place_in_file, self._columns), self._cast  # a process that loads records maps the file itself
-
-    def __setstate__(self, state: Any) -> None:
-        columns, self._cast = state
-        self._columns = tree_map(lambda column: column() if isinstance(column, partial) else column, columns)
-
     def __call__(self, at: np.ndarray) -> Any:
         return tree_map(partial(_rows, at=at, cast=self._cast), self._columns)
 
@@ -272,29 +254,6 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     if isinstance(column, np.ndarray):
         return torch.as_tensor(np.asarray(column)[at], dtype=cast if column.dtype == np.float64 else None)
     return column[torch.as_tensor(at, device=column.device)]
-
-
-def _mapped(
-    path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
-) -> np.ndarray:
-    """The array that lies in a file from this byte on, mapped read-only."""
-    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + dtype.itemsize
-    content = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(reach,))
-    return np.ndarray(shape, dtype, content, strides=strides)
-
-
-def _place_in_file(array: Any) -> Any:
-    """What maps this array once more, if it is mapped from a file and shows what is there; otherwise the array."""
-    mapped: Any = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
-    if mapped is None or array.filename is None or array.mode == "c":
-        return array
-    if not array.size or min(array.strides, default=0) < 0:
-        return array
-    array.flush()
-    # A view has the offset of the array that was mapped, and the mapping begins at a whole number of pages before it.
-    mapping = array.offset - array.offset % ALLOCATIONGRANULARITY
-    begins = array.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
-    return partial(_mapped, str(array.filename), mapping + begins, array.dtype, array.shape, array.strides)
 
 
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
@@ -313,19 +272,19 @@ class Thread:
         """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
         begun = list(islice(parts, 1 + self._ahead))
         if len(begun) == 1:  # there is nothing to do meanwhile
-            yield _arrived(self._sent(begun[0]))
-            yield from (_arrived(self._sent(part)) for part in parts)
+            for part in chain(begun, parts):
+                yield self._sending(part)()
             return
-        asked = deque(self._helper.submit(self._sent, part) for part in begun)
+        asked = deque(self._helper.submit(self._sending, part) for part in begun)
         while asked:
-            yield _arrived(asked.popleft().result())
-            asked.extend(self._helper.submit(self._sent, part) for part in islice(parts, 1))
+            yield asked.popleft().result()()
+            asked.extend(self._helper.submit(self._sending, part) for part in islice(parts, 1))
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
 
-    def _sent(self, part: np.ndarray) -> _Sent:
-        return _Sent(self._gather(part), self._to)
+    def _sending(self, part: np.ndarray) -> Callable[[], Any]:
+        return _sending(self._gather(part), self._to)
 
 
 class Processes:
@@ -335,7 +294,7 @@ class Processes:
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:
-        self._plan = _Plan()
+        self._plan = _Plan(iter(()))
         self._to = to
         self._loader = DataLoader(
             WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
@@ -354,11 +313,11 @@ class Processes:
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
-        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
+        """As of a :class:`Thread`."""
         self._plan.parts = parts
         try:
             for microbatch in self._loader:
-                yield _arrived(_Sent(microbatch, self._to))
+                yield _sending(microbatch, self._to)()
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error):
                 raise
@@ -382,10 +341,10 @@ class Fetch:
         self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
         self._arriving: Iterator[Any] = iter(())
 
-    def __call__(self, part: np.ndarray, plan: Callable[[], Parts]) -> Any:
-        """The microbatch with these indices; ``plan`` makes the parts from this one on, also of batches drawn ahead."""
+    def __call__(self, part: np.ndarray, plan: Parts) -> Any:
+        """The microbatch with these indices; ``plan`` gives the parts that follow, also of batches drawn ahead."""
         if not self._planned or not np.array_equal(self._planned[0], part):
-            self._arriving = self._source.microbatches(self._noted(plan()))
+            self._arriving = self._source.microbatches(self._noted(chain([part], plan)))
         try:
             microbatch = next(self._arriving)
         except BaseException:
@@ -395,7 +354,6 @@ class Fetch:
         return microbatch
 
     def close(self) -> None:
-        """End the thread or the processes."""
         self._arriving = iter(())
         self._source.close()
 
@@ -410,7 +368,7 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it."""
     checks.whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
-    if not workers:
+    if not workers or isinstance(gather, Rows):  # of which a thread copies more than processes can send
         # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.
         return Fetch(Thread(gather, ahead if isinstance(gather, Rows) else 0, device))
     if not ahead:
@@ -428,11 +386,11 @@ class WorkerRecords:
         return self.gather(at)
 
 
+@dataclass
 class _Plan:
     """The microbatches that a ``DataLoader`` asks for."""
 
-    def __init__(self) -> None:
-        self.parts: Parts = iter(())
+    parts: Parts
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return self.parts
@@ -442,34 +400,28 @@ def _as_it_is(microbatch: Any) -> Any:
     return microbatch
 
 
-class _Sent:
-    """A microbatch on its way to a device, on a stream of its own; without a device it is where it is."""
+def _sending(microbatch: Any, to: torch.device | None) -> Callable[[], Any]:
+    """Begin to copy a microbatch to a device, on a stream of its own; gives what has it on the current stream."""
+    if to is None or to.type != "cuda":
+        moved = microbatch if to is None else _with_tensors(microbatch, lambda tensor: tensor.to(to, non_blocking=True))
+        return lambda: moved
+    with torch.cuda.stream(stream := _side_stream(to)):
+        pinned = _with_tensors(microbatch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+        copy = _with_tensors(pinned, lambda tensor: tensor.to(to, non_blocking=True))
+        done = stream.record_event()
 
-    def __init__(self, microbatch: Any, to: torch.device | None) -> None:
-        self.copy = microbatch
-        self.done: Any = None  # the event after the copy
-        if to is not None and to.type == "cuda":
-            # Is kept until the copy is waited for.
-            self.pinned = _with_tensors(microbatch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
-            with torch.cuda.stream(stream := _side_stream(to)):
-                self.copy = _with_tensors(self.pinned, lambda tensor: tensor.to(to, non_blocking=True))
-                self.done = stream.record_event()
-        elif to is not None:
-            self.copy = _with_tensors(microbatch, lambda tensor: tensor.to(to, non_blocking=True))
+    def arrived() -> Any:
+        for tensor in tensors(copy):
+            current = torch.cuda.current_stream(tensor.device)
+            current.wait_event(done)
+            tensor.record_stream(current)  # its memory is not given out again before the stream is done with it
+        return copy
+
+    return arrived
 
 
 def _with_tensors(microbatch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, microbatch)
-
-
-def _arrived(sent: _Sent) -> Any:
-    """The copy, for use on the current stream."""
-    if sent.done is not None:
-        for tensor in tensors(sent.copy):
-            current = torch.cuda.current_stream(tensor.device)
-            current.wait_event(sent.done)
-            tensor.record_stream(current)  # its memory is not given out again before the stream is done with it
-    return sent.copy
 
 
 @cache
@@ -479,10 +431,9 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(repr=False)
 class JointBatch(Batch):
-    """A rank's part of a batch. Where it has fewer microbatches than another rank, blank ones follow.
+    """A rank's part of a batch: where it has fewer microbatches than another rank, blank ones follow.
 
-    How many microbatches a rank has is private, but the calls of a sharded model need all ranks. A blank microbatch has
-    the shape of a record and holds zeros, and nothing of it is added to any sum.
+    The calls of a sharded model need all ranks. A blank microbatch is a record of zeros, and is added to no sum.
     """
 
     ranks: AnyRanks = field(default_factory=Alone)
@@ -497,8 +448,10 @@ class JointBatch(Batch):
             if microbatch is not None:
                 yield microbatch
                 continue
+            if not (self.records.size if self.records.own is None else len(self.records.own)):
+                raise PrivacyError("a rank of a sharded model has no record; divide the records so that each has some")
             self.is_blank, self.current = True, 1
-            yield blank(self.records)
+            yield _with_tensors(self.records.gather(np.arange(1)), torch.zeros_like)
             if self.current is not None:
                 raise PrivacyError(
                     "a microbatch was not given to run.accumulate(): the ranks of a sharded model take each one "
@@ -507,17 +460,10 @@ class JointBatch(Batch):
             self.is_blank = False
 
 
-def blank(records: Records) -> Any:
-    """A microbatch of one record with zeros in place of its values; refused where this rank has no record."""
-    if not (records.size if records.own is None else len(records.own)):
-        raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
-    return _with_tensors(records.gather(np.arange(1)), torch.zeros_like)
-
-
 # How many examples fit in memory
 
-# The predicted memory of a microbatch may be at most this share of the free memory. An accelerator's allocator
-# fragments its memory, and raises an error when it runs out; a processor's system kills the process instead.
+# The share of the free memory that a microbatch may take. An accelerator's allocator fragments its memory, and raises
+# an error when it runs out; a processor's system kills the process instead.
 _SHARE_ON_CUDA, _SHARE_ON_PROCESSOR = 0.8, 0.25
 # A processor gains nothing from more examples at once, and a container's memory limit is not visible everywhere.
 _MOST_ON_PROCESSOR, _MOST_UNMEASURED = 256, 32
@@ -600,11 +546,11 @@ def memory_of(devices: set[torch.device]) -> UnmeasuredMemory:
     return UnmeasuredMemory()
 
 
-class MeasuredSize:
+class MeasuredSize(MicrobatchSize):
     """Doubles from one example while twice the last memory is free; half a size that failed is the most."""
 
     def __init__(self, memory: UnmeasuredMemory) -> None:
-        self.now = 1
+        super().__init__(1)
         self._memory = memory
         self._most = memory.most
         self._in_bucket: dict[int, MeasuredSize] = {0: self}

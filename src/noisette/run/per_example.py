@@ -18,7 +18,7 @@ from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
-from noisette.core.backward import UncoveredError, record_losses
+from noisette.core.backward import UncoveredError
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -33,19 +33,13 @@ from noisette.core.clip import (
     clipping_of,
     together,
 )
-from noisette.core.loss import (
-    ExamplesDisagreeError,
-    Loss,
-    Microbatch,
-    NotVectorizedError,
-    OutsideTensors,
-    shared_numbers_refused,
-)
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, refresh_public_statistics
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.state import ModelBuffers, refresh_public_statistics
+from noisette.core.trace import record_losses
+from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
-from noisette.ranks.process_group import Unwrapped, canonical_parameters
+from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
 from noisette.rules.recomputed_blocks import Blocks, repeatable
@@ -65,9 +59,9 @@ class PerExampleClip:
         max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
         clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
-        capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"`` as it is; ``"graph"`` as one
-            graph of operations, without Python; ``"compiled"`` as a graph that was compiled, for which it waits;
-            ``"auto"`` as the quickest of these, where enough microbatches are to be expected to repay the work.
+        capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"``; ``"graph"`` as one graph of
+            operations; ``"compiled"`` as a compiled graph, for which it waits; ``"auto"`` as the quickest of these,
+            where enough microbatches are to be expected to repay the work.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), in real arithmetic, for a loss as :class:`noisette.Loss` says, and for given random numbers of
@@ -157,11 +151,7 @@ class PerExampleClip:
         self._outside.before_first_batch(columns)
 
     def begin_batch(self, still_to_come: float = 1.0, seed: int = 0) -> None:
-        """The first records of a batch are about to be read: the losses compute with the buffers as they are now.
-
-        ``still_to_come``: how many times the work so far is still to come, which decides what is worth compiling;
-        ``seed``: of the random numbers that all records of the batch share.
-        """
+        """The first records of a batch are about to be read: the losses compute with the buffers as they are now."""
         self.reshard()
         self._still_to_come = still_to_come
         self.buffers.begin_batch(seed)
@@ -256,10 +246,7 @@ class PerExampleClip:
         self._add(clipped.sums, clipped.norms)
 
     def pop_sums(self) -> list[BoundedSum]:
-        """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
-
-        A group that counts has its count beside it, as a sum of its own.
-        """
+        """Return the clipped sum and the count of each group, zeros without examples; then start again from nothing."""
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self.buffers.seed += 1  # without a run, whose batches have seeds
@@ -305,21 +292,17 @@ class PerExampleClip:
         *,
         traced: bool = False,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example.
-
-        A graph that is traced has no random state, and as few operations as the plans allow.
-        """
+        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if traced:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         if not self._is_one_by_one:
-            versions = microbatch.versions()
             try:
                 return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 if self._is_sharded:  # other ranks wait
                     raise
-                microbatch.check_unwritten(versions)
+                microbatch.check_unwritten()
                 groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
                 if 0 < len(groups) <= max(2, microbatch.count // 2):
                     rows = (microbatch.of_rows(numbers) for numbers in groups)

@@ -1,7 +1,8 @@
-"""A private training run: the checks before it, its parts, its guarantee, and what it keeps on disk."""
+"""Private training of a model and an optimizer of one's own: what is checked, the parts of a run, and what it keeps."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,66 +14,62 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from noisette.accounting import Accountant, Ledger, PldAccountant
-from noisette.accounting.budget import PrivacyBudget, RunParameters
-from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel
+from noisette.accounting import Accountant, Ledger, PldAccountant, atomic_files
+from noisette.accounting.budget import PrivacyBudget, RunParameters, check_delta, check_numbers
+from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
+from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel, check_events
+from noisette.accounting.filters import accountant_beside
 from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
-from noisette.capture.captured import Schedule, schedule_of
+from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
+from noisette.core.loss import is_sharded
 from noisette.core.noise import GaussianNoise, SecretKey, Source, never
-from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise
+from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, check_free, differing_parameters, seed_torch
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, plain
 from noisette.ranks import AnyRanks, ranks_of
-from noisette.ranks.shards import is_sharded
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
 from noisette.run.per_example import PerExampleClip
-from noisette.run.sampling import Users, sampler_of, user_records
+from noisette.run.sampling import Poisson, Sampling, Users, releases, sampler_of, user_records
 
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall
-    from noisette.run.agreement import Fingerprint
-    from noisette.run.checkpoint import SavedRun
+    from noisette.run.checkpoint import Fingerprint, SavedRun
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
-    """One line for each module that is known to mix examples: its name, its class, and what to do instead.
-
-    A module may state it in an attribute ``mixes_examples``.
-    """
-    named = [(name or "the model itself", module, _mixing(module)) for name, module in model.named_modules()]
-    return [f"{name}  {type(module).__name__} {problem}" for name, module, problem in named if problem]
-
-
-def _mixing(module: nn.Module) -> str:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-        return (
-            "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm(model, "
-            "to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() on it"
-        )
-    is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-    if is_instance_norm and module.training and module.running_mean is not None:
-        return (
-            "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on it"
-        )
-    return getattr(module, "mixes_examples", "")
+    """For each module that mixes examples, also by its attribute ``mixes_examples``: name, class, and a remedy."""
+    found = []
+    for name, module in model.named_modules():
+        problem = getattr(module, "mixes_examples", "")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            problem = (
+                "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm("
+                "model, to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() "
+                "on it"
+            )
+        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        if is_instance_norm and module.training and module.running_mean is not None:
+            problem = (
+                "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on "
+                "it"
+            )
+        if problem:
+            found.append(f"{name or 'the model itself'}  {type(module).__name__} {problem}")
+    return found
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
-    """No module of the model normalises over the batch.
-
-    Raises:
-        PrivacyError: listing every module that does.
-    """
+    """Check that no module of the model normalises over the batch; a PrivacyError lists every one that does."""
     if problems := batch_mixing_modules(model):
         raise PrivacyError(f"modules of the model mix examples ({len(problems)} in all):\n  " + "\n  ".join(problems))
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that the optimizer can be used in a private run with this bound, and has its parameters.
+    """Check that the optimizer needs no closure, calls hooks, and has the parameters of the bound.
 
     Raises:
-        PrivacyError: it needs a closure or calls no hooks; or the parameters differ, which are listed.
+        PrivacyError: it does not; parameters that differ are listed.
     """
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
@@ -100,17 +97,14 @@ def ledger_on_ranks(
     """
     own: Ledger | None = None
     with ranks.unanimous("the ledger"):
-        if ranks.rank == 0:
-            if isinstance(given, str | Path):
-                given = own = open_own(Path(given))
-            ledger = given if given is not None else Ledger()
-        elif isinstance(given, Ledger) and given.path is not None:
+        if ranks.rank == 0 and isinstance(given, str | Path):
+            given = own = open_own(Path(given))
+        if ranks.rank and isinstance(given, Ledger) and given.path is not None:
             raise PrivacyError(
                 f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
                 f"ledger={str(given.path)!r}, which rank 0 alone opens"
             )
-        else:
-            ledger = given if isinstance(given, Ledger) else Ledger()
+        ledger = given if isinstance(given, Ledger) else Ledger()
     if ranks.size == 1:
         return ledger, own
     first = ranks.from_first(
@@ -142,8 +136,6 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
     """
     hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
     found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
-    if not found:
-        return None
 
     def let_go() -> None:
         for _, each in found:
@@ -162,28 +154,21 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
             before.restore()
         return let_go
 
-    return hold
-
-
-def _source_of(schedule: Schedule | None, devices: set[torch.device], still_to_come: Callable[[], float]) -> Source:
-    """What computes noise more quickly than NumPy, where there is a GPU or compiling is allowed."""
-    if (schedule is None or not schedule.compiles) and all(device.type == "cpu" for device in devices):
-        return never
-    from noisette.noise.device import CompiledNoise
-
-    return CompiledNoise(schedule, still_to_come)
+    return hold if found else None
 
 
 def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: AnyRanks, together: bool) -> NoisySums:
     """How sums are added up and noised: by banded noise where it is declared, over ranks where there are several."""
-    if not isinstance(event, BandedGaussian) and not together:
+    bands = event.bands if isinstance(event, BandedGaussian) else 1
+    if bands == 1 and not together:
         return OwnNoise(noise)
-    from noisette.noise.banded import BandedNoise, correlation_of, deviations_of
     from noisette.ranks.joint_sums import JointSums
 
-    correlation = correlation_of(event, steps)
-    if correlation == (1.0,):
-        return JointSums(noise, ranks) if together else OwnNoise(noise)
+    if bands == 1:
+        return JointSums(noise, ranks)
+    from noisette.noise.banded import BandedNoise, banded_coefficients, deviations_of
+
+    correlation = banded_coefficients(bands, max(1, steps))
     return JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
 
 
@@ -232,8 +217,13 @@ class PrivateRun(DpSgd):
         together = any(map(is_sharded, bound.parameters.values()))
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         kind = partial(JointBatch, ranks=ranks) if together else Batch
-        schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        noise = GaussianNoise(key, _source_of(schedule, devices, self._paid.still_to_come))
+        captured = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
+        source: Source = never
+        if (captured is not None and captured.compiles) or any(device.type != "cpu" for device in devices):
+            from noisette.noise.device import CompiledNoise
+
+            source = CompiledNoise(captured, self._paid.still_to_come)  # quicker than NumPy
+        noise = GaussianNoise(key, source)
         joint = _joint_noise(noise, event, terms.steps - steps_spent, ranks, ranks.size > 1 or together)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
@@ -266,8 +256,8 @@ class PrivateRun(DpSgd):
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
-        self._own_ledger: Ledger | None = None
-        self._own_ranks = self._is_closed = False
+        self._owned = ExitStack()  # closed with the run
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return as_text("PrivateRun", self._shown())
@@ -288,13 +278,10 @@ class PrivateRun(DpSgd):
         return facts | {"data set": self.ledger.dataset}
 
     @classmethod
-    def on_ranks(
-        cls, make: Callable[..., Self], ranks: AnyRanks, *, own_ledger: Ledger | None, own_ranks: bool
-    ) -> Self:
-        """The run on all of its ranks, with one key, or on none.
+    def on_ranks(cls, make: Callable[..., Self], ranks: AnyRanks, owned: ExitStack) -> Self:
+        """The run that ``make`` gives, from key and ranks, on all of its ranks with one key, or on none.
 
-        ``make`` gives the run of this rank, from key and ranks. ``own_ledger`` is closed with the run, and so are the
-        ranks if they are its own.
+        What is ``owned``, such as a ledger that was opened for it, is closed with the run.
         """
         key = ranks.key()
         run = None
@@ -302,17 +289,17 @@ class PrivateRun(DpSgd):
             with ranks.unanimous("the start of the run"):
                 run = make(key=key, ranks=ranks)
             if ranks.size > 1:
-                from noisette.run.agreement import check_same_records, facts_of
+                from noisette.run.checkpoint import check_same_records, facts_of
 
-                facts = {"number of records": run._records.size}
-                ranks.check_equal("the start of the run", lambda: facts | facts_of(run.bound, run.optimizer))
+                size = run._records.size
+                ranks.check_equal("the start of the run", lambda: facts_of(run.bound, run.optimizer, size))
                 check_same_records(run._dataset, run._records, run._user_numbers, ranks)
                 run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
             if run is not None:
                 run.end()
             raise
-        run._own_ledger, run._own_ranks = own_ledger, own_ranks
+        run._owned = owned.pop_all()
         return run
 
     @property
@@ -323,10 +310,8 @@ class PrivateRun(DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        With other declarations in the ledger it is that of an odometer, which holds however they were chosen by each
-        other's results, or the run's budget if that holds and is less.
-
-        Guarantee: an upper bound, up to 900.
+        Guarantee: an upper bound, up to 900; with other declarations in the ledger also where they were chosen by each
+        other's results.
         """
         return self._spending.epsilon(delta=delta)
 
@@ -342,8 +327,8 @@ class PrivateRun(DpSgd):
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
 
-        ``calls`` of the model have the same records as rows, and the gradients that arrived at their outputs, which are
-        multiplied with ``scale``. A PrivacyError if more rows came than examples of the microbatch are left.
+        ``calls`` of the model have the same records as rows; ``scale`` multiplies the gradients that arrived at their
+        outputs. A PrivacyError if more rows came than examples of the microbatch are left.
         """
         assert isinstance(self.bound, PerExampleClip)
         batch, count = self._batch, calls[0].count
@@ -361,22 +346,20 @@ class PrivateRun(DpSgd):
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
 
-        It holds the weights, the state of optimizer and bound, the run's parameters and the path of its ledger, no key
-        of noise or sampling, and nothing private but a keyed fingerprint of the data set, whose file is deleted when
-        the run is closed after its last step.
+        It holds weights, states, parameters of the run and the path of its ledger, no key, and nothing private but a
+        keyed fingerprint of the data set, whose file is deleted when the run is closed after its last step.
 
         Args:
             folder: created if it does not exist; its files are readable by their owner alone.
-            extras: the value of ``extras`` after :meth:`resume`; its current value unless given. Tensors, numbers,
-                text, and mappings and sequences of those, computed from released values only.
+            extras: what ``extras`` is after :meth:`resume`: tensors, numbers, text, and mappings and sequences of
+                those, computed from released values only.
 
         Raises:
-            ValueError: the ledger is in memory, so the privacy spent would be forgotten with the process.
+            ValueError: the ledger is in memory.
             TypeError: something in the model, the optimizer or ``extras`` cannot be saved.
             OSError: the files cannot be written; the older checkpoint stays.
         """
-        from noisette.run.agreement import Fingerprint, digests_of
-        from noisette.run.checkpoint import capture_state, write
+        from noisette.run.checkpoint import Fingerprint, capture_state, digests_of, write
 
         folder = Path(folder)
         if isinstance(self.bound, PerExampleClip):
@@ -400,11 +383,23 @@ class PrivateRun(DpSgd):
         self._saved_in = folder
 
     def saved(self, beside: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> SavedRun:
-        """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file."""
+        """What a checkpoint in the folder ``beside`` says of the run, whose ledger is a file and is synchronised."""
         from noisette.run.checkpoint import SavedRun
 
-        return SavedRun.of(
-            self.bound, self.terms, self.steps_taken, self.ledger, beside=beside, learned=learned, extras=extras
+        assert self.ledger.path is not None, "in memory"
+        self.ledger.shorten()
+        head = self.ledger.head
+        atomic_files.sync(self.ledger.path)  # the line that the checkpoint names must be on disk first
+        return SavedRun(
+            terms=self.terms,
+            steps_taken=self.steps_taken,
+            ledger=os.path.relpath(self.ledger.path, beside.resolve()),
+            dataset=self.ledger.dataset,
+            head=head,
+            trained=list(self.bound.parameters),
+            bound=self.bound.state(),
+            learned=learned,
+            extras=extras,
         )
 
     @classmethod
@@ -424,14 +419,12 @@ class PrivateRun(DpSgd):
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
-        Steps in the ledger beyond the checkpoint are spent and lost, because the crashed process may have released
-        them. So a run never makes more steps than planned, however often it crashes.
+        Steps in the ledger beyond the checkpoint are lost, because the crashed process may have released them.
 
         Args:
             folder: where :meth:`save` wrote the checkpoint; all ranks read it, whose number may be another one.
             bound, optimizer: of a model like the saved one; they get the saved weights and state.
-            dataset, users: the same records, and the same ids. Batches are drawn as before; a pass over the data that
-                was under way is not continued, a new one begins.
+            dataset, users: the same records, and the same ids. A pass over the data that was under way begins anew.
             accountant, collate_fn, ranks: as for :func:`privatize`.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
             saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
@@ -445,14 +438,11 @@ class PrivateRun(DpSgd):
             PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
                 budget; and everything that :func:`privatize` refuses.
         """
-        from noisette.run.agreement import digests_of
-        from noisette.run.checkpoint import SavedRun
+        from noisette.run.checkpoint import Fingerprint, SavedRun, digests_of
 
         folder = Path(folder)
-        own_ranks, ranks = ranks is None, ranks_of(ranks)
-        with ExitStack() as undone:
-            if own_ranks:
-                undone.callback(ranks.close)
+        with ExitStack() as owned:
+            ranks = ranks_of(ranks, owned)
             with ranks.unanimous("the checkpoint"):
                 saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
@@ -465,7 +455,7 @@ class PrivateRun(DpSgd):
             place = folder / saved.ledger if ledger is None else ledger
             ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
             if own is not None:
-                undone.callback(own.close)
+                owned.callback(own.close)
             make = partial(
                 cls,
                 bound,
@@ -480,11 +470,18 @@ class PrivateRun(DpSgd):
                 steps_lost=ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger)),
                 extras=saved.extras,
             )
-            run = cls.on_ranks(make, ranks, own_ledger=own, own_ranks=own_ranks)
+            run = cls.on_ranks(make, ranks, owned)
+        with ExitStack() as undone:
+            undone.callback(run._owned.close)
             undone.callback(run.end)
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
-                    run._check_data(folder)
+                    run._fingerprint = Fingerprint.read(folder)
+                    if not run._fingerprint.fits(run._dataset, run._user_numbers):
+                        raise ValueError(
+                            "the data set is not the one that the run began with; resume it with the same records of "
+                            "the same users"
+                        )
                     run.check_budget()
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
@@ -493,22 +490,11 @@ class PrivateRun(DpSgd):
         run._saved_in = folder
         return run
 
-    def _check_data(self, folder: Path) -> None:
-        """Check that the records are those that the run began with."""
-        from noisette.run.agreement import Fingerprint
-
-        self._fingerprint = Fingerprint.read(folder)
-        if not self._fingerprint.fits(self._dataset, self._user_numbers):
-            raise ValueError(
-                "the data set is not the one that the run began with; resume it with the same records of the same users"
-            )
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(
-            error
-        ):  # torch's word for such a tensor
+        # What torch says of a tensor of a vectorised call that has ended.
+        if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(error):
             error.add_note(
                 "A tensor that the loss kept was read after the loss had returned: the loss of private records keeps "
                 "nothing between its calls. To log a loss, compute one of public records after optimizer.step()"
@@ -525,11 +511,158 @@ class PrivateRun(DpSgd):
             if self._all_ranks.all_close():  # no rank can still release a step
                 self._paid.give_back()
         finally:
-            if self._own_ranks:
-                self._all_ranks.close()
-            if self._own_ledger is not None:
-                self._own_ledger.close()
+            self._owned.close()
         if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
-            from noisette.run.agreement import Fingerprint
+            from noisette.run.checkpoint import Fingerprint
 
             Fingerprint.remove(self._saved_in)
+
+
+def privatize(
+    bound: GradientBound,
+    optimizer: Optimizer,
+    dataset: Any,
+    *,
+    expected_batch_size: float,
+    sampling_rate: float | None = None,
+    steps: int | None = None,
+    public_size: int | None = None,
+    epochs: float | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    accountant: Accountant | None = None,
+    ledger: Ledger | Path | str | None = None,
+    allow_large_delta: bool = False,
+    sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
+    users: Users | None = None,
+    collate_fn: Collate | None = None,
+    ranks: AnyRanks | None = None,
+    declaration: str = "",
+) -> PrivateRun:
+    """Attach differentially private training to your own model and optimizer.
+
+    Every public quantity is declared: none is computed from the length of ``dataset``.
+
+    Args:
+        bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
+        optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
+        dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. A frame of
+            pandas is a dictionary of columns, in a tuple such as ``(frame, series)`` a matrix. :class:`OwnRecords`
+            where each of several processes holds others.
+        expected_batch_size: the constant that the noised sum is divided by, in examples.
+        sampling_rate: probability in (0, 1] that a record is in a step's batch.
+        steps: number of logical steps.
+        public_size: declared number of records, to give ``sampling_rate`` as expected batch size over it.
+        epochs: passes over the declared size, to give ``steps``.
+        epsilon: the privacy budget of this run together with everything in ``ledger``, with ``delta``; the noise is
+            calibrated to it.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, instead of ``epsilon``. With
+            both, the steps must fit in the budget.
+        delta: probability with which the bound on epsilon may fail; below one over the declared size.
+        accountant: computes epsilon; ``PldAccountant()`` unless given.
+        ledger: records every release; in memory unless given. A path is opened for the run, and closed with it.
+        allow_large_delta: accept a delta of one over the declared size or more.
+        sampling: how batches are drawn: ``Poisson()``, ``TruncatedPoisson(largest_batch)``, ``BallsInBins()`` or
+            ``CyclicPoisson(bands)``.
+        users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
+            Records or users are sampled, whichever costs less at the same expected batch size.
+        collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
+            given. It sees one record at a time, and what it returns is joined by rows.
+        ranks: the processes that share the work: all of torch's default process group unless given, or this process
+            alone where there is none. Each one calls this function with the same arguments.
+        declaration: a name that the run shares with other releases in the ledger whose parameters were all fixed before
+            the first of them, with nothing else released before the last. They are composed by ``accountant``; beside
+            others, by whose results this run may have been chosen, a Rényi filter keeps the budget, with more noise.
+
+    Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
+    one user, of all weights and optimizer states of the run together, for a loss as :class:`noisette.Loss` says, and
+    however the runs and charges of the ledger were chosen by each other's results if the budget was fixed before. The
+    key stays in the processes of the run; these and the network between them are one trusted party.
+    Source: Abadi et al. 2016, algorithm 1.
+
+    Raises:
+        ValueError: numbers outside their domain, contradicting or missing; all problems are listed. A record has no
+            user, the users are not those of the records, or the ledger has a guarantee of another kind.
+        PrivacyError: the model has batch norm in training mode, the optimizer does not fit the bound or is stepped by
+            another run that is not finished, the budget does not pay for the steps with the given noise, the data set
+            has more records than truncated batches are paid for, or the ranks differ. What one rank raises, all raise.
+    """
+    numbers: dict[str, Any] = {
+        "expected_batch_size": expected_batch_size,
+        "sampling_rate": sampling_rate,
+        "steps": steps,
+        "public_size": public_size,
+        "epochs": epochs,
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+    }
+    numbers = {name: plain(value) for name, value in numbers.items()}
+    expected_batch_size, sampling_rate, steps, public_size, epochs, epsilon, noise_multiplier, delta = numbers.values()
+    with ExitStack() as owned:
+        ranks = ranks_of(ranks, owned)
+        with ranks.unanimous("the declarations of the run"):
+            check_numbers(**numbers)
+            sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
+            possible = releases(
+                sampling,
+                users,
+                sampling_rate,
+                expected_batch_size=expected_batch_size,
+                public_size=public_size,
+                parts=parts_of(bound.pop_sums()),
+            )
+            one_over_size = sampling_rate / expected_batch_size
+            if users is not None and users.public_users is not None:
+                one_over_size = 1 / users.public_users
+            check_delta(delta, one_over_size, allow_large_delta)
+            check_no_batch_norm(bound.model)
+            check_optimizer(optimizer, bound)
+            check_free(optimizer, bound)
+        declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
+        ranks.check_equal("the declarations of the run", lambda: declared)
+        accountant = accountant if accountant is not None else PldAccountant()
+        ledger, own = ledger_on_ranks(ledger, ranks)
+        if own is not None:
+            owned.callback(own.close)
+
+        def terms() -> dict[str, Any]:
+            if noise_multiplier is None:
+                assert epsilon is not None, "checked above"
+                assert delta is not None, "checked above"
+                before = ledger.declarations
+                by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
+                event = least_noisy(
+                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=ledger.events
+                )
+            else:
+                events = [release(noise_multiplier) for release in possible]
+                event = cheapest(events, delta=delta or one_over_size / 10, steps=steps, accountant=accountant)
+            check_events(with_releases(ledger.events, event, 1))
+            parameters = RunParameters(
+                event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, declaration=declaration
+            )
+            return parameters.facts()
+
+        with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
+            make = partial(
+                PrivateRun,
+                bound,
+                optimizer,
+                dataset,
+                terms=RunParameters.of(ranks.from_first("the noise of the run", terms)),
+                accountant=accountant,
+                ledger=ledger,
+                users=users,
+                collate_fn=collate_fn,
+            )
+            run = PrivateRun.on_ranks(make, ranks, owned)
+    if noise_multiplier is not None:
+        try:
+            run.check_budget()
+        except BaseException:
+            run.close()
+            raise
+    return run

@@ -52,7 +52,6 @@ from noisette.training.recipe import (
 )
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-_EVALUATED_AT_ONCE = 2000
 _INSTANCE_NORMS = {
     nn.BatchNorm1d: nn.InstanceNorm1d,
     nn.BatchNorm2d: nn.InstanceNorm2d,
@@ -132,9 +131,9 @@ class TrainingSetup:
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
-        self.at_once = _EVALUATED_AT_ONCE
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
-        self.losses: Loss = lambda model, inputs, targets: self.loss(model(inputs), targets)
+        loss = self.loss  # a function that holds self would keep the records in memory until a collection
+        self.losses: Loss = lambda model, inputs, targets: loss(model(inputs), targets)
         if stored is not None:
             self.losses = mean_over_stored_views(self.losses)
         elif section.moves:
@@ -143,7 +142,7 @@ class TrainingSetup:
         self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
-        learned = self.averaged.model if self.averaged else trained
+        learned = self.averaged.module if self.averaged else trained
         whole = models.FixedFeatures(fixed, learned) if fixed else learned
         self.published = MirrorAverage(whole) if section.test_flip else whole
         # What maps the stored test examples to scores.
@@ -191,7 +190,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.noise.pca import PrivatePCA
+    from noisette.run.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     section = recipe.projection

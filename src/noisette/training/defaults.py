@@ -28,19 +28,14 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Batches:
-    """How much is computed: the expected size of a batch, and the passes over the declared size."""
+    """The expected size of a batch, and the passes over the declared size."""
 
     expected_batch_size: int
     epochs: float
 
 
 def batches_for(size: int) -> Batches:
-    """Batch size and epochs for this declared number of records: about 500 steps, and at most 2 million gradients.
-
-    Between 10 and 150 passes are made. A batch has at least one record, and at most all.
-
-    Raises:
-        TypeError, ValueError: the size is not a whole number of at least 1.
+    """Batch size and epochs for this declared size: about 500 steps, at most 2 million gradients, 10 to 150 passes.
 
     >>> batches_for(1_000), batches_for(40_000)
     (Batches(expected_batch_size=300, epochs=150.0), Batches(expected_batch_size=4000, epochs=50.0))
@@ -85,14 +80,11 @@ def learning_rate_for(
 ) -> float:
     """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most (1 + m) / curvature.
 
-    The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T such steps
-    with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. It is
-    constant; with momentum m, a step moves the weights by 1 / (1 - m) times the rate in the long run.
-
-    Here d is the number of trained weights, sigma the noise multiplier, by which the privacy budget enters, B the
-    expected batch size, T the number of steps, C the clipping norm, ``reach`` a guess at the distance from the first to
-    the best weights, and ``curvature`` the largest second derivative of the loss, where it is known. At twice the rate
-    that it permits, steps would not settle even without noise, so the declared size may be wrong by a factor of two.
+    The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T steps with
+    this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. Here d is the
+    number of trained weights, sigma the noise multiplier, B the expected batch size, C the clipping norm, m the
+    momentum, and ``curvature`` the largest second derivative of the loss, where it is known: at twice the rate that it
+    permits, steps would not settle even without noise.
 
     Raises:
         TypeError, ValueError: a number is not above zero.

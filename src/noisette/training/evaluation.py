@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,7 @@ from torch.utils.data import TensorDataset
 
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
-from noisette.lipschitz.certified_radius import certified_accuracy, certify
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.models import FixedFeatures
-from noisette.run.private import PrivateRun
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -65,39 +60,27 @@ def features_of(
     return features
 
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    Run = TypeVar("Run", PrivateRun, PlainRun, default=PrivateRun)
-else:
-    Run = TypeVar("Run")
-
-
 @dataclass
-class Outcome(Generic[Run]):
+class Outcome:
     """A finished run, which is private unless it is said."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: Run
+    run: Any  # a PrivateRun, or a PlainRun without privacy
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
     resumed: int = 0  # how many times
     public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
     test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
-    certified: list[tuple[float, float]] = field(default_factory=list)  # radii, and the certified test accuracy at each
 
     @property
     def parameters(self) -> int:
-        """Number of trained scalars."""
         return sum(p.numel() for p in self.run.bound.parameters.values())
 
     @property
     def epsilon(self) -> float:
         """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
-        if isinstance(self.run, PlainRun):
-            return math.inf
         return self.run.epsilon(delta=self.recipe.privacy.delta)
 
 
@@ -105,7 +88,7 @@ Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, inputs: Tensor, *, at_once: int) -> np.ndarray:
+def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndarray:
     """The scores of a model in evaluation, (n, classes); ``at_once`` examples are in memory at once."""
     with in_evaluation(model):
         return torch.cat([model(part).float().cpu() for part in inputs.split(at_once)]).numpy()
@@ -160,25 +143,3 @@ def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target)
         base_mae=float(np.abs(right - np.median(right)).mean()),
         unit=target.unit,
     )
-
-
-_PLACES = 41
-_EXAMPLES = 2000
-
-
-def certified_curve(model: nn.Module, test: Split) -> list[tuple[float, float]]:
-    """Radii from 0 on, each with the share of the first 2000 test examples that is certified within it.
-
-    It is empty if a part of the model has no known Lipschitz constant.
-    """
-    whole = nn.Sequential(model.features, model.head) if isinstance(model, FixedFeatures) else model
-    device = next(model.parameters()).device
-    inputs = torch.as_tensor(test.inputs[:_EXAMPLES], device=device)
-    targets = torch.as_tensor(test.targets[:_EXAMPLES], device=device)
-    try:
-        radii = certify(whole, inputs)
-    except ValueError:
-        return []
-    distances = torch.linspace(0, float(radii.quantile(0.99)), _PLACES).tolist()
-    shares = certified_accuracy(whole, inputs, targets, distances)
-    return list(zip(distances, shares, strict=True))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +18,19 @@ from torch import Tensor, nn
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
+from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
+from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
-from noisette.run.private import PrivateRun, ledger_on_ranks
-from noisette.run.privatize import privatize
+from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Run, Watch, certified_curve, class_figures, number_figures, outputs
+from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
-from noisette.training.plain_run import PlainRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -50,9 +50,8 @@ def start_run(
 ) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has the steps of the recipe's epochs; fewer if the noise is given and the budget allows fewer, which is computed
-    with Poisson batches of records alone: with others a run that exceeds the budget is refused. What the ledger holds
-    of the same declaration was fixed together with the run.
+    It has fewer steps than the recipe's epochs if the noise is given and the budget allows fewer, which is computed for
+    Poisson batches of records alone: with others a run that exceeds the budget is refused.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -123,14 +122,11 @@ def train(
     """Train the recipe's model on ``data`` within its privacy budget.
 
     Args:
-        recipe: the settings.
-        data: the records that it names; ``public``: the data set that its public examples come from, if it has any.
-        ledger_path: of the ledger's file; in memory if ``None``. An open ledger, such as that of one run of a search,
-            can be given as ``ledger`` instead.
+        public: the data set that the recipe's public examples come from, if it has any.
+        ledger_path: of the ledger's file; in memory if ``None``. An open one can be given as ``ledger`` instead.
         on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
             raises ``KeyboardInterrupt`` or ``SystemExit``, the run is saved first.
-        checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
-            not saved if ``None``.
+        checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
         ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
         noise_multiplier: that of a whole step; by the recipe unless given.
@@ -142,7 +138,6 @@ def train(
         PrivacyError: the model mixes examples, or public examples are private records too.
     """
     start = time.perf_counter()
-    gc.collect()  # runs are parts of cycles: the records of earlier ones would stay in memory for many runs
     ranks = ranks_of(ranks)
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
@@ -198,7 +193,7 @@ def resume(
         ranks=ranks,
     ) as run:
         if setup.averaged:
-            setup.averaged.restore(saved["averaged"])
+            setup.averaged.load_state_dict(saved["averaged"])
         outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
         outcome.points = [Point(**point) for point in saved["points"]]
         outcome.resumed = saved["resumed"] + 1
@@ -206,9 +201,43 @@ def resume(
         return training.finish(on_step)
 
 
-def train_without_privacy(
-    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch
-) -> Outcome[PlainRun]:
+@dataclass(frozen=True)
+class _PlainBatch:
+    """The records of one step."""
+
+    tensors: Sequence[Tensor]
+    indices: Tensor
+
+    def microbatches(self, size: int) -> Iterator[list[Tensor]]:
+        return ([tensor[part] for tensor in self.tensors] for part in self.indices.split(size) if len(part))
+
+
+@dataclass
+class PlainRun:
+    """What the loop needs of a run, without privacy: Poisson batches and the mean of their gradients."""
+
+    bound: GradientBound  # which is not used as one
+    optimizer: torch.optim.Optimizer
+    tensors: Sequence[Tensor]
+    sampling_rate: float
+    expected_batch_size: int
+    steps: int
+    steps_spent: int = 0
+
+    def batches(self) -> Iterator[_PlainBatch]:
+        for _ in range(self.steps):
+            chosen = torch.rand(len(self.tensors[0])) < self.sampling_rate
+            self.steps_spent += 1
+            yield _PlainBatch(self.tensors, chosen.nonzero().squeeze(1).to(self.tensors[0].device))
+
+    def accumulate(self, losses: Loss, *batch: Tensor) -> None:
+        (losses(self.bound.model, *batch).sum() / self.expected_batch_size).backward()
+
+    def epsilon(self, *, delta: float) -> float:
+        return math.inf
+
+
+def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch) -> Outcome:
     """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
 
     A recipe without a learning rate is trained by Adam.
@@ -217,8 +246,9 @@ def train_without_privacy(
 
     Raises:
         ValueError: the model or the public examples do not fit, or the recipe trains otherwise than on such batches.
-        PrivacyError: public examples are private records too.
+        PrivacyError: public examples are private records too, or there are several processes.
     """
+    refuse_several_processes("a baseline")
     start, training = time.perf_counter(), recipe.training
     if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
         raise ValueError(
@@ -236,11 +266,11 @@ def train_without_privacy(
 
 
 @dataclass
-class _Training(Generic[Run]):
+class _Training:
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
 
     setup: TrainingSetup
-    outcome: Outcome[Run]
+    outcome: Outcome
     checkpoint: Path | None
     start: float
     places: int
@@ -263,8 +293,7 @@ class _Training(Generic[Run]):
         )
         self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
 
-    def finish(self, on_step: Watch) -> Outcome[Run]:
-        """The outcome at the end of the run."""
+    def finish(self, on_step: Watch) -> Outcome:
         outcome = self.outcome
         self._save()
         self._train(on_step)
@@ -273,8 +302,6 @@ class _Training(Generic[Run]):
         outcome.seconds = time.perf_counter() - self.start
         outcome.model.eval()
         outcome.test = self._figures()
-        if outcome.recipe.lipschitz.used and outcome.data.test is not None:
-            outcome.certified = certified_curve(outcome.model, outcome.data.test)
         return outcome
 
     def _train(self, on_step: Watch) -> None:
@@ -314,7 +341,6 @@ class _Training(Generic[Run]):
             raise asked or (SystemExit() if on_any["SIGTERM"] else KeyboardInterrupt())
 
     def _set_learning_rate(self) -> None:
-        """Set the learning rate of the next step."""
         run, settings = self.outcome.run, self.outcome.recipe.training
         rate = learning_rate(settings, spent=run.steps_spent, steps=run.steps, sampling_rate=run.sampling_rate)
         for group in self.setup.optimizer.param_groups:
@@ -322,16 +348,15 @@ class _Training(Generic[Run]):
 
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
-        accuracy = figures.accuracy if isinstance(figures, ClassFigures) else None
-        rmse = figures.rmse if isinstance(figures, NumberFigures) else None
-        self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, accuracy, rmse))
+        measured = getattr(figures, "accuracy", None), getattr(figures, "rmse", None)
+        self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
         setup = self.setup
         if setup.test is None:
             return None
         inputs, targets = setup.test
-        scores, right = outputs(setup.tested, inputs, at_once=setup.at_once), targets.cpu().numpy()
+        scores, right = outputs(setup.tested, inputs), targets.cpu().numpy()
         return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:
@@ -339,7 +364,7 @@ class _Training(Generic[Run]):
         if self.checkpoint is None or isinstance(outcome.run, PlainRun):
             return
         extras: dict[str, Any] = {
-            "averaged": setup.averaged.state() if setup.averaged else None,
+            "averaged": setup.averaged.state_dict() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self.places,
             "seconds": time.perf_counter() - self.start,
@@ -372,7 +397,10 @@ def choose_threads(
 
     def seconds(threads: int, count: int) -> float:
         x, y = inputs.new_zeros((count, *inputs.shape[1:])), targets.new_zeros((count, *targets.shape[1:]))
-        return _timed(threads, lambda: torch.autograd.grad(loss(model(x), y).sum(), weights, allow_unused=True))
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        torch.autograd.grad(loss(model(x), y).sum(), weights, allow_unused=True)
+        return time.perf_counter() - start
 
     with torch.random.fork_rng(devices=[]), in_evaluation(model), torch.enable_grad():
         count = 1
@@ -393,10 +421,3 @@ def quickest(everything: int, seconds: Callable[[int], float]) -> int:
     alone = min(seconds(1) for _ in range(_ROUNDS))
     seconds(everything)  # the first step with all threads starts them
     return everything if any(seconds(everything) <= _GAIN * alone for _ in range(_ROUNDS)) else 1
-
-
-def _timed(threads: int, step: Callable[[], object]) -> float:
-    torch.set_num_threads(threads)
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

@@ -24,15 +24,10 @@ class AdamBC(Optimizer):
     ``lr * m / sqrt(max(v - n, floor * n))``, where m and v are Adam's means of g and g^2, without their bias towards
     zero, and n is the same mean of the noise's variance.
 
-    A private run tells this optimizer the deviation of the noise on each parameter before each step, also where it
-    differs between parameters or changes, as with clipping by layer, an adaptive clipping norm or Lipschitz bounds. ::
-
-        optimizer = noisette.AdamBC(model.parameters(), lr=0.001)
-        run = noisette.privatize(model, optimizer, ...)
+    Give it to :func:`noisette.privatize`: the run tells it the deviation of the noise on each parameter before each
+    step, also where that changes, as with clipping by layer, an adaptive clipping norm or Lipschitz bounds.
 
     Args:
-        params: parameters or groups of them.
-        lr: the learning rate.
         betas: the decays of the two means.
         floor: the least second moment that remains, as a share of the noise's variance; below it an element cannot be
             told from noise. A larger one takes smaller steps there. The paper gives it in units of a squared gradient.
@@ -66,7 +61,6 @@ class AdamBC(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (no closure)
-        """Move the parameters that have a gradient."""
         if closure is not None:
             raise ValueError("a closure computes gradients that are not private; call step() without one")
         for group in self.param_groups:
@@ -110,9 +104,7 @@ def adam(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim
 def adam_bc(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
     """Adam without the variance of the noise in its second moments."""
     assert settings.lr is not None, "the recipe is checked"
-    if settings.floor is None:
-        return AdamBC(parameters, lr=settings.lr)
-    return AdamBC(parameters, lr=settings.lr, floor=settings.floor)
+    return AdamBC(parameters, lr=settings.lr, floor=0.01 if settings.floor is None else settings.floor)
 
 
 def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:
@@ -135,8 +127,8 @@ def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling
     return rate * (spent + 1) / rising if spent + 1 < rising else rate
 
 
-class WeightAverage:
-    """The average of a model's weights that a recipe asks for.
+class WeightAverage(AveragedModel):
+    """The average of a model's weights that a recipe asks for; ``module`` is the model with it.
 
     With ``averaging`` d it is exponential: after step t the average moves by 1 - min(d, t / (9 + t)) towards the
     weights, so the first ones, which are far from good, soon leave it. With ``average_last`` s it is the mean of the
@@ -147,27 +139,14 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, settings: TrainingSection) -> None:
         self._decay, self._last = settings.averaging, settings.average_last
-        self._kept = AveragedModel(model, avg_fn=self._moved)
-
-    @property
-    def model(self) -> nn.Module:
-        """The model with the averaged weights."""
-        return self._kept.module
+        super().__init__(model, avg_fn=self._moved)
 
     def update(self, model: nn.Module, *, spent: int, steps: int) -> None:
         """Take in the weights after step ``spent`` of ``steps``."""
         if self._last and spent <= (1 - self._last) * steps + 1:
-            self._kept.n_averaged.zero_()  # this update copies the weights
-        self._kept.update_parameters(model)
-        project(self.model)  # an average of orthogonal weights is not orthogonal
-
-    def state(self) -> dict[str, Tensor]:
-        """The average, and how many weights are in it."""
-        return self._kept.state_dict()
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
-        self._kept.load_state_dict(state)
+            self.n_averaged.zero_()  # this update copies the weights
+        self.update_parameters(model)
+        project(self.module)  # an average of orthogonal weights is not orthogonal
 
     def _moved(self, kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
         weights = int(count)

@@ -1,4 +1,4 @@
-"""Recipes: everything that determines a run, in tables of TOML. Reading one does not import torch."""
+"""Recipes: everything that determines a run, in tables of TOML, and the records that they name. Without torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import pydantic
 
+from noisette import data as data_sets
 from noisette import errors as checks
 from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.data.columns import Columns, DeclarationError, declared, unknown_key
-from noisette.data.dataset import refuse
+from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
+from noisette.data.dataset import DataSet, Target, hold_out, refuse
+from noisette.data.words import Numbering
+from noisette.nn.models import names as model_names
 from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 # Names that a recipe can choose from
@@ -212,7 +215,6 @@ class LipschitzSection:
 
     @property
     def used(self) -> bool:
-        """Whether the layers bound the gradient of one example."""
         return self.tau is not None
 
 
@@ -246,7 +248,6 @@ class AugmentationSection:
 
     @property
     def moves(self) -> bool:
-        """Whether views differ from the record."""
         return self.flip or self.shift > 0
 
 
@@ -378,8 +379,6 @@ class Recipe:
             yield "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:
             yield "unit is that of a number to predict; give its bounds as target"
-        if data.target is not None and data.classes is not None:
-            yield "classes are for labels and target is for a number; give one of them"
 
         if data.users is None:
             if data.records_per_user is not None or data.public_users is not None:
@@ -468,7 +467,7 @@ def read_schema(path: Path) -> dict[str, Any]:
 _ON_COUNTS = "ranked-word-counts"
 _BUILT_IN = {
     "digits": "cnn",
-    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist", "emnist-letters"), "scattering"),
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist"), "scattering"),
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
     **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
@@ -497,7 +496,7 @@ _FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, mo
 _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
-    **dict.fromkeys(("kmnist", "emnist-letters"), _FEW_IMAGES),
+    "kmnist": _FEW_IMAGES,
     **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
     "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }
@@ -544,3 +543,67 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
+
+
+# The records that a recipe names, as it declares them
+
+
+def check_names(recipe: Recipe) -> None:
+    """Check what a recipe names and declares, as far as it takes neither torch nor reading a record.
+
+    Raises:
+        ValueError: there is no such model.
+        DataError: there is no such data set, or the declaration contradicts itself.
+    """
+    for name in (recipe.data.name, recipe.public.data):
+        if name is not None and name not in data_sets.names() and not Path(name).exists():
+            data_sets.load(name)  # says which there are
+    model = recipe.model.name
+    if ":" not in model and model not in model_names() and not Path(model).is_dir():
+        raise ValueError(
+            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
+        )
+    declaration_of(recipe)
+
+
+def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
+    """The records of a recipe, without those that a secret random key holds out; without a key none are.
+
+    Raises:
+        DataError: the records are not as declared.
+    """
+    section = recipe.data
+    data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
+    return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)
+
+
+def declaration_of(recipe: Recipe) -> Declaration:
+    """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
+    section, model = recipe.data, Path(recipe.model.name)
+    return Declaration(
+        classes=section.classes,
+        size=section.size,
+        label=section.label,
+        test=Path(section.test) if section.test else None,
+        users=section.users,
+        columns=Columns.of(section.columns) if section.columns else None,
+        target=None if section.target is None else Target(*section.target, section.unit),
+        text=section.text,
+        numbering=Numbering(section.tokens, section.words, model if (model / "config.json").is_file() else None),
+        decimal=section.decimal,
+        thousands=section.thousands,
+        encoding=section.encoding,
+        skip_unlabelled=section.skip_unlabelled,
+        images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
+    )
+
+
+def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
+    """The data set of the recipe's public examples, if it has any; a ``DataError`` if they cannot be read."""
+    section = recipe.public
+    if section.data is None:
+        return None
+    own = section.data not in data_sets.names()
+    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
+    return data_sets.load(section.data, data_dir=data_dir, declaration=declaration)

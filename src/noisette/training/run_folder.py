@@ -23,7 +23,6 @@ from noisette.accounting.ledger import LEDGER_FILE
 CHECKPOINT = "checkpoint"
 NAME = re.compile(r"(.+)\.unfinished-\d+")
 _SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
-_OLDER = "checkpoint.json"  # written by earlier versions
 _SETTINGS = "settings.json"
 _RESUME = "noisette train --resume"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
@@ -51,20 +50,15 @@ def in_words(folder: Path) -> str:
     place = shlex.quote(str(folder))
     if can_continue(folder):
         return f"{folder} has not ended: it is still trained, or was cut off. To continue it: {_RESUME} {place}"
-    if (folder / CHECKPOINT / _OLDER).is_file():
-        return f"{folder} is of an earlier version of noisette: finish it with the version that began it"
     spent = f"What it spent is shown by: noisette ledger show {place}"
     return f"{folder} was cut off before its first checkpoint, so it cannot be continued. {spent}"
 
 
 class RunFolder:
-    """The folder of a run. Use it in a ``with`` block around the training.
+    """The folder of a run, see ``docs/reference/run-folder.md``. Use it in a ``with`` block around the training.
 
-    Until the run is complete the folder is called ``out.unfinished-1``, and holds the ledger from the first step on and
-    a folder for checkpoints. When all files are on disk it is renamed to ``out`` and loses the checkpoints. An older
-    run there is kept as ``out.replaced-1``, or with the next free number: its ledger may be about the same records. A
-    block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the ledger and the checkpoints
-    otherwise.
+    An older run at ``out`` is kept as ``out.replaced-1``: its ledger may be about the same records. A block that ends
+    without :meth:`complete` leaves nothing if no privacy was spent, and the ledger and the checkpoints otherwise.
 
     Raises:
         ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
@@ -93,8 +87,7 @@ class RunFolder:
         else:
             folder, out = _only_one_unfinished(place), place
         if not can_continue(folder):
-            begun = any((folder / name).is_file() for name in (LEDGER_FILE, f"{CHECKPOINT}/{_OLDER}"))
-            said = f" {in_words(folder)}" if begun else ""
+            said = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
             raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{said}")
         run = cls(out)
         run._making, run._resumed = folder, True
@@ -115,12 +108,10 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """The file of the run's ledger."""
         return self.place / LEDGER_FILE
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of the run's checkpoints."""
         return self.place / CHECKPOINT
 
     @property
@@ -179,12 +170,9 @@ class RunFolder:
 
     def _tidy(self) -> None:
         """Delete everything except the ledger and the checkpoints, and these too if no privacy was spent."""
-        spent = self.ledger.is_file() and _spent(self.ledger)
-        for entry in self.place.iterdir():
-            if entry == self.checkpoint and not spent:
-                shutil.rmtree(entry)
-            elif entry != self.checkpoint and not (spent and entry == self.ledger):
-                entry.unlink()
+        kept = {self.ledger, self.checkpoint} if self.ledger.is_file() and _spent(self.ledger) else set()
+        for entry in set(self.place.iterdir()) - kept:
+            shutil.rmtree(entry) if entry == self.checkpoint else entry.unlink()
         with suppress(OSError):  # not empty: the ledger stays
             for folder in (self.place, *self._parents):
                 folder.rmdir()
@@ -212,7 +200,6 @@ def _only_one_unfinished(out: Path) -> Path:
 
 
 def _fresh_sibling(out: Path, word: str) -> Path:
-    """A new empty folder beside ``out``."""
     for number in itertools.count(1):
         folder = out.with_name(f"{out.name}.{word}-{number}")
         with suppress(FileExistsError):

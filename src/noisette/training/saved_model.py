@@ -15,19 +15,14 @@ from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.built_in_texts import glove
-from noisette.data.declaration import ImageForm
-from noisette.data.own_files import unlabelled
+from noisette.data.columns import ImageForm
+from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
-from noisette.training.recipe import NEED_PUBLIC, Recipe
-from noisette.training.records import declaration_of, load_public
-
-_AT_ONCE = 2000
-# Norms whose statistics are constants are loaded as batch norms; the others of these need the public examples again.
-_LOADED_AS_BATCH_NORM = ("public", "frozen")
+from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ class SavedModel:
 
         For classes these are their probabilities, (n, classes); for a number it is the number in its unit, (n, 1).
         """
-        scores = outputs(self.model, torch.as_tensor(inputs), at_once=_AT_ONCE)
+        scores = outputs(self.model, torch.as_tensor(inputs))
         declared = declaration_of(self.recipe)
         if declared.target is not None:
             return [declared.label], declared.target.unscaled(scores)
@@ -173,7 +168,7 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
         replace_batch_norm(trained, norm)
     whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
     whole.load_state_dict(weights)
-    if norm in NEED_PUBLIC and norm not in _LOADED_AS_BATCH_NORM:
+    if norm == "per-example":  # statistics of the others are constants, which are loaded as those of batch norms
         chosen = public_examples_of(recipe, data, load_public(recipe, None))
         assert chosen is not None, "a recipe with such a norm names its public examples"
         with torch.no_grad():

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -63,7 +63,6 @@ class PublicScore:
         return data, None
 
     def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
-        """The score of a run, larger for a better one."""
         found = outcome.test
         assert found is not None, "split found test examples"
         return found.accuracy if isinstance(found, ClassFigures) else -found.rmse
@@ -73,8 +72,7 @@ class PublicScore:
 class HeldOutScore:
     """The number of right answers on records held out from training, with Gaussian noise, over a public number.
 
-    Of a predicted number, each record counts 1 less the absolute error on the scale from -1 to 1, and at least 0. The
-    share of the records is above 0 and below 1, and the noise multiplier the deviation of the noise in records.
+    Of a predicted number, each record counts 1 less the absolute error on the scale from -1 to 1, and at least 0.
 
     Guarantee: the score of a run is one Gaussian mechanism of this noise multiplier: the answer on a record depends on
     the model and that record alone, because it has a call of the model of its own, and counts from 0 to 1.
@@ -100,7 +98,7 @@ class HeldOutScore:
         return cls(share, noise_multiplier_for(epsilon=tenth, delta=delta, sampling_rate=1.0, steps=1))
 
     def expected_records(self, trained: int) -> float:
-        """How many records are expected to be held out, from the public number of those that are trained on."""
+        """How many are held out on average, from the public number of those that are trained on."""
         return max(1.0, trained * self.share / (1 - self.share))
 
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
@@ -153,11 +151,11 @@ def _noised(total: float, noise_multiplier: float) -> float:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What every run of a search releases: in a step, and beside its steps; and the size of the largest model."""
+    """What every run of a search releases."""
 
     step: Event
-    others: dict[Event, int]
-    model_bytes: int
+    others: dict[Event, int]  # beside its steps
+    model_bytes: int  # of the largest model
 
     def __str__(self) -> str:
         names = [name for name, _ in getattr(self.step, "parts", ())] or ["a gradient"]
@@ -211,22 +209,13 @@ def _made_up(data: DataSet) -> DataSet:
 def _trained(
     recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
 ) -> Outcome:
-    """A run whose test figures are those at its end."""
-    return train(
-        recipe,
-        data,
-        public=public,
-        ledger_path=None,
-        on_step=on_step,
-        points=1,
-        ledger=ledger,
-        noise_multiplier=noise_multiplier,
-    )
+    settings: dict[str, Any] = {"ledger_path": None, "points": 1, "noise_multiplier": noise_multiplier}
+    return train(recipe, data, public=public, on_step=on_step, ledger=ledger, **settings)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best run of a search: its settings, its model, and its score, with the noise if there is any."""
+    """The best run of a search; its score has the noise if there is any."""
 
     recipe: Recipe
     outcome: Outcome
@@ -238,9 +227,6 @@ class Search:
 
     Args:
         recipe: whose budget is that of the whole search, and whose other settings all runs have.
-        space: the settings that are drawn for each run, and from what.
-        score: how the runs are compared.
-        data: the records.
         public: the data set of the recipe's public examples, if it has any.
         mean: expected number of runs, at least 1.
         shape: of the distribution of their number, as in :class:`RepeatAndSelect`. Unless given, the one with the least
@@ -344,7 +330,6 @@ class Search:
 
     @property
     def announcement(self) -> list[str]:
-        """What the search is about to do and to cost, in lines."""
         facts, delta = self.facts(), power_of_ten(self.recipe.privacy.delta)
         (_, steps), *_ = self.event.run
         lines = [
@@ -372,7 +357,6 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
         points=(),
         seconds=None,
         seconds_per_step=None,
-        test_accuracy=getattr(found.outcome.test, "accuracy", None),
         search=search.facts(found),
     )
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import product
@@ -55,10 +56,8 @@ class Dimension:
     """From what one setting is drawn.
 
     Args:
-        kind: ``uniform`` between two numbers; ``log``, whose logarithm is uniform: as likely from 0.1 to 1 as from 1 to
-            10; ``int``, a whole number from one to another, both included; or ``choice``, one of several values, each
-            equally likely, where ``None`` leaves the setting out.
-        ends: the values that a run can have at most: both ends of an interval, or all of a choice.
+        kind: ``uniform``, ``log``, whose logarithm is uniform, ``int``, both ends included, or ``choice``.
+        ends: both ends of the interval, or all values of a choice; ``None`` leaves the setting out.
 
     Raises:
         ValueError: there is no such kind, or these are no such ends.
@@ -90,7 +89,7 @@ class Dimension:
             raise ValueError(f"expected two {what[self.kind]}, the smaller first, got {got}")
 
     def draw(self, random: Random) -> Value:
-        """A value at random; a number with a fraction has four digits, so that it can be read and repeated."""
+        """A value; a number with a fraction has four digits, so that it can be read and repeated."""
         if self.kind == "choice":
             return random.choice(self.ends)
         low, high = self.ends
@@ -158,7 +157,6 @@ class SearchSpace:
         return " ".join(f"{name}={dimension}" for name, dimension in self.dimensions.items())
 
     def draw(self, recipe: Recipe, random: Random) -> Recipe:
-        """The recipe of one run, drawn independently of all others."""
         return _with(recipe, {name: dimension.draw(random) for name, dimension in self.dimensions.items()})
 
     def extremes(self, recipe: Recipe) -> Iterator[Recipe]:
@@ -167,7 +165,6 @@ class SearchSpace:
             yield _with(recipe, {name: d.ends[number % len(d.ends)] for name, d in self.dimensions.items()})
 
     def settings_of(self, recipe: Recipe) -> dict[str, Value]:
-        """The values of the searched settings in a recipe."""
         return {name: attrgetter(name)(recipe) for name in self.dimensions}
 
     @property
@@ -226,35 +223,29 @@ def _read(text: str) -> Value:
     if text in words:
         return words[text]
     for number in (int, float):
-        try:
+        with suppress(ValueError):
             return number(text)
-        except ValueError:
-            continue
     return text
 
 
 def _full_name(name: str) -> str:
-    """The full name of a setting, of which there must be one."""
-    match [full for full in _SETTINGS if name in (full, full.partition(".")[2])]:
-        case [full]:
-            return full
-        case []:
-            known = [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)]
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "noisette train --help and the recipes list them"
-            raise ValueError(f"no recipe has this setting; {hint}")
-        case several:
-            raise ValueError(f"several tables have it: say {' or '.join(several)}")
+    found = [full for full in _SETTINGS if name in (full, full.partition(".")[2])]
+    if len(found) > 1:
+        raise ValueError(f"several tables have it: say {' or '.join(found)}")
+    if not found:
+        known = [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)]
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "noisette train --help and the recipes list them"
+        raise ValueError(f"no recipe has this setting; {hint}")
+    return found[0]
 
 
 def _check(full: str, value: Value) -> None:
-    """Check that a setting by itself may have this value."""
     table, _, field = full.partition(".")
     type(getattr(Recipe(), table))(**{field: value})
 
 
 def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
-    """The recipe with these settings, by their full names."""
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
         table, _, field = name.partition(".")

@@ -6,7 +6,7 @@ from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.events import facts_of
 from noisette.training.evaluation import Point
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-from noisette.training.report.facts import Facts
+from noisette.training.report.facts import ClassFigures, Facts
 
 EVENT = PoissonGaussian(sampling_rate=0.15, noise_multiplier=3.2)
 DELTA = 1e-4
@@ -41,17 +41,13 @@ def facts() -> Facts:
         sampling="Poisson",
         event=facts_of(EVENT),
         released=((facts_of(EVENT), 240),),
+        test=ClassFigures(0.931, 0.1, 0.93, 0.99, ((1,) * 10,) * 10, 0.2, 2.3, (0.1,) * 10),
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
         max_grad_norm=1.5,
-        groups=1,
-        parts=(),
-        lipschitz=None,
         steps=240,
         steps_planned=240,
         steps_taken=240,
-        steps_lost=0,
-        resumed=0,
         ledger_head="0123abcd",
         test_accuracy=0.931,
         seconds=3.21,

@@ -10,7 +10,7 @@ from finished_runs import with_recipe
 from noisette.training.evaluation import ClassFigures, NumberFigures, Point
 from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
-from noisette.training.report.statement import as_text, rows_of_tests, statement
+from noisette.training.report.statement import as_text, statement
 
 COUNTS = ((90, 10), (6, 14))
 FIGURES = ClassFigures(
@@ -43,7 +43,7 @@ def words(text: str) -> str:
 
 
 def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
-    assert dict(rows_of_tests(held_out(facts))) == {
+    assert dict(FIGURES.rows(held_out(facts).class_names)) == {
         "test accuracy": "86.7 %",
         "base rate": "83.3 % (always the most frequent class)",
         "macro accuracy": "80.0 % (mean over the classes)",
@@ -52,10 +52,9 @@ def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
         "precision and recall of <yes>": "58.3 % and 70.0 %, F1 0.636",
         "mean probability of <yes>": "19.0 % (16.7 % are)",
     }
-    assert dict(rows_of_tests(regression(facts))) == {
+    assert dict(regression(facts).test.rows(())) == {
         "test RMSE": "5.25 h (best constant: 12 h)",
         "test MAE": "4 h (best constant: 10 h)",
-        "test targets": "clipped to 0..60 h",
     }
     assert "Errors are of targets clipped to 0..60 h" in words(page(regression(facts)))
     assert "Errors are of" not in page(held_out(facts))

@@ -279,18 +279,3 @@ def test_what_the_statement_says(kind: str, facts: Facts) -> None:
 def test_the_text_fits_a_terminal(facts: Facts) -> None:
     lines = as_text(statement(facts), title="Privacy statement").splitlines()
     assert max(map(len, lines)) <= 88
-
-
-def test_epsilon_is_rounded_upwards_wherever_it_stands(facts: Facts) -> None:
-    text = words(replace(facts, epsilon=2.9910001))
-    assert "(3.00, 1e-4)" in text
-    assert "2.99" not in text
-
-
-def test_public_examples_are_named_as_those_that_have_no_guarantee(facts: Facts) -> None:
-    text = words(
-        with_recipe(facts, model={"batch_norm": "public"}, public={"data": "kmnist", "examples": 64, "seed": 5})
-    )
-    assert '("public") takes statistics from 64 examples of kmnist, chosen by the seed 5' in text
-    assert "These examples have no guarantee" in text
-    assert "batch norm" not in words(facts)

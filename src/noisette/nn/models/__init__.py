@@ -59,10 +59,7 @@ REGISTRY: dict[str, BuiltIn] = {
     ),
     "lipschitz-linear": BuiltIn("on_features:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("on_features:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
-    "lipschitz-rows": BuiltIn("on_features:lipschitz_rows", "1-Lipschitz network for tables of numbers"),
-    "lipschitz-patch": BuiltIn("on_features:lipschitz_patch", "1-Lipschitz convolution of patches"),
     "lipschitz-mixer": BuiltIn("on_features:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
-    "dct-lipschitz-dense": BuiltIn("on_features:dct_lipschitz_dense", "lipschitz-dense on low image frequencies"),
     "scattering-lipschitz-linear": BuiltIn(
         "on_features:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
     ),

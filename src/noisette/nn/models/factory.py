@@ -74,19 +74,17 @@ def sha256_of_weights(folder: Path) -> str:
 def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
     """The model with weights from a safetensors file, some of its parts frozen.
 
-    Layers that the file does not hold keep their initial weights and are trained. A file for other classes is the state
-    dict without the layer whose size depends on their number, such as ``head.scores`` of ``resnet-18``.
-
-    The file has tensors under their names in the model's state dict; ``frozen`` names parts that are not trained. The
-    result is a :class:`FixedFeatures` if the model consists of ``features``, all of them frozen, and ``head``.
+    The file has tensors under their names in the model's state dict. Layers that it does not hold, such as
+    ``head.scores`` of ``resnet-18`` for other classes, keep their initial weights and are trained; ``frozen`` names
+    parts that are not. The result is a :class:`FixedFeatures` if the model consists of frozen ``features`` and a
+    ``head``.
 
     Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
     the release of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a safetensors file, or it does not fit the model, which is then not changed; all problems
-            are listed.
+        ValueError: it is not a safetensors file, or does not fit the model, which is not changed; all problems listed.
     """
     weights = _weights(path)
     if problems := list(_misfits(model.state_dict(), weights, frozen)):
@@ -113,6 +111,10 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen: Sequence[str]) -> Iterator[str]:
     """Messages on every tensor that does not fit a model with the state dict ``known``, or is missing."""
+
+    def is_frozen(name: str) -> bool:
+        return any(name.startswith(f"{part}.") for part in frozen)
+
     if not weights:
         yield "the file holds no tensors"
     for name, value in weights.items():
@@ -120,29 +122,21 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
             yield f"{name}: the model has no such tensor"
         elif value.shape != known[name].shape:
             shapes = f"of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model"
-            yield (
-                f"{name}: {shapes}, where it is frozen"
-                if _lies_in(name, frozen)
-                else f"{name}: {shapes}; leave it out of the file to train it from initial weights"
-            )
+            initial = "; leave it out of the file to train it from initial weights"
+            yield f"{name}: {shapes}{', where it is frozen' if is_frozen(name) else initial}"
         elif value.is_complex() and not known[name].is_complex():
             yield f"{name}: holds complex numbers"
         elif not value.to(known[name].dtype).isfinite().all():
             yield f"{name}: holds values that are not finite as {known[name].dtype}"
     present = {name.rpartition(".")[0] for name in weights}
     for name in (name for name in known if name not in weights):
-        if _lies_in(name, frozen):
+        if is_frozen(name):
             yield f"{name}: frozen, but missing in the file"
         elif name.rpartition(".")[0] in present:
             yield f"{name}: missing, though the file holds other tensors of that layer"
     for part in frozen:
         if not any(name.startswith(f"{part}.") for name in known):
             yield f"{part}: cannot be frozen, since no part of the model with weights has this name"
-
-
-def _lies_in(name: str, parts: Sequence[str]) -> bool:
-    """Whether the tensor of this name belongs to one of these parts of the model."""
-    return any(name.startswith(f"{part}.") for part in parts)
 
 
 Factory = Callable[..., nn.Module]  # called with shape and classes, and with words

@@ -82,8 +82,7 @@ class FixedFeatures(nn.Module):
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.features = features
-        self.head = head
+        self.features, self.head = features, head
         self.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,19 +109,12 @@ def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
-    """The model with its features standardised by those of public examples, (n, channels, ...).
-
-    Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
-    """
+    """The model with its features standardised by those of public examples, which get no guarantee."""
     return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
 
 
 def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
-    """The model with its features whitened, and a new linear layer in front of which they are.
-
-    Raises:
-        ValueError: the trained part is more than a linear layer, which takes features in their places.
-    """
+    """The model with its features whitened in front of a new linear layer; ValueError if it trains more than one."""
     if not isinstance(model.head, nn.Linear):
         raise ValueError(
             "whitened features are for a model whose trained part is one linear layer, such as scattering; this one "
@@ -156,7 +148,7 @@ class UnitNorm(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=1, keepdim=True).clamp(min=_LEAST_NORM)
+        return nn.functional.normalize(x, dim=1, eps=_LEAST_NORM)
 
 
 def table(shape: Shape, classes: int) -> nn.Module:
@@ -171,10 +163,7 @@ def table(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions with group norm and tanh, then two linear layers; for images of 8 x 8 pixels or more.
-
-    Tanh bounds activations and thereby gradients, which helps under clipping (Papernot et al. 2021).
-    """
+    """Two convolutions with tanh (Papernot et al. 2021), then two linear layers; for images of 8 x 8 pixels or more."""
     need_images("cnn", shape)
     if max(shape[1:]) < 16:
         convolutions = [
@@ -192,10 +181,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def scattering(shape: Shape, classes: int) -> nn.Module:
-    """Fixed wavelet features, normalised for each example, and one linear layer: accurate at small budgets, and fast.
-
-    Source: Tramèr & Boneh 2021.
-    """
+    """Fixed wavelet features, normalised for each example, and one linear layer (Tramèr & Boneh 2021)."""
     need_images("scattering", shape)
     normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
@@ -204,9 +190,7 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
 def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
     """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
 
-    For images below 32 pixels these have 16 and 32 filters, followed by 32 hidden units; for larger ones 64 and 64,
-    with a pooling in between.
-    Source: Tramèr & Boneh 2021, appendix C, and their published code.
+    Images below 32 pixels have fewer filters and 32 hidden units. Source: Tramèr & Boneh 2021, appendix C, and code.
     """
     need_images("scattering-cnn", shape)
     normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
@@ -239,19 +223,17 @@ class Centred(nn.Module):
         return 2 * x - 1
 
 
-def resnet(shape: Shape, classes: int, *, depth: int = 18, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
-    """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
+def resnet(shape: Shape, classes: int, *, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
+    """A ResNet-18 with a first convolution of 3 x 3 and no pooling before the stages, for images of 32 x 32 pixels.
 
-    11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
-    change the shape are a 1 x 1 convolution with a norm.
-
-    ``depth`` is 18, 34, 50 or 101; ``width`` is the channels of the first stage, and each of the other three has twice
-    as many as the one before; ``norm`` follows each convolution. In the paper images have 32 x 32 pixels.
+    11,173,962 parameters for 10 classes of colour images. Convolutions have no biases; shortcuts that change the shape
+    are a 1 x 1 convolution with a norm. ``width`` is the channels of the first stage, and each of the other three has
+    twice as many as the one before; ``norm`` follows each convolution.
 
     Source: He et al. 2016, section 4.2.
     """
     need_images("resnet", shape)
-    blocks = residual_blocks(depth, width, norm)
+    blocks = residual_blocks(basic_block, (2, 2, 2, 2), width, norm)
     features = [
         *normalised("conv", nn.Conv2d(shape[0], width, 3, padding=1, bias=False), norm),
         ("act", nn.ReLU()),
@@ -275,11 +257,11 @@ class Residual(nn.Module):
         return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 
-def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
-    """The blocks of all four stages, for an input of ``width`` channels."""
-    if depth not in _RESNETS:
-        raise ValueError(f"expected depth to be one of {', '.join(map(str, _RESNETS))}, got {depth}")
-    block, counts = _RESNETS[depth]
+MakeBlock = Callable[[int, int, int, Norm], Residual]  # (input channels, width, stride, norm)
+
+
+def residual_blocks(block: MakeBlock, counts: Sequence[int], width: int, norm: Norm) -> list[Residual]:
+    """The blocks of all stages, so many of each, for an input of ``width`` channels."""
     blocks: list[Residual] = []
     channels = width
     for stage, count in enumerate(counts):
@@ -289,42 +271,26 @@ def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
     return blocks
 
 
-def _basic(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+def basic_block(channels: int, width: int, stride: int, norm: Norm) -> Residual:
+    """Two convolutions of 3 x 3."""
     body = [
-        *_convolution("conv1", channels, width, 3, stride, norm),
+        *convolution("conv1", channels, width, 3, stride, norm),
         ("act1", nn.ReLU()),
-        *_convolution("conv2", width, width, 3, 1, norm),
+        *convolution("conv2", width, width, 3, 1, norm),
     ]
-    return Residual(sequence(body), _shortcut(channels, width, stride, norm), width)
+    return Residual(sequence(body), shortcut(channels, width, stride, norm), width)
 
 
-def _bottleneck(channels: int, width: int, stride: int, norm: Norm) -> Residual:
-    body = [
-        *_convolution("conv1", channels, width, 1, 1, norm),
-        ("act1", nn.ReLU()),
-        *_convolution("conv2", width, width, 3, stride, norm),
-        ("act2", nn.ReLU()),
-        *_convolution("conv3", width, 4 * width, 1, 1, norm),
-    ]
-    return Residual(sequence(body), _shortcut(channels, 4 * width, stride, norm), 4 * width)
-
-
-def _shortcut(channels: int, out: int, stride: int, norm: Norm) -> nn.Module:
+def shortcut(channels: int, out: int, stride: int, norm: Norm) -> nn.Module:
+    """What leads around a block: its input, or where the shape changes a 1 x 1 convolution with a norm."""
     if stride == 1 and channels == out:
         return nn.Identity()
-    return sequence(_convolution("conv", channels, out, 1, stride, norm))
+    return sequence(convolution("conv", channels, out, 1, stride, norm))
 
 
-def _convolution(name: str, channels: int, out: int, size: int, stride: int, norm: Norm) -> list[Part]:
+def convolution(name: str, channels: int, out: int, size: int, stride: int, norm: Norm) -> list[Part]:
+    """A convolution without bias that keeps the size but for its stride, and its norm."""
     return normalised(name, nn.Conv2d(channels, out, size, stride, size // 2, bias=False), norm)
-
-
-_RESNETS: dict[int, tuple[Callable[[int, int, int, Norm], Residual], tuple[int, ...]]] = {  # blocks of each stage
-    18: (_basic, (2, 2, 2, 2)),
-    34: (_basic, (3, 4, 6, 3)),
-    50: (_bottleneck, (3, 4, 6, 3)),
-    101: (_bottleneck, (3, 4, 23, 3)),
-}
 
 
 _WIDTH, _HEADS = 64, 4
@@ -386,17 +352,11 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-_MOST_HEADS = 8
-_WIDENING = 4  # of the hidden layer behind the attention
-
-
 class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
     Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
-    dimensions, 8 at most, a hidden layer four times as wide, and no dropout.
-
-    Source: Lee & Kifer 2020, section 6.1; their vectors have 200 dimensions, and they drop a tenth.
+    dimensions, 8 at most, a hidden layer four times as wide, and no dropout. Source: Lee & Kifer 2020, section 6.1.
     """
 
     def __init__(self, shape: Shape, classes: int) -> None:
@@ -404,8 +364,8 @@ class VectorEncoder(nn.Module):
         need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
         tokens, width = shape
         self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
-        heads = math.gcd(width, _MOST_HEADS)
-        self.block = nn.TransformerEncoderLayer(width, heads, _WIDENING * width, dropout=0.0, batch_first=True)
+        heads = math.gcd(width, 8)
+        self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -433,8 +393,6 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
 
     Texts, (tokens,), are numbers of words below ``words``, with 0 for padding. If ``ranked``, common English words have
     less weight, by their rank in a public list; the words must be numbered by noisette's hash.
-
-    Guarantee: the list is a public constant, see :func:`noisette.data.words.frequent_words`.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
@@ -445,11 +403,10 @@ ranked_word_counts = partial(word_counts, ranked=True)
 
 
 def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:
-    """Counts weighted by public ranks, beside the sum of the vectors of a text's words, and one linear layer.
+    """Ranked counts as in :func:`word_counts`, beside the sum of the vectors of a text's words, and one linear layer.
 
     The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
-    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file of
-    those of GloVe. Texts are as for :func:`word_counts`, ranked.
+    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))

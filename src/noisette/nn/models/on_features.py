@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from noisette.data.built_in_images import dead_leaves, shaded_leaves
-from noisette.lipschitz.blocks import LipschitzConcat, MixerBlock, Scale, SphereInput
-from noisette.lipschitz.layers import GroupSort2, L2NormPool2d, LayerCentering, PatchConv2d, Patches, SpectralLinear
+from noisette.lipschitz.blocks import MixerBlock, SphereInput
+from noisette.lipschitz.layers import GroupSort2, LayerCentering, PatchConv2d, SpectralLinear
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn.features import AppendOne, DctCut, PatchFeatures, Scattering2d
-from noisette.nn.models.networks import FixedFeatures, Shape, need_axes, need_images, numbers_of
+from noisette.nn.features import PatchFeatures, Scattering2d
+from noisette.nn.models.networks import FixedFeatures, Shape, need_images, numbers_of
 from noisette.nn.views import MirrorAverage
 
-__all__ = ["PatchScale", "dct_lipschitz_dense", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer"]
-__all__ += ["lipschitz_patch", "lipschitz_rows", "multi_scale_patches", "patches", "patches_and_scattering"]
-__all__ += ["scattering_lipschitz_linear"]
+__all__ = ["PatchScale", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "multi_scale_patches", "patches"]
+__all__ += ["patches_and_scattering", "scattering_lipschitz_linear"]
 
 _IMAGES, _SIDE = 2000, 32
 
@@ -30,9 +28,8 @@ def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, st
     """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
 
     The dictionary of ``filters`` patches of ``side`` pixels a side comes from the same images of a random process each
-    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image.
-
-    Source: :class:`noisette.nn.PatchFeatures`.
+    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image; see
+    :class:`noisette.nn.PatchFeatures`.
     """
     need_images("patches", shape)
     leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
@@ -58,11 +55,9 @@ SCALES = (PatchScale(1, 400, stride=2), PatchScale(2, 400))
 def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
     """Resemblances to patches of shaded leaves at several scales, and one linear layer.
 
-    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and nothing has to
-    be learnt twice. Those of a scale are normalised for each example. The dictionaries come from the same images of a
-    random process each time, so there is no record to protect.
-
-    Source: :class:`noisette.nn.PatchFeatures`.
+    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and those of a
+    scale are normalised for each example. The dictionaries come from images of a random process, as in
+    :func:`patches`.
     """
     need_images("multi-scale-patches", shape)
     return _linear(_SideBySide(_of_scales(scales, shape[0])), shape, classes)
@@ -73,8 +68,6 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
 
     The coefficients are averaged over sixteenths of the image, whose sides are multiples of four, and over both mirror
     images, and normalised for each example.
-
-    Source: :class:`noisette.nn.PatchFeatures`, :class:`noisette.nn.Scattering2d`.
     """
     need_images("patches-and-scattering", shape, pixels=12)
     coefficients = Scattering2d()
@@ -118,64 +111,14 @@ def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
 
 def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
     """Orthogonal layers with GroupSort2 between them, on the values of an example; images are centred first."""
-    return FixedFeatures(_centred(shape), _dense_head(numbers_of(shape), units, classes))
-
-
-def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
-    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and inputs, rows of numbers about 1."""
-    need_axes("lipschitz-rows", shape, 1, "rows of numbers")
-    numbers = shape[0] + 1
-    hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
-    return FixedFeatures(
-        AppendOne(),
-        nn.Sequential(
-            SphereInput(1.0),
-            LipschitzConcat([nn.Identity(), hidden]),
-            Scale(math.sqrt(0.5)),
-            SpectralLinear(numbers + units, classes),
-        ),
-    )
-
-
-def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 8, units: Sequence[int] = (128,)) -> FixedFeatures:
-    """:func:`lipschitz_dense` on the k x k lowest frequencies of each channel of an image."""
-    need_images("dct-lipschitz-dense", shape, pixels=k)
-    frequencies = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(k))
-    return FixedFeatures(frequencies, _dense_head(shape[0] * k * k, units, classes))
+    return FixedFeatures(_centred(shape), dense_head(numbers_of(shape), units, classes))
 
 
 def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
-    """One linear layer on scattering coefficients of the first order.
-
-    Accuracy is much better where the coefficients are standardised by public examples.
-
-    Source: Tramèr & Boneh 2021, for scattering as features of private training.
-    """
+    """One linear layer on scattering coefficients of the first order, best standardised by public examples."""
     need_images("scattering-lipschitz-linear", shape, pixels=12)
     coefficients = Scattering2d(order=1)
     return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
-
-
-def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedFeatures:
-    """A convolution of overlapping patches of 7 x 7 pixels, three pixels apart, pooling, and one linear layer.
-
-    The vector of all patches of an image is projected to the sphere, so their overlap does not add to the bound.
-    """
-    need_images("lipschitz-patch", shape, pixels=10)
-    patches = Patches(7, stride=3)
-    height, width = ((side - 4) // 6 for side in shape[1:])
-    return FixedFeatures(
-        LayerCentering((1, 2, 3)),
-        nn.Sequential(
-            patches,
-            SphereInput(1.0),
-            PatchConv2d(shape[0] * 49, channels, patch=1),
-            GroupSort2(),
-            L2NormPool2d(2),
-            nn.Flatten(),
-            SpectralLinear(channels * height * width, classes),
-        ),
-    )
 
 
 def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
@@ -213,7 +156,8 @@ def linear_head(numbers: int, classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)
 
 
-def _dense_head(numbers: int, units: Sequence[int], classes: int) -> nn.Sequential:
+def dense_head(numbers: int, units: Sequence[int], classes: int) -> nn.Sequential:
+    """Orthogonal layers of these widths, with GroupSort2 between them."""
     layers = [SpectralLinear(*widths) for widths in pairwise([numbers, *units, classes])]
     hidden = [part for layer in layers[:-1] for part in (layer, GroupSort2())]
     return nn.Sequential(nn.Flatten(), SphereInput(1.0), *hidden, layers[-1])

@@ -19,7 +19,6 @@ from noisette.accounting.events import facts_of as event_facts
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.evaluation import Outcome
-    from noisette.training.plain_run import PlainRun
     from noisette.training.recipe import Recipe
 
 # Numbers for readers
@@ -81,13 +80,15 @@ def duration(seconds: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A setting as the command line takes it.
+    """A setting as the command line takes it; of declared columns the names alone.
 
-    >>> shown(0.5), shown(True), shown(None), shown("adam")
-    ('0.5', 'true', 'none', 'adam')
+    >>> shown(0.5), shown(True), shown(None), shown("adam"), shown([0, 9.5]), shown({"yes": 9.0, "no": 1.0})
+    ('0.5', 'true', 'none', 'adam', '0, 9.5', 'yes 9, no 1')
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+        return ", ".join(name if isinstance(each, Mapping) else f"{name} {shown(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -160,8 +161,14 @@ class NumberFigures:
 
     @property
     def problem(self) -> str:
-        """In what the model is worse than a constant; "" where it is not."""
         return "Worse than the best constant in RMSE" if self.rmse > self.base_rmse else ""
+
+    def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        unit = f" {self.unit}" if self.unit else ""
+        return [
+            ("test RMSE", f"{self.rmse:.4g}{unit} (best constant: {self.base_rmse:.4g}{unit})"),
+            ("test MAE", f"{self.mae:.4g}{unit} (best constant: {self.base_mae:.4g}{unit})"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,6 @@ class SearchFacts:
 
     @property
     def runs(self) -> str:
-        """The distribution of the number of runs, in words."""
         never = f", none with probability {self.none:.2g}" if self.none else ""
         return (
             f"a secret random number: {self.mean:g} on average, half of the time at most {self.median}, "
@@ -216,11 +222,11 @@ class LayerBounds:
 
 @dataclass(frozen=True)
 class ReleasedPart:
-    """One of several sums that every step releases together: its sensitivity, and its share of the noise budget."""
+    """One of several sums that every step releases together."""
 
     name: str
     sensitivity: float
-    share: float
+    share: float  # of the noise budget
 
 
 _UNBALANCED = 0.8  # share of the more frequent of two classes
@@ -275,7 +281,6 @@ class Facts:
     steps_lost: int = 0  # when a process crashed; epsilon covers them
     resumed: int = 0  # how often the run was continued in another process
     ledger_head: str = ""
-    certified: tuple[tuple[float, float], ...] = ()  # radii, each with the share whose class is right within it
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
@@ -284,7 +289,6 @@ class Facts:
 
     @property
     def private(self) -> bool:
-        """Whether there is any guarantee."""
         return bool(self.event)
 
     @property
@@ -302,13 +306,11 @@ class Facts:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, which are numbers unless they were declared."""
         declared = self.recipe.data.classes
         return declared if isinstance(declared, tuple) else tuple(map(str, range(self.classes)))
 
     @property
     def progress(self) -> str:
-        """How many of the planned steps were taken, and how many a resumed run has lost."""
         lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
         return f"{self.steps_taken:,} of {self.steps_planned:,}{lost}"
 
@@ -326,12 +328,11 @@ class Facts:
         return json.dumps(content, indent=2) + "\n"
 
 
-def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
+def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run; of one without privacy, what there is."""
     from noisette.run.private import PrivateRun
 
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
-    last = outcome.points[-1] if outcome.points else None
     facts = Facts(
         version=noisette.__version__,
         recipe=recipe,
@@ -347,12 +348,11 @@ def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
         sampling_rate=run.sampling_rate,
         steps_planned=run.steps,
         steps_taken=run.steps_spent,
-        test_accuracy=last.test_accuracy if last and last.step == run.steps_spent else None,
+        test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
         seconds_per_step=outcome.seconds / run.steps,
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
-        certified=tuple(outcome.certified),
         test=outcome.test,
         features=data.features,
         words=data.words,
@@ -360,8 +360,7 @@ def facts_of(outcome: Outcome | Outcome[PlainRun]) -> Facts:
     return replace(facts, **_of_privacy(outcome, run)) if isinstance(run, PrivateRun) else facts
 
 
-def _of_privacy(outcome: Outcome | Outcome[PlainRun], run: PrivateRun) -> dict[str, Any]:
-    """The fields about the guarantee, and about the steps that it covers."""
+def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
     accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
     sums = run.bound.pop_sums()
     gradients = [part.bound for part in sums if part.name == "gradient"]

@@ -14,21 +14,14 @@ from noisette.accounting.registry import ACCOUNTANTS
 from noisette.data import names
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.figures import BLUE, INK, Line, Panel, as_svg, run_panels, templates
-from noisette.training.report.statement import advice, as_text, rows_of_tests, set_of_tests, settings, statement
+from noisette.training.report.figures import as_svg, course_of_run, templates
+from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
     from torch import nn
 
-ALARMS = (0.01, 0.001)  # the false-positive rates of the table
-RARELY = 0.01  # how often a belief may be above the stated one
-CAPTIONS = (
-    "An attack that raises more false alarms finds more members. No attack lies above the line, whatever it computes.",
-    "δ bounds what goes beyond a factor of e to the power of ε. The guarantee at one δ is one point of this line.",
-)
-_LEAST = 1e-4  # false-positive rate at the left end of the figure
-_POINTS = 60
-_VISIBLE = 1e-12  # a smaller delta would only lengthen the axis
+_ALARMS = (0.01, 0.001)  # the false-positive rates of the table
+_RARELY = 0.01  # how often a belief may be above the stated one
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
 
@@ -52,25 +45,25 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    course, robustness = run_panels(facts)
-    attack, panels = _attack(facts) if facts.private else None, []
-    if attack is not None:  # the second panel needs a loss above 0
-        panels = [(Markup(as_svg([each])), said) for each, said in zip(attack_panels(attack), CAPTIONS, strict=False)]
+    course, attack_rows, sections = [], [], ()
+    attack = ""
+    if facts.private:
+        bounds = _attack(facts)
+        course = [(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)]
+        attack, attack_rows, sections = _sentence(bounds, facts.unit), _attack_rows(bounds), statement(facts).items()
     return _PAGES.get_template("page.html").render(
         facts=facts,
         headline=_headline(facts),
         problem=facts.test.problem if facts.test else "",
         settings=settings(facts),
-        course=[(Markup(as_svg([panel])), caption) for panel, caption in course],
-        robustness=Markup(as_svg([robustness])) if robustness else "",
-        test_rows=rows_of_tests(facts) if facts.test else [],
+        course=course,
+        test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=set_of_tests(facts),
-        confusion=confusion(facts),
-        attack=attack and attack_sentence(attack, facts.unit),
-        attack_rows=attack and attack_rows(attack),
-        attack_figures=panels,
+        confusion=_confusion(facts),
+        attack=attack,
+        attack_rows=attack_rows,
         advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=statement(facts) if facts.private else (),
+        sections=sections,
         loading=_loading(facts),
         upward=upward,
         power_of_ten=power_of_ten,
@@ -84,7 +77,7 @@ def _headline(facts: Facts) -> str:
         return f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip()
     if test is not None and test.is_unbalanced:
         return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
-    return "A model" if facts.test_accuracy is None else f"{percent(facts.test_accuracy)} test accuracy"
+    return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
 
 
 def _attack(facts: Facts) -> TradeOff:
@@ -94,23 +87,23 @@ def _attack(facts: Facts) -> TradeOff:
     return TradeOff(accountant.compose(events))
 
 
-def attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
+def _attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
     """What is measured, and the most that any attack reaches of it, rounded upwards."""
     rows = [
-        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in ALARMS),
+        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in _ALARMS),
         ("members found minus false alarms (advantage)", attack.advantage),
         ("right answers, where members and others are equally many", attack.accuracy),
         (
-            f"certainty about a member, 50 % before, exceeded in at most {100 * RARELY:g} of 100 trainings",
-            attack.posterior(exceeded=RARELY),
+            f"certainty about a member, 50 % before, exceeded in at most {100 * _RARELY:g} of 100 trainings",
+            attack.posterior(exceeded=_RARELY),
         ),
     ]
     return [(name, most(share)) for name, share in rows]
 
 
-def attack_sentence(attack: TradeOff, unit: str) -> str:
+def _sentence(attack: TradeOff, unit: str) -> str:
     """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
-    many, few = (most(attack.true_positive_rate(rate)) for rate in ALARMS)
+    many, few = (most(attack.true_positive_rate(rate)) for rate in _ALARMS)
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one "
         f"{unit} took part, is right at most {most(attack.accuracy)} of the time; a coin toss is right 50 % of it. "
@@ -119,26 +112,7 @@ def attack_sentence(attack: TradeOff, unit: str) -> str:
     )
 
 
-def attack_panels(attack: TradeOff) -> list[Panel]:
-    """The trade-off curve as the most members found by false alarms, and delta against epsilon."""
-    alarms = [_LEAST ** (1 - k / (_POINTS - 1)) for k in range(_POINTS)]
-    found = [attack.true_positive_rate(rate) for rate in alarms]
-    pairs = [(epsilon, delta) for epsilon, delta in attack.profile if epsilon > 0 and delta > _VISIBLE]
-    panels = [
-        Panel(
-            "Most members that any attack finds",
-            "false-positive rate",
-            "true-positive rate",
-            [Line("guessing", alarms, alarms, INK, 0.5, ":"), Line("any attack", alarms, found)],
-        )
-    ]
-    if len(pairs) > 1:
-        epsilons, deltas = zip(*pairs, strict=True)
-        panels.append(Panel("Privacy profile: δ at every ε", "ε", "δ", [Line("all steps", epsilons, deltas, BLUE)]))
-    return panels
-
-
-def confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
+def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
     if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
         return []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
@@ -19,102 +19,90 @@ from noisette.accounting.events import (
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
-from noisette.training.report.facts import (
-    ClassFigures,
-    Facts,
-    SearchFacts,
-    duration,
-    percent,
-    power_of_ten,
-    shown,
-    upward,
-)
-
-if TYPE_CHECKING:
-    from noisette.training.recipe import DataSection
+from noisette.training.recipe import DataSection, Recipe
+from noisette.training.report.facts import Facts, SearchFacts, duration, percent, power_of_ten, shown, upward
 
 _WIDTH = 88
 CONTRACT = (
     "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global random "
     "generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
 )
-_WORDS = {
-    "lr": "learning rate",
-    "cosine": "cosine schedule",
-    "averaging": "decay of averaged weights",
-    "microbatch_size": "examples in memory at once",
-    "compile": "step compiled",
-    "lr_end": "last learning rate",
-    "lr_epochs": "epochs until the last learning rate",
-    "warmup": "share of steps with a rising learning rate",
-    "floor": "least second moment, in variances of the noise",
-    "average_last": "last share of steps with averaged weights",
-    "largest_batch": "examples in a batch, at most",
-    "bands": "steps over which noise is correlated",
-    "class_weights": "class weights, beside the largest",
-}
+_ALWAYS = ("privacy", "training")  # tables of a recipe that are shown with their defaults
+
+Rows = list[tuple[str, str]]  # names and values
 
 
-@dataclass(frozen=True)
-class Stated:
-    """One fact of a run: its row in the report's table of settings, and its paragraph in the privacy statement."""
+def settings(facts: Facts) -> dict[str, Rows]:
+    """The table of settings in groups: what the recipe sets, by the names of its fields, and what follows from it."""
+    defaults = json.loads(json.dumps(asdict(Recipe())))
+    recipe = {
+        table: {
+            _label(table, field): shown(value)
+            for field, value in fields.items()
+            if value is not None and (table in _ALWAYS or value != defaults[table][field])
+        }
+        for table, fields in json.loads(facts.as_json())["recipe"].items()  # which has no folders of the user
+    }
+    inputs = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
+    outputs = "a number to predict" if facts.recipe.data.target else f"{facts.classes} classes"
+    known = {
+        "declared size": f"{facts.declared_size:,} examples",
+        "example": f"{inputs}, {outputs}",
+        "trained parameters": f"{facts.parameters:,}",
+        **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
+    }
+    groups = {
+        "Data": {**recipe["data"], "data": facts.data, **known},
+        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
+    }
+    if facts.private:
+        cost = {
+            "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
+            "delta": power_of_ten(facts.recipe.privacy.delta),
+            "neighbours": facts.neighbouring,
+            "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
+            "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+            "noise multiplier": f"{facts.noise_multiplier:.4g}",
+        }
+        groups["Privacy"] = recipe["privacy"] | recipe["lipschitz"] | cost
+        groups["Projection"] = recipe["projection"]
+    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
+    if facts.seconds is not None and facts.seconds_per_step is not None:
+        spent = f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"
+    groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
+    groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
+    return {group: list(rows.items()) for group, rows in groups.items() if rows}
 
-    name: str = ""  # of the row; "" for none
-    value: str = ""
-    paragraph: str = ""  # "" for none
+
+def _label(table: str, field: str) -> str:
+    words = field.replace("_", " ")
+    return table if field == "name" else f"public {words}" if table == "public" else words
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading of the statement and its paragraphs."""
-
-    heading: str
-    paragraphs: tuple[str, ...]
-
-
-def settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
-    """The table of settings in groups: the name of each and its value with its unit."""
+def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
+    """The privacy statement of a run: its headings, each with its paragraphs."""
     return {
-        group: [(each.name, each.value) for each in stated if each.name] for group, stated in _stated(facts).items()
+        "What is guaranteed": tuple(_guarantee(facts)),
+        "How the guarantee is kept": (
+            *_records(facts),
+            *_model(facts),
+            *_privacy(facts),
+            *_training(facts),
+            *(_search(facts.search) if facts.search else ()),
+        ),
+        "How epsilon was computed": tuple(_cost(facts)),
+        "Randomness and arithmetic": tuple(_randomness(facts)),
+        "Not covered": tuple(_not_covered(facts)),
     }
 
 
-def statement(facts: Facts) -> tuple[Section, ...]:
-    """The privacy statement of a run, section by section."""
-    return (
-        Section("What is guaranteed", tuple(_guarantee(facts))),
-        Section(
-            "How the guarantee is kept",
-            tuple(each.paragraph for group in _stated(facts).values() for each in group if each.paragraph),
-        ),
-        Section("How epsilon was computed", tuple(_cost(facts))),
-        Section("Randomness and arithmetic", tuple(_randomness(facts))),
-        Section("Not covered", tuple(_not_covered(facts))),
-    )
-
-
-def as_text(sections: Iterable[Section], *, title: str) -> str:
+def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
     """The statement as plain text, for ``privacy.txt``."""
     blocks = [f"{title}\n{'=' * len(title)}"]
-    for section in sections:
-        blocks.append(f"{section.heading}\n{'-' * len(section.heading)}")
-        blocks += [textwrap.fill(paragraph, _WIDTH) for paragraph in section.paragraphs]
+    for heading, paragraphs in sections.items():
+        blocks.append(f"{heading}\n{'-' * len(heading)}")
+        blocks += [textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs]
     return "\n\n".join(blocks) + "\n"
-
-
-def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
-    """The name and the value of each figure on the test examples; none if there are no such examples."""
-    found = facts.test
-    if found is None:
-        return [] if facts.test_accuracy is None else [("test accuracy", percent(facts.test_accuracy))]
-    if isinstance(found, ClassFigures):
-        return found.rows(facts.class_names)
-    unit = f" {found.unit}" if found.unit else ""
-    return [
-        ("test RMSE", f"{found.rmse:.4g}{unit} (best constant: {found.base_rmse:.4g}{unit})"),
-        ("test MAE", f"{found.mae:.4g}{unit} (best constant: {found.base_mae:.4g}{unit})"),
-        *([("test targets", f"clipped to {_bounds(facts.recipe.data, '..')}")] if facts.recipe.data.target else []),
-    ]
 
 
 def set_of_tests(facts: Facts) -> str:
@@ -133,15 +121,24 @@ def set_of_tests(facts: Facts) -> str:
 
 
 def _bounds(data: DataSection, between: str) -> str:
-    """The bounds of the target with its unit."""
     assert data.target is not None, "a number is predicted"
     low, high = data.target
     return f"{low:g}{between}{high:g} {data.unit}".rstrip()
 
 
-def rows_of_search(search: SearchFacts) -> list[tuple[str, str]]:
+def rows_of_search(search: SearchFacts) -> Rows:
     """Name and value of each fact, for tables: first the settings that were found."""
-    return [(each.name, each.value) for each in _search(search) if each.name]
+    rows = [(name, f"{shown(value)}, from {search.over[name]}") for name, value in search.settings.items()]
+    score = "on public test examples"
+    if search.score is not None and search.held_out is not None and search.score_deviation is not None:
+        over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
+        score = (
+            f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
+            "records, which were not trained on; the noise has the standard deviation "
+            f"{percent(search.score_deviation)}"
+        )
+    all_of_them = f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}"
+    return [*rows, ("runs", search.runs), ("score", score), ("to release all", all_of_them)]
 
 
 def advice(search: SearchFacts, epsilon: float) -> str:
@@ -155,149 +152,100 @@ def advice(search: SearchFacts, epsilon: float) -> str:
     )
 
 
-# Settings and how the guarantee is kept
+# How the guarantee is kept
 
 
-def _stated(facts: Facts) -> dict[str, list[Stated]]:
-    groups = {
-        "Data and model": [*_records(facts), *_model(facts)],
-        **({"Privacy": list(_privacy(facts))} if facts.private else {}),
-        "Training": list(_training(facts)),
-    }
-    return groups | ({"Search": list(_search(facts.search))} if facts.search else {})
-
-
-def _records(facts: Facts) -> Iterator[Stated]:
-    """The data set, and how each record becomes numbers by itself."""
+def _records(facts: Facts) -> Iterator[str]:
+    """How each record becomes numbers by itself."""
     data = facts.recipe.data
-    example = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
-    yield Stated("data", facts.data)
-    yield Stated("declared size", f"{facts.declared_size:,} examples")
-    yield Stated("example", f"{example}, {'a number to predict' if data.target else f'{facts.classes} classes'}")
     alone = (
         "One record is one whole text: a single word of it has no guarantee of its own, and neither have all texts of "
         "one author together."
     )
     if facts.word_vectors:
         words, length = facts.word_vectors
-        yield Stated(
-            paragraph=f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken "
-            f"to be public and are not trained. {alone}"
+        yield (
+            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
+            f"public and are not trained. {alone}"
         )
     if data.mean:
-        mean, deviation = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.deviation))
-        yield Stated(
-            "inputs",
-            f"less {mean}, divided by {deviation}",
-            "Inputs: standardised by declared constants, which are taken to be known and not computed from the "
-            "records.",
+        yield (
+            "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."
         )
     if data.columns:
         columns = Columns.of(data.columns)
-        yield Stated(
-            "columns",
-            f"{len(columns.names)} declared, {columns.width} inputs",
+        yield (
             f"Inputs: {columns.width}, made from {len(columns.names)} columns by a declaration (names, bounds, "
             "categories and what a missing or another value counts as), which is in run.json. Numbers are clipped to "
             "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
-            "written by looking at them, that has no guarantee.",
+            "written by looking at them, that has no guarantee."
         )
     if data.image_size is not None:
-        size = f"{data.image_size[0]} x {data.image_size[1]}"
+        width, height = data.image_size
         colour = "grey" if data.grey else "colour"
-        yield Stated(
-            "images", f"{size}, {colour}", f"Images: each was scaled and cut to {size} pixels in {colour} by itself."
-        )
+        yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
     if data.skip_unlabelled:
-        yield Stated(
-            "rows without a label",
-            "left out",
+        yield (
             f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
-            "itself, and nothing was computed from them.",
+            "itself, and nothing was computed from them."
         )
-    if data.text is not None:
-        yield Stated("text", f"the first {data.tokens} words of {data.text}")
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
         if facts.public_weights and facts.recipe.model.weights is None:
             by = "the tokenizer of a public model"
-        yield Stated(
-            paragraph=f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned "
-            f"from the records. {alone}"
+        yield (
+            f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned from the "
+            f"records. {alone}"
         )
     if data.target is not None:
-        bounds = _bounds(data, " to ")
-        yield Stated(
-            "target",
-            f"{data.label}, {bounds}",
-            f"Target: the number in the column {data.label!r}, clipped to its declared bounds, {bounds}. The loss is "
-            "the squared error on a scale on which the bounds are -1 and 1.",
+        yield (
+            f"Target: the number in the column {data.label!r}, clipped to its declared bounds, "
+            f"{_bounds(data, ' to ')}. The loss is the squared error on a scale on which the bounds are -1 and 1."
         )
-    if data.holdout is not None:
-        yield Stated("held out to test with", percent(data.holdout))
 
 
-def _model(facts: Facts) -> Iterator[Stated]:
-    """The model, and what of it comes from public examples."""
+def _model(facts: Facts) -> Iterator[str]:
+    """What of the model comes from public examples."""
     model, public = facts.recipe.model, facts.recipe.public
-    yield Stated("model", facts.model_name)
-    yield Stated("trained parameters", f"{facts.parameters:,}")
     if facts.public_weights:
         held = "the files of a model in a folder" if model.weights is None else "a file"
-        yield Stated(
-            "first weights",
-            f"public file {facts.public_weights[:8]}",
+        yield (
             f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "
-            "trained on have no guarantee here: they are taken to be public.",
+            "trained on have no guarantee here: they are taken to be public."
         )
-    if model.weight_standardised:
-        yield Stated("weights of convolutions", "standardised")
-    source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
-    standardised = "standardised" if model.standardised else None
-    whitened = f"whitened, {model.whitened:,} components" if model.whitened else None
-    for name, value, user in (
-        ("batch norm", model.batch_norm, f'The norm in the place of batch norm ("{model.batch_norm}")'),
-        ("fixed features", standardised, "The standardisation of the fixed features"),
-        ("fixed features", whitened, "The whitening of the fixed features"),
+    if not public.data:
+        return
+    for used, user in (
+        (model.batch_norm, f'The norm in the place of batch norm ("{model.batch_norm}")'),
+        (model.standardised, "The standardisation of the fixed features"),
+        (model.whitened, "The whitening of the fixed features"),
     ):
-        if value:
-            taken = (
+        if used:
+            yield (
                 f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
                 f"seed {public.seed}. These examples have no guarantee: they are taken to be public."
-                if public.data
-                else ""
             )
-            yield Stated(name, f"{value}{source}", taken)
 
 
-def _privacy(facts: Facts) -> Iterator[Stated]:
-    """The budget, the projection, the sampling, the sensitivity and the noise."""
-    privacy, projection = facts.recipe.privacy, facts.recipe.projection
-    yield Stated("epsilon", f"{upward(facts.epsilon)} (budget {privacy.epsilon:g})")
-    yield Stated("delta", power_of_ten(privacy.delta))
-    yield Stated("neighbours", facts.neighbouring)
-    yield Stated("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}")
+def _privacy(facts: Facts) -> Iterator[str]:
+    projection = facts.recipe.projection
     if projection.components:
-        yield Stated(
-            "principal components",
-            f"{projection.components}, noise {projection.noise_multiplier:g}",
+        yield (
             f"Before training the records were projected on {projection.components} principal components, which were "
             "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
             f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
-            "release.",
+            "release."
         )
-    yield Stated(
-        "sampling",
-        f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+    yield (
         f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
-        "other.",
+        "other."
     )
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
         before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
-        yield Stated(
-            paragraph=f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named "
+        yield (
+            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named "
             f"above times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most. "
             "So all steps together release as much as C times the sums, with the noise named above; what a record adds "
             "to that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory "
@@ -306,7 +254,6 @@ def _privacy(facts: Facts) -> Iterator[Stated]:
 
 
 def _batches(facts: Facts) -> str:
-    """How the batch of a step is drawn."""
     event = event_of(facts.event)
     each = f"Each record enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
     match event:
@@ -337,65 +284,54 @@ def _batches(facts: Facts) -> str:
             return f"{each}."
 
 
-def _by_clipping(facts: Facts) -> Iterator[Stated]:
+def _by_clipping(facts: Facts) -> Iterator[str]:
     """Sensitivity and noise where the gradient of each example is clipped, in the words of the clipping rule."""
     assert facts.max_grad_norm is not None, "something is clipped"
     privacy, noise = facts.recipe.privacy, facts.noise_multiplier
     rule, engine = CLIPPING_RULES[privacy.clipping], ENGINES[privacy.engine]
-    each = facts.max_grad_norm / math.sqrt(facts.groups)
     numbers = {
         "parameters": f"{facts.parameters:,}",
         "groups": facts.groups,
         "norm": f"{facts.max_grad_norm:g}",
-        "each": f"{each:g}",
+        "each": f"{facts.max_grad_norm / math.sqrt(facts.groups):g}",
         "first": f"{privacy.max_grad_norm:g}",
     }
     sensitivity = rule.sensitivity.format(**numbers)
-    of_layers = f", {facts.groups} layers to {each:.4g} each" if facts.groups > 1 else ""
-    yield Stated("noise multiplier", f"{noise:.4g} × clipping norm")
-    yield Stated("clipping norm", f"{facts.max_grad_norm:.4g}{of_layers}")
-    yield Stated(
-        "clipping",
-        f"{privacy.clipping}: {rule.description}",
+    yield (
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
         f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
         f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine "
-        "computes the same sum.",
+        "computes the same sum."
     )
-    yield Stated("engine", f"{privacy.engine}: {engine.description}")
     if not facts.parts:
-        yield Stated(
-            paragraph=f"Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier "
-            "times sensitivity), on every element of every step's sum."
+        yield (
+            f"Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier times "
+            "sensitivity), on every element of every step's sum."
         )
         return
     released = []
     for part in facts.parts:
-        yield Stated(part.name, f"{part.share:.2%} of the noise budget".replace("%", " %"))
         moved = sensitivity if part.name == "gradient" else f"{part.sensitivity:g}"
         released.append(
             f"the {part.name}, which one record moves by at most {moved}, with noise of standard deviation "
             f"{noise / math.sqrt(part.share):.6g} times {moved}"
         )
-    yield Stated(
-        paragraph=f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(released)}. The "
-        "clipping count adds one half for each example of the batch whose norm is within C, and subtracts one half for "
-        "each other one."
+    yield (
+        f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(released)}. The clipping count "
+        "adds one half for each example of the batch whose norm is within C, and subtracts one half for each other one."
     )
-    yield Stated(
-        paragraph="Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all "
-        f"sums together by at most one over the noise multiplier, {noise:.6g}, so the sums of a step cost as much as "
-        "one sum with this noise multiplier."
+    yield (
+        "Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all sums "
+        f"together by at most one over the noise multiplier, {noise:.6g}, so the sums of a step cost as much as one "
+        "sum with this noise multiplier."
     )
 
 
-def _by_layers(facts: Facts) -> Iterator[Stated]:
-    """Sensitivity and noise where layers bound the gradient of each example."""
-    lipschitz, section, noise = facts.lipschitz, facts.recipe.lipschitz, facts.noise_multiplier
+def _by_layers(facts: Facts) -> Iterator[str]:
+    lipschitz, section = facts.lipschitz, facts.recipe.lipschitz
     assert lipschitz is not None, "the layers bound the gradient"
-    clip, scores = "", "Nothing is clipped."
+    scores = "Nothing is clipped."
     if section.logit_clip:
-        clip = f", gradient at the scores at most {section.logit_clip:g}"
         scores = (
             f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the "
             "scores nothing is clipped."
@@ -404,44 +340,29 @@ def _by_layers(facts: Facts) -> Iterator[Stated]:
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
     )
-    loss = f"cross-entropy of the scores times {section.tau:g}, divided by {section.tau:g}"
-    yield Stated("noise multiplier", f"{noise:.4g}")
-    yield Stated(
-        "sensitivity",
-        f"bounded by the layers, nothing clipped{clip}",
+    yield (
         "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
-        f"constant, certified after each step, and so has the loss, which is the {loss}. {scores} One record moves the "
-        f"sum of a batch, for each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in "
-        "ten thousand of each is slack for rounding. The weights are projected after each step; the projection uses "
-        "released values alone.",
+        "constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
+        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each "
+        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
+        "slack for rounding. The weights are projected after each step; the projection uses released values alone."
     )
-    yield Stated("loss", loss)
-    yield Stated(
-        "deviations of the noise",
-        f"{noised} ({section.allocation})",
+    yield (
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
         f'{noised} (at the last step; allocation "{section.allocation}"). In units of the noise one record moves all '
-        f"parameters together by at most one over the noise multiplier, {noise:.6g}.",
+        f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}."
     )
 
 
-def _training(facts: Facts) -> Iterator[Stated]:
-    section, values = facts.recipe.augmentation, asdict(facts.recipe.training)
-    batch, epochs, seed = (values.pop(name) for name in ("batch_size", "epochs", "seed"))
+def _training(facts: Facts) -> Iterator[str]:
+    section, batch = facts.recipe.augmentation, facts.recipe.training.batch_size
     if section.moves:
-        moves = [*(["mirrored"] if section.flip else []), *([f"shifted by {section.shift}"] if section.shift else [])]
-        yield Stated(
-            "views of a record",
-            f"{section.views}, {' and '.join(moves)}",
+        yield (
             f"Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their "
-            "mean gradient is the gradient of that record, which is bounded once.",
+            "mean gradient is the gradient of that record, which is bounded once."
         )
-    if section.test_flip:
-        yield Stated("scores", "averaged over the image and its mirror image")
-    yield Stated(
-        "expected batch",
-        f"{batch:,} examples",
-        f"Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch held.",
+    yield (
+        f"Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch held."
     )
     resumed = in_search = ""
     if facts.resumed:
@@ -453,53 +374,28 @@ def _training(facts: Facts) -> Iterator[Stated]:
         )
     if facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
-    yield Stated(
-        "steps",
-        facts.progress,
+    yield (
         f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
         f"{facts.steps_taken} carried out.{resumed}{in_search} The ledger is the file ledger.jsonl; the seal of its "
-        f"last line is {facts.ledger_head}.",
+        f"last line is {facts.ledger_head}."
     )
-    yield Stated("epochs", f"{epochs:g} × declared size")
-    yield Stated("seed of the first weights", str(seed))
-    for name, value in values.items():
-        if value is not None:
-            yield Stated(_WORDS.get(name, name), shown(value))
-    if facts.seconds is None or facts.seconds_per_step is None:
-        yield Stated("time", f"on {facts.device}; how long is not published, since it tells about the number of runs")
-    else:
-        a_step = f"{1000 * facts.seconds_per_step:.3g} ms a step"
-        yield Stated("time", f"{duration(facts.seconds)} on {facts.device}, {a_step}")
 
 
-def _search(search: SearchFacts) -> Iterator[Stated]:
-    for name, value in search.settings.items():
-        yield Stated(name, f"{shown(value)}, from {search.over[name]}")
-    yield Stated("runs", search.runs)
+def _search(search: SearchFacts) -> Iterator[str]:
     drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
     chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
     if search.held_out is None:
-        yield Stated(
-            "score",
-            "on public test examples",
+        yield (
             f"{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the test "
-            "figures of this run are those of the best of several, and better than on new examples.",
+            "figures of this run are those of the best of several, and better than on new examples."
         )
     else:
-        assert search.score is not None, "a run was chosen"
-        assert search.score_deviation is not None, "the score has noise"
-        over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
-        yield Stated(
-            "score",
-            f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
-            "records, which were not trained on; the noise has the standard deviation "
-            f"{percent(search.score_deviation)}",
+        yield (
             f"{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were held "
             f"out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. "
             "The ledger holds the score as a part of each run, and these records have the same guarantee as the "
-            "others.",
+            "others."
         )
-    yield Stated("to release all", f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}")
 
 
 # The other sections of the statement

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -22,10 +22,9 @@ from noisette.ranks import AnyRanks, ranks_of
 PART = "principal components"
 """Name of the release in the ledger."""
 
-# The sum of outer products is computed exactly, in integers. A row of norm one is rounded towards zero to multiples of
-# this unit, so a product of two entries is at most 2^32 units squared. Double precision adds up 1024 of
-# these without rounding, 64-bit integers 2^31. So one record changes the sum by exactly its own outer product, whatever
-# the other records are and in whatever order they are added; in floating point, rounding would depend on all of them.
+# The sum of outer products is computed exactly, in integers: in floating point, rounding would depend on all records. A
+# row of norm one is rounded towards zero to multiples of this unit, so a product of two entries is at most 2^32 units
+# squared. Double precision adds up 1024 of these without rounding, 64-bit integers 2^31.
 _UNIT = 2.0**-16
 _ROWS_AT_ONCE = 1024
 _MAX_ROWS = 2**31
@@ -40,28 +39,22 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
     """Uncentred principal component analysis with differential privacy, as a scikit-learn estimator.
 
     Rows are scaled to norm one, M is the sum of their outer products, and a fit releases M with Gaussian noise on every
-    entry. Components and eigenvalues are those of the symmetric part of the noised M. Nothing else is computed from the
-    records: no mean, no variance, no count.
-
-    A row of zeros, or with a value that is not finite, contributes nothing. The number of rows may be any, also zero.
+    entry. Components and eigenvalues are those of the symmetric part of the noised M. A row of zeros, or with a value
+    that is not finite, contributes nothing.
 
     Args:
         n_components: number of components to keep, at most the number of features.
         noise_multiplier: standard deviation of the noise on each entry of M.
         epsilon: alternatively, with ``delta``, the privacy budget of one fit, from which the noise is computed.
         delta: the probability with which the bound on epsilon may fail.
-        ledger: the ledger that records each fit before its noise is drawn; by default one in memory. Pass the ledger of
-            the data set, so that its releases are composed. Clones write to the same ledger.
-        ranks: as for :func:`noisette.privatize`. Each rank gives all rows, computes with a part of them, and has the
-            same components.
-        declaration: as for :func:`noisette.privatize`: the name that a fit shares with the training that was fixed
-            together with it.
+        ledger: the ledger of the data set, which records each fit before its noise is drawn; by default one in memory.
+            Clones write to the same ledger.
+        ranks, declaration: as for :func:`noisette.privatize`. Each rank gives all rows.
 
     Attributes:
         components_: the leading eigenvectors, shape (n_components, features), signed so that the entry of largest
             magnitude is positive.
-        eigenvalues_: their noised eigenvalues, shape (n_components,), largest first: about the sum of the squared norms
-            of the scaled rows along each component, or mostly noise where that is small.
+        eigenvalues_: their noised eigenvalues, shape (n_components,), largest first.
         noise_multiplier_: the noise multiplier of the last fit.
         n_features_in_: number of features.
 
@@ -107,12 +100,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
             PrivacyError: there are 2^31 rows or more.
         """
-        ranks = ranks_of(self.ranks)
-        try:
-            noised = self._released(X, ranks)
-        finally:
-            if self.ranks is None:
-                ranks.close()
+        with ExitStack() as owned:
+            noised = self._released(X, ranks_of(self.ranks, owned))
         self.eigenvalues_, self.components_ = _leading((noised + noised.T) / 2, self.n_components)
         return self
 
@@ -158,11 +147,21 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         return type(self)(**self.get_params(deep=False))
 
     def _check(self, features: int) -> None:
+        def check_fits() -> None:
+            checks.count(n_components=self.n_components)
+            if self.n_components > features:
+                raise ValueError(f"expected n_components <= {features} features, got n_components={self.n_components}")
+
+        def check_pair() -> None:
+            if (self.epsilon is None) != (self.delta is None):
+                raise ValueError(
+                    "give epsilon and delta together: delta is the probability with which epsilon may fail"
+                )
+
         checks.all_of(
-            lambda: checks.count(n_components=self.n_components),
-            lambda: _check_fits(self.n_components, features),
+            check_fits,
             lambda: checks.exactly_one(noise_multiplier=self.noise_multiplier, epsilon=self.epsilon),
-            lambda: _check_pair(self.epsilon, self.delta),
+            check_pair,
             lambda: self.noise_multiplier is None or checks.positive(noise_multiplier=self.noise_multiplier),
             lambda: self.epsilon is None or checks.positive(epsilon=self.epsilon),
             lambda: self.delta is None or checks.open_fraction(delta=self.delta),
@@ -176,16 +175,6 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         return noise_multiplier_for(
             epsilon=self.epsilon, delta=self.delta, sampling_rate=1.0, steps=1, accountant=GdpAccountant()
         )
-
-
-def _check_fits(n_components: int, features: int) -> None:
-    if isinstance(n_components, int) and n_components > features:
-        raise ValueError(f"expected n_components <= {features} features, got n_components={n_components}")
-
-
-def _check_pair(epsilon: float | None, delta: float | None) -> None:
-    if (epsilon is None) != (delta is None):
-        raise ValueError("give epsilon and delta together: delta is the probability with which epsilon may fail")
 
 
 def _table(data: Any) -> Any:
@@ -228,20 +217,12 @@ def _second_moment(rows: Any, ranks: AnyRanks) -> np.ndarray:
     if rows.shape[0] >= _MAX_ROWS:
         raise PrivacyError(f"a sum over {_MAX_ROWS} records or more is not exact; fit a public part of the table")
     total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
-    for batch in _dense_batches(rows, ranks):
-        unit = _unit_rows(batch)
+    for start in range(ranks.rank * _ROWS_AT_ONCE, rows.shape[0], ranks.size * _ROWS_AT_ONCE):
+        block: Any = rows[start : start + _ROWS_AT_ONCE]
+        block = block.cpu().double().numpy() if isinstance(block, Tensor) else block
+        unit = _unit_rows((block.toarray() if sparse.issparse(block) else block).astype(np.float64))
         total += (unit.T @ unit).astype(np.int64)  # exact in double precision: see _UNIT
     return total
-
-
-def _dense_batches(rows: Any, ranks: AnyRanks) -> Iterator[np.ndarray]:
-    """The rows of a rank as arrays in double precision, ``_ROWS_AT_ONCE`` at a time."""
-    for start in range(ranks.rank * _ROWS_AT_ONCE, rows.shape[0], ranks.size * _ROWS_AT_ONCE):
-        part = rows[start : start + _ROWS_AT_ONCE]
-        if isinstance(part, Tensor):
-            yield part.cpu().double().numpy()
-        else:
-            yield (part if isinstance(part, np.ndarray) else part.toarray()).astype(np.float64)
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:

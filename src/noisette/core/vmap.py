@@ -1,0 +1,435 @@
+"""Code for one example, run for all of them at once.
+
+Inside of ``torch.func.vmap`` no operation of torch sees more than one example. A tensor of all examples is wrapped
+there: it has the shape of one example's tensor, and the tensor within, the *physical* one, has one more axis for the
+examples. A tensor that depends on no example is not wrapped. The names of ``vmap`` that are private to PyTorch are all
+in this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
+from torch.distributions import Distribution
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from noisette.core.loss import CallAgainError, Microbatch, Place
+from noisette.core.trees import tensors
+from noisette.errors import PrivacyError
+
+is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
+is_batched = _functorch.is_batchedtensor  # by vmap
+
+
+current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
+level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
+# (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.
+add_example_axis = _functorch._add_batch_dim
+leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
+
+
+def physical(tensor: Tensor) -> Tensor:
+    """The tensor of all examples within a batched tensor, with the examples on its first axis."""
+    inner, axis = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
+    return inner if axis == 0 else inner.movedim(axis, 0)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The physical tensor within a batched tensor, with its own order of axes; any other tensor is itself."""
+    inner = _functorch.get_unwrapped(tensor) if is_batched(tensor) else tensor
+    if is_batched(inner):
+        raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
+    return inner
+
+
+class outside:  # noqa: N801
+    """Within it, operations run on physical tensors as if there were no transformation."""
+
+    def __enter__(self) -> None:
+        self._layers: list[Any] = []
+        while _functorch.peek_interpreter_stack() is not None:
+            self._layers.append(_functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, *raised: object) -> None:
+        while self._layers:
+            _functorch.push_dynamic_layer_stack(self._layers.pop())
+
+
+_WRITES = (
+    "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
+    "examples, and other tensors can be made from the input, as x.new_zeros(...)"
+)
+_STATISTICS = (
+    "would update running statistics from examples, which are saved without noise; put these modules into eval mode, "
+    "convert batch norm with noisette.nn.convert_batch_norm(model, to=torch.nn.GroupNorm), or build instance norm with "
+    "track_running_stats=False"
+)
+CALLS_FUNCTIONS = "higher order operator"  # in messages of torch's own too
+_CONTROL_FLOW = (
+    "uses an operator of torch that calls functions, as torch.cond does, and that cannot be followed; write a branch "
+    "or a loop of Python, or choose by torch.where"
+)
+_CAUSES = {  # a part of PyTorch's message -> what it means
+    **dict.fromkeys(
+        (".item()", "Cannot access data pointer of Tensor"),
+        "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
+    ),
+    "data-dependent control flow": (
+        "branches on the values of an example, or on a random number; write the choice with torch.where"
+    ),
+    **dict.fromkeys(
+        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
+    ),
+    "match the broadcast shape": _WRITES,
+    "inplace": _WRITES,
+    "cannot register a hook": (
+        "registers a hook on a tensor, which has no gradient of its own inside of vmap; change gradients by a "
+        "torch.autograd.Function with a rule for vmap"
+    ),
+    "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
+    "autograd.Function": (
+        "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True, or draw "
+        "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
+    ),
+    CALLS_FUNCTIONS: _CONTROL_FLOW,
+    "does not require grad": (
+        "asks for a gradient with respect to values of an example by torch.autograd.grad; use torch.func.grad"
+    ),
+}
+_PACKS = "packs a sequence by the length of an example; use a mask of a fixed shape"
+_SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
+_WAY_OUT = "PerExampleClip in one process would compute such a loss one example at a time."
+
+
+class NotVectorizedError(PrivacyError):
+    """A loss that ``vmap`` cannot take, though one example at a time may be computed by it."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause} {_WAY_OUT}")
+        self.cause = cause  # without a way out
+
+
+class ExamplesDisagreeError(NotVectorizedError):
+    """Code asks for a value, as for a branch, and examples give different answers."""
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(
+            "The loss takes the value of one example as a Python number, as a branch on it, .item() or a shape from it "
+            f"does, and there are {len(groups)} different ones."
+        )
+        self.groups = groups  # the numbers of the examples that give the same answer, for each answer
+
+
+# What gives Python the values of a tensor, and for each of its values the answer.
+_ANSWERS: dict[Any, Callable[[Any], Any]] = {
+    **dict.fromkeys((Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero), bool),
+    **dict.fromkeys((Tensor.__int__, Tensor.__index__), lambda value: int(value) if math.isfinite(value) else value),
+    **dict.fromkeys((Tensor.__float__, Tensor.__complex__, Tensor.item, Tensor.tolist), lambda value: value),
+}
+# Properties of the tensor of all examples that are those of one example's in a plain pass; ``vmap`` hides them.
+_PROPERTIES = {
+    **{Tensor.requires_grad.__get__: "requires_grad", Tensor.is_leaf.__get__: "is_leaf"},  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    Tensor._version.__get__: "_version",  # pyright: ignore[reportAttributeAccessIssue]
+}
+_OF_GRAPH = {Tensor.grad_fn.__get__: "grad_fn", Tensor._base.__get__: "_base"}  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+QUESTIONS = _ANSWERS.keys() | _PROPERTIES.keys() | _OF_GRAPH.keys()
+
+
+def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
+    """What code asks of a tensor of each example and takes on as a value of Python, where all give the same answer.
+
+    Guarantee: each example goes on with the answer that it alone gives: an ``ExamplesDisagreeError`` lets those with
+    different answers be computed apart. So an example's gradient is a function of that example, though which ones are
+    computed together depends on all of them. Rows that stand for no example repeat the first one.
+    """
+    inner = physical(tensor)
+    if question in _PROPERTIES:
+        return getattr(inner, _PROPERTIES[question])
+    if question in _OF_GRAPH:
+        if inner.requires_grad:
+            raise NotVectorizedError(
+                f"The loss reads {_OF_GRAPH[question]} of a tensor, which has one for each example."
+            )
+        return None
+    one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
+    if one.numel() == 1 or question is Tensor.tolist:
+        groups: dict[str, list[int]] = {}
+        for k, value in enumerate(
+            inner.tolist() if one.dim() == 0 or question is Tensor.tolist else inner.flatten().tolist()
+        ):
+            groups.setdefault(repr(_ANSWERS[question](value)), []).append(k)  # a text tells -0.0 from 0.0
+        if len(groups) > 1:
+            raise ExamplesDisagreeError(list(groups.values()))
+    return question(one, *options)
+
+
+IN_PLACE_DRAWS = {
+    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
+    *(Tensor.log_normal_, Tensor.geometric_),
+}
+DRAWS = IN_PLACE_DRAWS | {
+    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
+    *(torch.bernoulli, Tensor.bernoulli, torch.multinomial, Tensor.multinomial),
+}
+DRAWN = "_noisette_drawn"  # the attribute of a tensor that follows from draws alone: the places of these
+
+
+@dataclass
+class Draws:
+    """Random numbers that decide a branch, as whether a layer is dropped: one draw for all records of a batch.
+
+    All others are drawn for each example. Which decide a branch is known when code asks: then the loss begins anew, and
+    what is drawn at the same places in code is shared.
+
+    Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
+    places it shares, and the numbers follow from the batch's seed, which all microbatches and ranks have, and from how
+    many were shared before on that way.
+    """
+
+    seed: int
+    places: frozenset[Place] = frozenset()  # whose draws are shared
+    count: int = 0  # so many were shared so far
+    any: bool = False  # some number was drawn
+
+    def share(self, places: Set[Place]) -> None:
+        """The loss begins anew, and shares what is drawn at these places."""
+        self.places |= places
+        self.count, self.any = 0, False
+
+    def place(self, keywords: Mapping[str, Any]) -> Place | None:
+        """Where code calls one of :data:`DRAWS`; ``None`` with a generator of its own."""
+        if keywords.get("generator") is not None:
+            return None
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "noisette.")):
+            frame = frame.f_back
+        return frame.f_code, frame.f_lasti
+
+    def shared(self, func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        """What is drawn for all records of the batch."""
+        self.count += 1
+        device = args[0].device if args and isinstance(args[0], Tensor) else keywords.get("device")
+        generator = torch.Generator(torch.get_default_device() if device is None else device)
+        digest = hashlib.sha256(f"{self.seed} {self.count}".encode()).digest()
+        generator.manual_seed(int.from_bytes(digest[:7], "little"))
+        return func(*args, **keywords, generator=generator)
+
+    def follow(
+        self,
+        func: Any,
+        place: Place | None,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        outputs: Sequence[Tensor],
+        differs: Callable[[Tensor], bool],
+    ) -> None:
+        """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
+        self.any |= place is not None
+        given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
+        found = [tensor for tensor in tensors((given, dict(keywords))) if differs(tensor)]
+        known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
+        places = frozenset().union(*known, [place] if place else []) if None not in known else None
+        for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
+            if places or hasattr(tensor, DRAWN):
+                setattr(tensor, DRAWN, places or None)
+
+    def check(self, tensor: Tensor) -> None:
+        """Before code takes a value out of a tensor: CallAgainError if it follows from draws that are to be shared."""
+        if (places := getattr(tensor, DRAWN, None)) and not places <= self.places:
+            raise CallAgainError(shared=places)
+
+
+def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
+    """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
+    message = str(error)
+    packs = _packs(error.__traceback__)
+    if not packs and not any(sign in message for sign in _SIGNS):
+        return None
+    cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
+    where = _where(error.__traceback__, model)
+    said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
+    return PrivacyError(said) if cause in (_STATISTICS, _CONTROL_FLOW) else NotVectorizedError(said)
+
+
+def _packs(traceback: TracebackType | None) -> bool:
+    """Whether the error arose where sequences are packed."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code is pack_padded_sequence.__code__:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _where(traceback: TracebackType | None, model: nn.Module) -> str:
+    """The innermost module of the model in which the error arose, or the loss."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = "the loss"
+    while traceback is not None:
+        module = traceback.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and id(module) in names:
+            found = f"{names[id(module)] or 'the model'} ({type(module).__name__})"
+        traceback = traceback.tb_next
+    return found
+
+
+@contextmanager
+def shared_numbers_refused() -> Iterator[None]:
+    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
+
+    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
+    which ones share it would depend on the others.
+    """
+    before = _states_of_python_and_numpy()
+    yield
+    if _states_of_python_and_numpy() != before:
+        raise NotVectorizedError(
+            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
+            "examples would share the numbers; draw them by torch."
+        )
+
+
+def _states_of_python_and_numpy() -> tuple[object, ...]:
+    numpy: Any = np.random.get_state(legacy=False)
+    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
+    return random.getstate(), *words
+
+
+@contextmanager
+def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
+    """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
+
+    Code that asks ``torch.compiler.is_compiling()`` does not branch on values. ``torch.compile`` cannot take batched
+    tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in place of
+    what it does before and after the function. ``torch.distributions`` would check parameters of all examples at once.
+    """
+    compiler: Any = torch.compiler
+    checkpoints: Any = torch.utils.checkpoint
+    eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    changes: list[tuple[Any, str, Any]] = [
+        (compiler, "_is_compiling_flag", True),
+        (Distribution, "_validate_args", False),
+        (Function, "apply", classmethod(_apply)),
+        (checkpoints, "_checkpoint_without_reentrant_generator", checkpoint or _run_once),
+        (checkpoints, "CheckpointFunction", _RunOnce),
+    ]
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    for change in changes:
+        setattr(*change)
+    try:
+        with eager:
+            yield
+    finally:
+        for was in before:
+            setattr(*was)
+
+
+def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
+    """The part of a checkpoint before the function runs, and the part after it: nothing."""
+    yield
+
+
+class _RunOnce:
+    """In place of the autograd function of a checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+_APPLY = vars(Function)["apply"].__func__
+
+
+def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
+    return _APPLY(function if current_level() is None else _for_all_examples(function), *args, **keywords)
+
+
+@cache
+def _for_all_examples(function: type[Function]) -> type[Function]:
+    """An autograd function with a rule for ``vmap``: its own code, for one example."""
+    if function.generate_vmap_rule or function.vmap is not Function.vmap:
+        return function
+    noted: list[Any] = []  # the context of a forward pass, which torch gives to setup_context alone, called next
+
+    def forward(*args: Any) -> Any:
+        ctx: Any = FunctionCtx()
+        ctx.needs_input_grad = tuple([isinstance(arg, Tensor) and arg.is_floating_point() for arg in args])
+        output = function.forward(ctx, *args)
+        noted.append(ctx)  # only now: the forward pass may apply the function again
+        return output
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        of_forward = vars(noted.pop())
+        if any(of_forward.pop(name, ()) for name in ("dirty_tensors", "non_differentiable")):
+            raise NotVectorizedError(
+                f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
+            )
+        ctx.save_for_backward(*of_forward.pop("to_save", ()))
+        for name in of_forward.keys() - {"needs_input_grad", "materialize_grads"}:
+            setattr(ctx, name, of_forward[name])
+
+    def backward(ctx: Any, *dy: Any) -> Any:
+        try:
+            return function.backward(ctx, *dy)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = f"The loss uses {function.__name__}, whose backward cannot be vectorised."
+            raise NotVectorizedError(said) from error
+
+    parts: dict[str, Any] = {"generate_vmap_rule": True, "backward": staticmethod(backward)}
+    if function.setup_context is Function.setup_context:
+        parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
+    return type(function.__name__, (function,), parts)
+
+
+@contextmanager
+def vmap_level(count: int) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+    # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
+    lazy_load_decompositions()
+    level = _functorch._vmap_increment_nesting(count, "different")
+    try:
+        yield level
+    finally:
+        _functorch._vmap_decrement_nesting()
+
+
+@contextmanager
+def one_example(
+    model: nn.Module, batch: Microbatch, checkpoint: Callable[..., Iterator[None]] | None = None
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
+
+    Guarantee: no operation of torch sees two examples.
+
+    Raises:
+        PrivacyError: the code cannot be vectorised.
+    """
+    with as_if_compiled(checkpoint), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
+        try:
+            rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
+            with vmap_level(batch.count) as level:
+                yield level, [add_example_axis(row, 0, level) for row in rows]
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
+                raise
+            raise said from error

@@ -1,0 +1,25 @@
+"""Ledgers that several tests write to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def small(path: Path) -> Path:
+    """A ledger with one line of each kind."""
+    with Ledger(path) as ledger:
+        ledger.reserve(PoissonGaussian(0.01, 1.1), 2)
+        ledger.commit()
+        ledger.release()
+        ledger.charge(Gaussian(7.0))
+    return path
