@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
-from noisette.core.loss import Loss, Microbatch, versions_of
+from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
 from noisette.errors import PrivacyError, first_few
@@ -215,7 +215,7 @@ class DpSgd:
         let_go = (lambda: None) if self._hold_noise is None else self._hold_noise(self._seed_of_all_ranks)
         left = self.steps_left / max(1, self.steps_taken - self._first_step)
         self.bound.begin_batch(left, self._seed_of_all_ranks("branches"))
-        self._opened = _Opened(versions_of(self._weights.values()), RandomStates.now(), let_go)
+        self._opened = _Opened([p._version for p in self._weights.values()], RandomStates.now(), let_go)
         self._seed = seed_secretly()
 
     def _end_batch(self) -> None:
@@ -224,7 +224,7 @@ class DpSgd:
         """
         self._begin_batch()  # of an empty batch that was not read
         versions, buffers = self._close_batch()
-        changed = zip(self._weights, versions_of(self._weights.values()), versions, strict=True)
+        changed = zip(self._weights, [p._version for p in self._weights.values()], versions, strict=True)
         if written := [name for name, now, before in changed if now != before]:
             self._written = written
             raise _parameters_written(written)
