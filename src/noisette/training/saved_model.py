@@ -56,7 +56,9 @@ class SavedModel:
             recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
             shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
+            raise ValueError(
+                f"{folder} is not the folder of a finished run: {getattr(error, 'strerror', None) or error}"
+            ) from error
         given = {"model": {"name": pretrained}, "data": {"text": text}, "public": {"data": public}}
         tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
         recipe = recipe.changed(tables, "the run")
