@@ -19,6 +19,7 @@ from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
+from noisette.nn.models.backbones import PACKAGES
 from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
@@ -56,14 +57,14 @@ class SavedModel:
             recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
             shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder} is not the folder of a finished run: {getattr(error, 'strerror', None) or error}"
-            ) from error
-        given = {"model": {"name": pretrained}, "data": {"text": text}, "public": {"data": public}}
+            said = getattr(error, "strerror", None) or error
+            raise ValueError(f"{folder} is not the folder of a finished run: {said}") from error
+        began_with = "backbone" if recipe.model.backbone else "name"
+        given = {"model": {began_with: pretrained}, "data": {"text": text}, "public": {"data": public}}
         tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
         recipe = recipe.changed(tables, "the run")
-        name = recipe.model.name
-        if name not in models.names() and ":" not in name and not is_folder_of_model(name):
+        name = recipe.model.backbone or recipe.model.name
+        if name not in (*models.names(), *PACKAGES) and ":" not in name and not is_folder_of_model(name):
             raise ValueError(
                 f"the run began with the model in a folder {Path(name).name!r}; give this folder with --model"
             )
