@@ -226,7 +226,7 @@ class PerExampleClip:
         """
         trained = [p for p in self._trained().values() if p.requires_grad]
         try:
-            with torch.random.fork_rng(devices=[]), self.buffers.lent(lambda _, buffer: buffer.clone()):
+            with torch.random.fork_rng(devices=[]), self.buffers.lent():
                 value = loss(self.model, *microbatch.args, **microbatch.kwargs).sum()
             with user_hooks_disabled(trained):
                 joined = torch.autograd.grad(value, trained, allow_unused=True)
