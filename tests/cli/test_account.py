@@ -62,7 +62,9 @@ def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_
     result = run(PLAN, "--accountant", "gdp")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "gdp" in result.stderr
-    assert "PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)" in result.stderr
+    assert "PoissonGaussian(sampling_rate=0.01, noise_multiplier=4)" in result.stderr
+    budget = {"--sampling-rate": "0.01", "--steps": "10000", "--delta": "1e-5", "--epsilon": "3"}
+    assert "noise_multiplier=1e+06)" in run(budget, "--accountant", "gdp").stderr
 
 
 def test_a_group_is_protected_as_a_whole_and_bands_are_counted_in_rounds():

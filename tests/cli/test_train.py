@@ -148,6 +148,9 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),
         (["--class-weights", "0=1,1=9"], "class_weights need a number for each class: 0=1,1=1,2=1"),
+        (["--class-weights", ",".join(f"{k}=1" for k in range(9)) + ",x=2"], "; 'x' is no class, '9' has none"),
+        (["--class-weights", "0=1,1=-9"], "once and above 0"),
+        (["--class-weights", "0=1,0=9"], "once and above 0"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
         (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
@@ -173,8 +176,18 @@ def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path)
     run = facts(out)
     assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 20)
     assert run["test_accuracy"] > 0.85
+    audited = noisette("audit", out)
+    assert (audited.exit_code, "without privacy" in audited.output) == (2, True)
     assert noisette("ledger", "price", out, "--delta", 1e-5).exit_code == 2
     assert train("--resume", out).exit_code == 2
+
+
+def test_what_a_large_epsilon_is_worth_is_said() -> None:
+    for epsilon, is_large in ((20, False), (1e9, True)):
+        shown = train("--epochs", 1, "--batch-size", 1437, "--epsilon", epsilon, "--out", f"runs/{epsilon:g}")
+        assert shown.exit_code == 0, shown.output
+        assert ("Warning: epsilon 1e+09 lets a record" in shown.stderr) == is_large
+        assert "Warning" not in shown.stdout
 
 
 def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(

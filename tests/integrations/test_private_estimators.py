@@ -335,6 +335,19 @@ def test_every_check_passes_but_for_the_randomness(kind: Any, monkeypatch: pytes
     assert len(names["passed"]) >= 40
 
 
+def test_a_rare_class_is_not_stated_too_rare_where_there_is_signal_for_the_larger_norm(
+    fitted: PrivateClassifier,
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-1, 1, size=(8000, 2))
+    ill = rng.uniform(size=8000) < 0.3 * (rows[:, 0] > 0.5)
+    model = PrivateClassifier(epsilon=3, size=8000, bounds=(-1, 1), classes=2).fit(rows, ill.astype(int))
+    assert model.predict_proba(rows)[:, 1].mean() == pytest.approx(ill.mean(), rel=0.1)
+    assert "clipped to norm 2, the sum" in " ".join(model.privacy_.split())
+    assert f"standard deviation {2 * model.noise_multiplier_:.4g} and" in " ".join(model.privacy_.split())
+    assert "clipped to norm 1, the sum" in " ".join(fitted.privacy_.split())
+
+
 def test_declared_weights_of_classes_move_the_border() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(1000, 1))

@@ -61,6 +61,30 @@ def test_class_weights_have_an_effect_on_sums() -> None:
     assert not torch.allclose(step(reduction="sum"), without)
 
 
+def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example_trains() -> None:
+    times = torch.arange(40.0).unsqueeze(1) / 40
+
+    def partial_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores = model(x)[:, 0]
+        return (torch.logcumsumexp(scores, 0) - scores).sum()
+
+    def discrete_time(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        hazards = model(x)
+        return F.binary_cross_entropy_with_logits(hazards, F.one_hot(y, 3).to(hazards))
+
+    def right_already(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x).square().sum() * 0).relu()
+
+    model = nn.Linear(1, 3)
+    model.register_buffer("centre", torch.zeros(1))
+    with run_of(model, times) as run:
+        with pytest.raises(PrivacyError, match=r"noise alone.*discrete-time survival"):
+            take_steps(run, partial_likelihood)
+        assert run.steps_taken == 0
+    train(nn.Linear(1, 3), discrete_time, times)
+    train(nn.Linear(1, 3), right_already, times)
+
+
 def test_batch_norm_is_converted_as_the_message_says() -> None:
     model = network(nn.BatchNorm2d(8))
     with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):

@@ -55,7 +55,9 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
     found = class_figures(scores, np.array([0, 1, 0]))
     assert found.macro_accuracy == 0.75
     assert found.auc is not None
-    assert class_figures(scores, np.array([0, 0, 0])).auc is None
+    alone = class_figures(scores, np.array([0, 0, 0]))
+    assert alone.auc is None
+    assert ("log loss", f"{alone.log_loss:.3f} (base rate: 0.000)") in alone.rows("abc")
 
 
 def test_scores_that_are_not_finite() -> None:

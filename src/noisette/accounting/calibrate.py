@@ -162,7 +162,7 @@ class Budget:
             cheapest=MOST_NOISE,
             costliest=LEAST_NOISE,
             guess=1 / math.sqrt(math.log1p(distance**2 / steps)),
-            what=f"{steps} steps of rate {sampling_rate}, whatever the noise",
+            what=f"{steps} steps of rate {sampling_rate:.3g}, whatever the noise",
         )
 
 
@@ -286,7 +286,7 @@ def sampling_rate_for(
         cheapest=LEAST_RATE,
         costliest=1.0,
         guess=budget._remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier)),
-        what=f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate",
+        what=f"{steps} steps of noise multiplier {noise_multiplier:.3g}, whatever the rate",
     )
 
 

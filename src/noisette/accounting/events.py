@@ -104,7 +104,14 @@ class Event:
         return str(self.neighbouring)
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in self.parameters().items() if value != ""]
+        return self._with(repr)
+
+    def __str__(self) -> str:
+        """The same with three figures of each number, for a message: a search may have found the others."""
+        return self._with(lambda value: f"{value:.3g}" if isinstance(value, float) else repr(value))
+
+    def _with(self, text: Callable[[Any], str]) -> str:
+        shown = [f"{name}={text(value)}" for name, value in self.parameters().items() if value != ""]
         if isinstance(self, _StatedFor) and self.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE:
             shown.append(f"neighbouring={self.neighbouring}")
         return f"{type(self).__name__}({', '.join(shown)})"

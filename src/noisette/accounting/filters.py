@@ -73,7 +73,7 @@ def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
     for event in composed_events(events):
         if isinstance(event, DpAmount) and event.delta > 0:
             raise UnsupportedEventError(
-                f"{event!r} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
+                f"{event} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
                 "of earlier ones. Declare everything together before the first release, with one name as declaration=, "
                 "or charge its epsilon alone and take its delta off that of the budget"
             )
@@ -281,10 +281,10 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
         is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
         if not is_part or (several is None and known):
             raise UnsupportedEventError(
-                f"{event!r}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
+                f"{event}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
             )
         if several is None and isinstance(accountant, RenyiOdometer):
-            raise UnsupportedEventError(f"{event!r} has no odometer for several records at once")
+            raise UnsupportedEventError(f"{event} has no odometer for several records at once")
         if several is None:
             return SeveralCurve(accountant.compose(events), number)
         counted[several] += times

@@ -139,7 +139,7 @@ def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
         way_out = "use the pld or the rdp accountant"
     else:
         way_out = "no accountant of this package does"
-    return UnsupportedEventError(f"the {accountant} accountant does not support {event!r}; {way_out}")
+    return UnsupportedEventError(f"the {accountant} accountant does not support {event}; {way_out}")
 
 
 _PAIRS = 16  # pairs (epsilon, delta) that the bounds are taken from at first

@@ -312,6 +312,8 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is truncated or altered: {error}") from error
     if not isinstance(facts, dict):
         raise ValueError(f"{path} is truncated or altered: expected a JSON object")
+    if facts.get("private") is False:
+        raise ValueError(f"{folder} is a run without privacy, a baseline: it has no guarantee to audit")
     return facts
 
 

@@ -30,7 +30,10 @@ def plain_errors() -> Iterator[None]:
     except RecursionError:
         _refuse("a file is nested too deeply to be read")
     except (ValueError, TypeError, OverflowError, OSError, PrivacyError) as error:
-        _refuse("\n".join([str(error), *getattr(error, "__notes__", [])]))
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename:
+            said = f"{error.filename}: {error.strerror}"
+        _refuse("\n".join([said, *getattr(error, "__notes__", [])]))
     except RuntimeError as error:
         if not str(error).startswith("Symlink loop"):  # from Path.resolve, before Python 3.13
             raise

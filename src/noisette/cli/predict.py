@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,10 @@ def predict(
         raise ValueError(f"{run} is not the folder of a finished run: it has no run.json")
     from noisette.training.saved_model import SavedModel
 
+    if (facts := json.loads((run / "run.json").read_bytes())) and facts.get("private") is False:
+        typer.echo(
+            "The model is of a run without privacy: predictions may tell about the records it was trained on.", err=True
+        )
     content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from noisette import errors as checks
 from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, out_option, plain_errors
-from noisette.cli.train import mention, mention_replaced, report
+from noisette.cli.train import mention, mention_replaced, mention_weak, report
 from noisette.cli.watch import Watch
 from noisette.training import keep_freed_memory
 from noisette.training.recipe import Recipe, check_names, load_data, load_public
@@ -96,6 +96,7 @@ def search(
     settings = replace(settings, privacy=budget)
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
     folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
+    mention_weak(budget.epsilon, data.declared_size)
 
     def score() -> Score:
         from noisette.training.search import HeldOutScore, PublicScore

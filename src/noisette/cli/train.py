@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +67,7 @@ _Text: TypeAlias = str | None
 _Loaded: TypeAlias = "tuple[DataSet, DataSet | None]"  # the records and the data set of the public examples
 _SUITED = "what suits the data"
 _KEY_BYTES = 32  # of the key that decides which records are held out
+_LARGE_EPSILON, _FEW_RECORDS = 20, 100
 _OF_OWN = "Data of your own, declared"
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
@@ -232,16 +234,20 @@ def train(
         schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
         if not without_privacy:
             check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+            mention_weak(privacy.epsilon, size)
     report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
 
 
 def _weights(given: str) -> dict[str, float]:
     pairs = [part.rpartition("=") for part in listed("class-weights", given)]
     try:
-        return {name: float(number if sign else sign) for name, sign, number in pairs}
+        weights = {name: float(number if sign else sign) for name, sign, number in pairs}
+        if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
+            raise ValueError
+        return weights
     except ValueError as error:
         raise ValueError(
-            f"expected --class-weights as NAME=NUMBER for each class, as no=1,yes=9, got {given!r}"
+            f"expected --class-weights as NAME=NUMBER for each class, once and above 0, as no=1,yes=9, got {given!r}"
         ) from error
 
 
@@ -286,6 +292,22 @@ def mention(unfinished: Sequence[Path], ending: str) -> None:
     """Say on standard error which runs were begun at the place of a new one, whose ledger does not count them."""
     for begun in unfinished:
         typer.echo(f"{in_words(begun)}\n{ending}", err=True)
+
+
+def mention_weak(epsilon: float | None, size: int) -> None:
+    """Say on standard error what a guarantee is worth whose epsilon is large, and what a small table can give."""
+    if epsilon is not None and epsilon > _LARGE_EPSILON:
+        typer.echo(
+            f"Warning: epsilon {epsilon:g} lets a record make an outcome e^{epsilon:g} times as likely, which is "
+            "hardly a guarantee; 1 to 10 is usual.",
+            err=True,
+        )
+    if size < _FEW_RECORDS:
+        typer.echo(
+            f"Warning: of {size} records nothing can be learnt that the noise for one of them does not hide; take "
+            f"{_FEW_RECORDS} or more, better thousands.",
+            err=True,
+        )
 
 
 def mention_replaced(folder: RunFolder) -> None:

@@ -76,7 +76,10 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def _not_in(encoding: str) -> str:
-    return f'is not text in {encoding.upper()}; convert it, or declare its encoding, such as encoding = "latin-1"'
+    return (
+        f"is not text in {encoding.upper()}; convert it, or declare its encoding: noisette schema --encoding "
+        'latin-1, or encoding = "latin-1" in a schema or recipe'
+    )
 
 
 def parsed(
@@ -132,6 +135,7 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
     """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
     found: list[dict[str, Any]] = []
     wrong: list[int] = []
+    lacks = ""
     for index, line in enumerate(filter(str.strip, lines)):
         try:
             values: Any = json.loads(line)
@@ -140,12 +144,15 @@ def _objects(lines: Iterable[str]) -> list[list[str]]:
         alike = isinstance(values, dict) and (not found or values.keys() == found[0].keys())
         if not alike or any(isinstance(value, dict | list) for value in values.values()):
             wrong.append(index)
+            absent = [name for name in found[0] if name not in values] if found and isinstance(values, dict) else []
+            if absent and not lacks:
+                lacks = f"; row {index + 1} lacks {absent[0]!r}"
         else:
             found.append(values)
     if wrong:
         raise DataError(
             f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, with "
-            "null where a value is missing"
+            f"null where a value is missing{lacks}"
         )
     return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
 

@@ -31,7 +31,16 @@ from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
-from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, knots_for, learning_rate_for
+from noisette.training.defaults import (
+    MAX_GRAD_NORM,
+    MOMENTUM,
+    SIGNAL,
+    TABLE_NORM,
+    batches_for,
+    delta_for,
+    knots_for,
+    learning_rate_for,
+)
 
 Value = TypeVar("Value")
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
@@ -207,15 +216,15 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
         )
 
 
-def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, from_rows: Sequence[str]) -> str:
+def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, norm: float, from_rows: Sequence[str]) -> str:
     paragraphs = [
         f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
         f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
         "the ledger of the fit.",
         f"{run.steps} steps of DP-SGD: each row enters the batch of a step with probability "
-        f"{run.sampling_rate:.4g}, its gradient is clipped to norm 1, the sum gets Gaussian noise of standard "
-        f"deviation {run.noise_multiplier:.4g} and is divided by {run.expected_batch_size:,.0f}, a constant. "
-        f"Accountant: {run.accountant.name}. Declared size: {size:,} rows.",
+        f"{run.sampling_rate:.4g}, its gradient is clipped to norm {norm:g}, the sum gets Gaussian noise of "
+        f"standard deviation {norm * run.noise_multiplier:.4g} and is divided by {run.expected_batch_size:,.0f}, a "
+        f"constant. Accountant: {run.accountant.name}. Declared size: {size:,} rows.",
         "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
         "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
         "several rows; running time; and what predict returns about the rows that it is given.",
@@ -322,8 +331,11 @@ class PrivateEstimator(BaseEstimator):
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
         self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+        # At the larger norm no gradient of a rare class is cut, which a fit needs that has enough signal for the noise.
+        has_signal = curvature is None and float(self.epsilon) * size >= SIGNAL * math.sqrt(weights)
+        norm = TABLE_NORM if has_signal else MAX_GRAD_NORM
         run = privatize(
-            PerExampleClip(model, max_grad_norm=MAX_GRAD_NORM, capture="eager"),  # a step takes milliseconds
+            PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,
             (self._inputs(X), targets),
             expected_batch_size=self.batch_size_,
@@ -350,7 +362,7 @@ class PrivateEstimator(BaseEstimator):
             self.epsilon_ = run.epsilon(delta=self.delta_)
         self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
         self.read_from_rows_ = tuple(declared.read)
-        self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, declared.read)
+        self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, norm, declared.read)
         return self
 
     def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803

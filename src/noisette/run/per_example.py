@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
-from noisette.core.backward import UncoveredError
+from noisette.core.backward import UncoveredError, user_hooks_disabled
 from noisette.core.clip import (
     Accumulator,
     AdaptiveRule,
@@ -45,6 +46,8 @@ from noisette.rules.recomputed_blocks import Blocks, repeatable
 
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall, Returned
+
+_NEARLY_NOTHING = 1e-5  # the norm of a gradient that may be zero but for rounding
 
 
 class PerExampleClip:
@@ -119,6 +122,7 @@ class PerExampleClip:
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
+        self._is_first = True  # no microbatch has been added yet
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
@@ -198,6 +202,10 @@ class PerExampleClip:
         else:
             buffers, left = self.buffers.values(), self._still_to_come
             clipped = self._captured.clipped_sum(loss, microbatch, groups, public, buffers, left)
+        if self._is_first:
+            self._is_first = False
+            if microbatch.count > 1 and bool(clipped.norms.max() < _NEARLY_NOTHING):
+                self._check_alone(loss, microbatch, float(clipped.norms.sum()))
         self._add(clipped.sums, clipped.norms)
 
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
@@ -209,6 +217,27 @@ class PerExampleClip:
         }
         self._sums.add(sums)
         self._twice_counted |= counts
+
+    def _check_alone(self, loss: Loss, microbatch: Microbatch, alone: float) -> None:
+        """Refuse a loss over a batch, which has no gradient for any example alone, and has one for several joined.
+
+        The gradient of a sum or mean of losses of one example has at most the norm of all examples ``alone`` added up.
+        """
+        trained = [p for p in self._trained().values() if p.requires_grad]
+        try:
+            with torch.random.fork_rng(devices=[]), self.buffers.lent():
+                value = loss(self.model, *microbatch.args, **microbatch.kwargs).sum()
+            with user_hooks_disabled(trained):
+                joined = torch.autograd.grad(value, trained, allow_unused=True)
+        except Exception:  # of several examples a loss may raise anything
+            return
+        if 100 * alone < math.hypot(*(float(g.norm()) for g in joined if g is not None)) < math.inf:
+            raise PrivacyError(
+                "the loss of one example alone has no gradient, and that of several together has one, as that of pairs "
+                "or of the order of survival times: every step would release noise alone. Make each pair a record, "
+                "with users= for the people in it, or use a loss of one example, such as discrete-time survival: "
+                "docs/explanation/contract.md"
+            )
 
     def accumulate_nothing(self) -> None:
         """Take part in a microbatch of a sharded model of which this rank has no example."""

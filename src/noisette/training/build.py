@@ -18,6 +18,7 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
+from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.propagation import output_shape
@@ -289,7 +290,10 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
         return partial(nn.functional.cross_entropy, reduction="none")
     order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
     if set(order) != weights.keys():
-        raise ValueError(f"class_weights need a number for each class: {'=1,'.join(order)}=1")
+        unknown, absent = [n for n in weights if n not in order], [n for n in order if n not in weights]
+        wrong = [*(f"{name!r} is no class" for name in unknown), *(f"{name!r} has none" for name in absent)]
+        needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
+        raise ValueError(f"{needed}; {first_few(wrong)}")
     relative = relative_weights([weights[name] for name in order])
 
     def weighted(scores: Tensor, targets: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
 TABLE, TABLE_NORM = "table", 2.0
+# Epsilon times records, over the root of the number of weights, from which on linear models of tables have it too.
+SIGNAL = 1000.0
 MOMENTUM = 0.9
 
 

@@ -137,7 +137,7 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
         auc=auc,
         confusion=tuple(tuple(row) for row in table.tolist()),
         log_loss=log_loss,
-        base_log_loss=-float(shares @ np.log(shares)),
+        base_log_loss=abs(float(shares @ np.log(shares))),  # no -0.0
         mean_probabilities=means,
     )
 

@@ -348,7 +348,7 @@ class _Training:
 
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
-        measured = getattr(figures, "accuracy", None), getattr(figures, "rmse", None)
+        measured = (getattr(figures, name, None) for name in ("accuracy", "rmse", "log_loss"))
         self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:

@@ -19,6 +19,7 @@ from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
 from noisette.data.dataset import DataSet, Target, hold_out, refuse
+from noisette.data.tables import SUFFIXES
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
@@ -406,6 +407,14 @@ class Recipe:
             ValueError: the file is not TOML, or is not as :meth:`of` expects it.
         """
         tables = _toml(path)
+        own = tables.get("data")
+        is_schema = bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
+        if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
+            what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
+            raise ValueError(
+                f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
+                "and those of a column under [data.columns.NAME]"
+            )
         if data and isinstance(tables.get("data", {}), dict):
             tables["data"] = tables.get("data", {}) | data
         recipe = cls.of(tables, str(path))
@@ -446,6 +455,11 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        if path.name.lower().endswith((*SUFFIXES, ".npz")):
+            raise ValueError(
+                f"{path} is a table, where settings in TOML are expected: give it to noisette train as --data {path}, "
+                "or as the name under [data] of a recipe"
+            ) from error
         raise ValueError(f"{path} is not a TOML file: {error}") from error
 
 

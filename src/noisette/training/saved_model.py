@@ -57,7 +57,8 @@ class SavedModel:
             recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
             shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
+            said = getattr(error, "strerror", None) or error
+            raise ValueError(f"{folder} is not the folder of a finished run: {said}") from error
         began_with = "backbone" if recipe.model.backbone else "name"
         given = {"model": {began_with: pretrained}, "data": {"text": text}, "public": {"data": public}}
         tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}

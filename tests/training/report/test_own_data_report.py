@@ -73,14 +73,23 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
     assert "AUC 0.877 at a base rate of 83.3 %" in words(good)
     assert 'class="worse"' not in good
     for change, said in (
-        ({"log_loss": 0.46}, "Worse than the base rate in log loss."),
-        ({"log_loss": None, "accuracy": 0.8}, "Worse than the base rate in accuracy and log loss."),
+        ({"log_loss": 0.46}, "Worse than the base rate in log loss. To find more of the rare class, lower"),
+        ({"log_loss": None, "accuracy": 0.8}, "Worse than the base rate in accuracy and log loss. To find"),
+        ({"log_loss": 0.6, "base_log_loss": 0.5, "base_rate": 0.6}, "Worse than the base rate in log loss. More"),
     ):
         assert f'<p class="worse">{said}' in page(replace(held_out(facts), test=replace(FIGURES, **change)))
     even = replace(FIGURES, base_rate=0.6)
     assert "86.7 % test accuracy" in page(replace(held_out(facts), test=even))
     bad = NumberFigures(rmse=12.5, mae=4.0, base_rmse=12.0, base_mae=10.0, unit="h")
     assert "Worse than the best constant in RMSE" in page(replace(regression(facts), test=bad))
+
+
+def test_the_course_of_a_rare_class_is_its_log_loss(facts: Facts) -> None:
+    points = tuple(replace(point, test_log_loss=0.5 - point.step / 1000) for point in facts.points)
+    rare, even = replace(held_out(facts), points=points), replace(FIGURES, base_rate=0.6)
+    assert "Test log loss against ε" in page(rare)
+    assert "Test accuracy against ε" not in page(rare)
+    assert "Test accuracy against ε" in page(replace(rare, test=even))
 
 
 def test_the_set_of_the_figures_is_named(facts: Facts) -> None:

@@ -31,7 +31,8 @@ def numbers_of(shape: Shape) -> int:
 def need_axes(name: str, shape: Shape, axes: int, kind: str) -> None:
     """Raise ValueError unless examples have this many axes; ``kind`` describes such examples."""
     if len(shape) != axes:
-        raise ValueError(f"the model {name!r} needs {kind}, got examples of shape {tuple(shape)}")
+        of_rows = "; for rows of numbers take table, linear or mlp" if len(shape) == 1 else ""
+        raise ValueError(f"the model {name!r} needs {kind}, got examples of shape {tuple(shape)}{of_rows}")
 
 
 def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:

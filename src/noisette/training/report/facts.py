@@ -126,7 +126,8 @@ class ClassFigures:
         loss = math.inf if self.log_loss is None else self.log_loss
         found = {"accuracy": self.accuracy < self.base_rate, "log loss": loss > self.base_log_loss}
         worse = [name for name, is_worse in found.items() if is_worse]
-        return f"Worse than the base rate in {' and '.join(worse)}" if worse else ""
+        way_out = f". {_RARE}" if self.is_unbalanced else ""
+        return f"Worse than the base rate in {' and '.join(worse)}{way_out}" if worse else ""
 
     def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The name and the value of each figure, with the names of the classes."""
@@ -179,6 +180,7 @@ class Point:
     epsilon: float
     test_accuracy: float | None
     test_rmse: float | None = None  # of a predicted number instead, in its unit
+    test_log_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,10 @@ class ReleasedPart:
 
 
 _UNBALANCED = 0.8  # share of the more frequent of two classes
+_RARE = (
+    "To find more of the rare class, lower the threshold of its probability or give class weights: see "
+    "docs/how-to/unbalanced-classes.md"
+)
 # Keys of run.json that a run without privacy has no value for.
 _OF_PRIVACY = (
     *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from noisette.training.report.facts import Facts, percent, power_of_ten, upward
+from noisette.training.report.facts import ClassFigures, Facts, percent, power_of_ten, upward
 
 # Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes. paper.css has the colours of
 # a dark page.
@@ -131,9 +131,12 @@ def course_of_run(facts: Facts) -> list[tuple[Panel, str]]:
     privacy, data, panels = facts.recipe.privacy, facts.recipe.data, []
     tested = "public test examples" if data.holdout is None else "records held out"
     measured = {
+        "log loss": ("test log loss", [p.test_log_loss for p in facts.points]),
         "accuracy": ("test accuracy (%)", [p.test_accuracy and 100 * p.test_accuracy for p in facts.points]),
         "error": (f"test RMSE ({data.unit})" if data.unit else "test RMSE", [p.test_rmse for p in facts.points]),
     }
+    is_rare = isinstance(facts.test, ClassFigures) and facts.test.is_unbalanced and facts.test.log_loss is not None
+    del measured["accuracy" if is_rare else "log loss"]  # of a rare class accuracy says little
     for what, (vertical, values) in measured.items():
         found = [(p.epsilon, value) for p, value in zip(facts.points, values, strict=True) if value is not None]
         if found:
