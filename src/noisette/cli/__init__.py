@@ -49,6 +49,9 @@ def _options(
 
     Start with: noisette train
     """
+    for stream in (sys.stdout, sys.stderr):  # a path need not be UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:
@@ -60,7 +63,4 @@ def main() -> None:
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != here]  # python -m begins with it
     if not any((folder / "run.json").exists() for folder in (here, *here.parents)):
         sys.path.append(str(here))
-    for stream in (sys.stdout, sys.stderr):  # a path need not be UTF-8
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     app()
