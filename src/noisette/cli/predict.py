@@ -81,13 +81,13 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
 def _no_formula(text: str) -> str:
     """The text, quoted by an apostrophe where a spreadsheet would compute it; a number is none.
 
-    >>> [_no_formula(text) for text in ("=1+1", "-1.5", "a=b")]
-    ["'=1+1", '-1.5', 'a=b']
+    >>> [_no_formula(text) for text in ("=1+1", "-1.5", "-", "a=b")]
+    ["'=1+1", '-1.5', '-', 'a=b']
     """
     with suppress(ValueError):
         if math.isfinite(float(text)):
             return text
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{text}" if len(text) > 1 and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:
