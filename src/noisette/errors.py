@@ -124,4 +124,6 @@ def exactly_one(**arguments: object) -> None:
     """One of the arguments is given and the others are ``None``, or a ``ValueError`` names them."""
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) != 1:
-        raise ValueError(f"give exactly one of {' and '.join(arguments)}, got {' and '.join(given) or 'neither'}")
+        *first, last = arguments
+        none = "neither" if len(arguments) == 2 else "none"
+        raise ValueError(f"give exactly one of {', '.join(first)} and {last}, got {' and '.join(given) or none}")

@@ -185,3 +185,10 @@ def test_the_epsilon_curve_counts_prior_events():
     assert before == {PoissonGaussian(1.0, 16.0): 1, release: 500}
     with pytest.raises(ValueError, match="checkpoints"):
         epsilon_curve(release, checkpoints=[0, 10], delta=1e-5)
+
+
+@pytest.mark.parametrize("solve", [noise_multiplier_for, epsilon_for])
+def test_prior_events_that_are_a_path_are_refused_with_what_to_give(solve, tmp_path):
+    wanted = {"epsilon": 3.0} if solve is noise_multiplier_for else {"noise_multiplier": 2.0}
+    with pytest.raises(TypeError, match=r"such as Ledger\.read\(path\)\.events"):
+        solve(**wanted, delta=1e-5, sampling_rate=0.1, steps=100, prior_events=tmp_path / "ledger.jsonl")

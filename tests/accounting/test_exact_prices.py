@@ -9,10 +9,12 @@ import mpmath
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from support.exact_privacy import LaplaceLoss, Oracle, ReplacedLoss, SampledLoss, Truth
+from support.exact_privacy import ExchangedLoss, LaplaceLoss, Oracle, ReplacedLoss, SampledLoss, Truth
+from support.grid_privacy import Few, epsilon_of, epsilon_on_grids, releases_of
 
-from experiments.prices import HARD, SURE, Plan, compared, is_low, plans
+from experiments.prices import HARD, SURE, Plan, compared, is_low, rows
 from noisette.accounting import (
+    FixedSizeGaussian,
     Gaussian,
     GdpAccountant,
     GroupPrivacy,
@@ -31,26 +33,51 @@ def plan_of(row: dict[str, Any]) -> Plan:
 
 
 def test_no_price_is_below_the_known_truth() -> None:
-    for row in ROWS[::4]:
+    excesses = []
+    for row in ROWS[::16]:
         plan = plan_of(row)
         price = PldAccountant().compose(plan.events).epsilon(delta=plan.delta)
         assert not is_low(row | {"price": price}), plan
         is_full_often = any(isinstance(event, TruncatedPoissonGaussian) for event in plan.events)
-        assert price < row["truth"] * (1.2 if is_full_often else 1.004), plan
+        assert price < row["truth"] * (1.5 if is_full_often else 1.2), plan
+        excesses.append(price / row["truth"] - 1)
+    assert np.median(excesses) < 1e-4
 
 
-def test_the_oracle_finds_the_same_truth_again() -> None:
-    for row in ROWS[2:4]:
+def test_the_oracles_find_the_same_truth_again() -> None:
+    for row in ROWS[:2]:
         plan = plan_of(row)
-        assert Oracle(plan.events).epsilon(plan.delta)[0] == pytest.approx(row["truth"], rel=1e-7)
+        assert epsilon_on_grids(plan.events, plan.delta)[0] == pytest.approx(row["truth"], rel=1e-6)
+        assert Oracle(plan.events).epsilon(plan.delta)[0] == pytest.approx(row["truth"], rel=1e-6)
 
 
 @pytest.mark.slow
-def test_prices_of_four_hundred_plans_are_not_below_the_truth() -> None:
-    rows = [compared(plan, "pld") for plan in plans(400, seed=21)]
-    sure = [row for row in rows if row["error"] <= SURE]
-    assert not [row for row in sure if is_low(row)]
-    assert len(sure) > 200
+def test_prices_of_a_hundred_plans_are_not_below_the_truth() -> None:
+    found = [row for row in rows(100, 21, "pld") if row["error"] <= SURE]
+    assert not [row for row in found if is_low(row)]
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
+def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> None:
+    """Also where only rare losses are as large, and rounding hides their probability behind that of all others."""
+    for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1), FixedSizeGaussian(3, 1000, 1.5)):
+        closed = Truth({event: 1}, added=False)
+        delta = closed.delta(epsilon)
+        few = Few(releases_of(closed.losses, added=False), delta)
+        assert epsilon_of(few, delta)[0] == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "shift"), [(0.3, 1.2), (0.01, 0.8)])
+def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, shift: float) -> None:
+    loss = ExchangedLoss(rate, shift)
+
+    def above(z: float) -> float:
+        p, q = (math.exp(-(z**2) / 2) * (1 - rate + rate * math.exp(s * z - shift**2 / 2)) for s in (shift, -shift))
+        return max(0.0, p - math.exp(0.2) * q) / math.sqrt(2 * math.pi)
+
+    delta = quad(above, -12, 14, limit=500, epsabs=1e-16, points=[0, 1, 2, 4])[0]
+    few = Few(releases_of([(loss, 1)], added=False), delta)
+    assert epsilon_of(few, delta)[0] == pytest.approx(0.2, rel=1e-6)
 
 
 def test_a_low_price_is_found() -> None:

@@ -160,6 +160,7 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     assert "(--per record)" in run("charge", tmp_path, "--gaussian", 20).stderr
     assert run("charge", tmp_path, "--gaussian", 20, "--per", "record").exit_code == 0
     assert run("charge", tmp_path, "--zcdp", 0.01, "--per", "user").exit_code == 0
+    assert "zcdp, epsilon, laplace, discrete_gaussian and gaussian, got none" in run("charge", tmp_path).stderr
     refused = run("price", tmp_path, "--delta", "1e-5")
     assert refused.exit_code == 2
     for said in (
@@ -323,3 +324,4 @@ def test_price_of_one_declaration_is_one_number_and_of_several_without_divergenc
     assert "Declare everything together" in facts("price", tmp_path, "--delta", "1e-5")["whatever_was_chosen"]
     shown = " ".join(run("price", tmp_path, "--delta", "1e-5").stdout.split())
     assert "rdp-odometer not supported" in shown
+    assert "odometer DpAmount(epsilon=0.1, delta=1e-09" in shown

@@ -36,6 +36,7 @@ from noisette.accounting.events import (
     GroupPrivacy,
     Laplace,
     PoissonGaussian,
+    ReplacedPoissonGaussian,
     TruncatedPoissonGaussian,
     UserLevel,
 )
@@ -237,6 +238,24 @@ class ReplacedLoss:
 
 
 @dataclass(frozen=True)
+class ExchangedLoss:
+    """A record of a Poisson batch is replaced by one whose gradient has the other sign: under P the standard Gaussian
+    is moved by ``shift`` at the rate, under Q by as much to the other side. It is known to the grids alone.
+    """
+
+    rate: float
+    shift: float
+
+    def loss(self, z: np.ndarray) -> np.ndarray:
+        """The loss at outputs."""
+        rest, middle = math.log1p(-self.rate), math.log(self.rate) - self.shift**2 / 2
+        return np.logaddexp(rest, middle + self.shift * z) - np.logaddexp(rest, middle - self.shift * z)
+
+    def log_moment(self, p: np.ndarray) -> np.ndarray:
+        raise UndecidedError("not along a contour")
+
+
+@dataclass(frozen=True)
 class NodesLoss:
     """Losses that take these values, or are integrated over these values, with these probabilities under Q."""
 
@@ -313,6 +332,8 @@ def loss_of(event: Event, others: int = 0) -> Loss:
             return SampledLoss(one.sampling_rate, 1 / one.noise_multiplier, k)
         case FixedSizeGaussian(batch_size=b, size=n, noise_multiplier=sigma):
             return GaussianLoss(2 / sigma) if b == n else ReplacedLoss(SampledLoss(b / n, 2 / sigma))
+        case ReplacedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
+            return GaussianLoss(2 / sigma) if q == 1 else ExchangedLoss(q, 1 / sigma)
         case TruncatedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             full, kept = (float(each[0]) for each in _truncated(event, np.array([others])))
             return MixedLoss(((1 - full, SampledLoss(q, 1 / sigma)), (full, SampledLoss(kept, 2 / sigma))))
@@ -467,12 +488,12 @@ class Truth:
         top = float(self._k(np.array([start]))[0]) - start * epsilon
         peak = scale / (start * (start + 1))
         done, pieces, quiet, low, up, unresolved, largest = [], 0, 0, 0.0, scale, 0.0, 0.0
-        end = time.monotonic() + MOST_SECONDS
+        end = time.process_time() + MOST_SECONDS
         while quiet < 2 and pieces < MOST_PIECES:
             waiting, largest = [(low, up)], 0.0
             while waiting:
                 left, right = waiting.pop()
-                if time.monotonic() > end:
+                if time.process_time() > end:
                     pieces = MOST_PIECES
                 middle, pieces = (left + right) / 2, pieces + 1
                 whole, halves = sample(left, right), [sample(left, middle), sample(middle, right)]

@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from itertools import product
 from types import MappingProxyType
 
-from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
+from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease, check_events
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer
 from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant, PrivacyCurve
 from noisette.accounting.pld import PldAccountant
@@ -51,6 +51,7 @@ def check_ranges(**numbers: float | None) -> None:
 
 def with_releases(prior_events: Events, event: Event, times: int) -> Events:
     """The earlier events and this many further releases of one event."""
+    check_events(prior_events)
     return {**prior_events, event: prior_events.get(event, 0) + times}
 
 

@@ -137,13 +137,15 @@ def in_whole_rounds(event: Event, times: int) -> int:
 def check_events(events: Events) -> None:
     """Check that keys are events of one neighbouring relation and values are integers of at least one."""
     relations: dict[str, Event] = {}
+    if not isinstance(events, Mapping):
+        raise TypeError(f"expected a mapping from events to times, such as Ledger.read(path).events, got {events!r}")
     for event, times in events.items():
         if not isinstance(event, Event):
             raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")
         count(times=times)
         relations.setdefault(event.relation, event)
     if len(relations) > 1:
-        listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
+        listed = "; ".join(f"{type(event).__name__}: {relation}" for relation, event in relations.items())
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "

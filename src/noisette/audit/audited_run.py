@@ -38,7 +38,6 @@ from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
 from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.nn import models
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
@@ -200,7 +199,7 @@ class AuditedRun:
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / RUN_FILE} is altered: it names no event ({error})") from error
         _check_ledger(folder / LEDGER_FILE, {**released, event: run.steps})
-        recipe, known = run.told_recipe, model is not None or run.told_recipe.model.name in models.names()
+        recipe, known = run.told_recipe, model is not None or run.is_built_in
         recipe = run.recipe_with(model, folder) if known else recipe
         bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
         inputs = np.zeros((0, *run.input_shape), np.int64 if vectors or words else np.float32)
@@ -217,7 +216,9 @@ class AuditedRun:
         )
         unknown = _unknown(recipe, run.data, run.public_weights)
         if not known:
-            unknown = f"its model {recipe.model.name!r}, which --model gives" + (f", and {unknown}" if unknown else "")
+            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives" + (
+                f", and {unknown}" if unknown else ""
+            )
         return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
 
     @property

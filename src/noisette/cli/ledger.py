@@ -327,6 +327,8 @@ def price(
         rows.append((RenyiOdometer.name, adaptive, RenyiOdometer.description))
         taken = f"{declarations}; the accountants take them as declared together: see the odometer"
         below.append(("declarations", taken))
+        if not isinstance(adaptive, float):
+            below.append(("odometer", str(adaptive)))
     for name, value, description in rows:  # the reason is printed where one accountant is chosen
         table.add_row(name, rounded_up(value) if isinstance(value, float) else "not supported", description)
     if left <= 0:

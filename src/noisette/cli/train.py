@@ -35,6 +35,7 @@ from noisette.cli.options import (
 )
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
+from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training.recipe import (
     BATCH_NORMS,
@@ -95,6 +96,7 @@ _Schema = Annotated[
 ]
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
+_BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
 _COMPILED = "Whether the step is compiled: auto, where the run is long enough; yes, which waits for it; or no."
 _VIEWS = "Views of an image, mirrored unless the recipe says otherwise, whose mean gradient is clipped."
@@ -110,6 +112,7 @@ def train(
     recipe: _Recipe = None,
     data: Annotated[_Text, option("NAME", _FILES, "digits")] = None,
     model: Annotated[_Text, option("NAME", _MODELS, _SUITED)] = None,
+    backbone: Annotated[_Text, option("NAME", _BACKBONES)] = None,
     out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
     resume: Annotated[
         Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
@@ -200,14 +203,14 @@ def train(
         given["class_weights"] = _weights(class_weights)
     tables = {t: {f.name: given[f.name] for f in fields(of) if f.name in given} for t, of in _TABLES.items()}
     others = {
-        "model": {"name": model, "batch_norm": batch_norm},
+        "model": {"name": model, "backbone": backbone, "batch_norm": batch_norm},
         "public": {"data": public, "examples": public_examples},
     }
     tables |= {t: {name: value for name, value in table.items() if value is not None} for t, table in others.items()}
     if data is not None:
         tables["data"]["name"] = data
     declared = (read_schema(columns) if columns else {}) | tables.pop("data")
-    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
+    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer, backbone)
     settings = base.changed(tables, "the settings")
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)

@@ -20,6 +20,7 @@ from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.propagation import output_shape
 from noisette.nn import (
     MirrorAndShift,
     MirrorAverage,
@@ -33,6 +34,8 @@ from noisette.nn import (
 )
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.nn.models.backbone_features import fixed_features
+from noisette.nn.models.backbones import folder_of
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss, StoredViewsAverage
 from noisette.ranks import AnyRanks
@@ -115,7 +118,8 @@ class TrainingSetup:
             stored = partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
         if fixed is not None and section.test_flip:
             of_tests = partial(fixed_views, views=2, flip=True, shift=0)
-        self.examples = Examples(data.train, fixed, device, stored)
+        kept = recipe.model.backbone is not None
+        self.examples = Examples(data.train, fixed, device, stored, kept=kept)
         # What the model takes for one example, or for each of its views.
         inputs = self.examples.tensors[0]
         self.inputs = inputs if stored is None else inputs.flatten(0, 1)
@@ -127,7 +131,7 @@ class TrainingSetup:
             self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
         numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
         self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
-        self.test = Examples(data.test, fixed, device, of_tests).tensors if data.test else None
+        self.test = Examples(data.test, fixed, device, of_tests, kept=kept).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
@@ -151,6 +155,8 @@ class TrainingSetup:
 
 def sha256_of_first_weights(model: ModelSection) -> str:
     """The SHA-256 of the public weights that a run begins with, "" if there are none."""
+    if model.backbone is not None:
+        return sha256_of_weights(folder_of(model.backbone))
     if is_folder_of_model(model.name):
         return sha256_of_weights(Path(model.name))
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
@@ -175,6 +181,10 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     words = None if data.vectors is None else nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
     if words:
         shape = (*shape, words.embedding_dim)
+    if recipe.model.backbone:
+        features = fixed_features(recipe.model.backbone, shape, words=bool(data.words))
+        head = models.build(recipe.model.name, output_shape(features, shape), data.classes)
+        return models.FixedFeatures(features, head)
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)

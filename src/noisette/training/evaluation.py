@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
+from noisette.training.feature_cache import cached_features
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -23,7 +27,8 @@ _AT_ONCE = 100
 class Examples(TensorDataset):
     """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    With ``views`` they are the features of these views of each image, (n, views, ...).
+    With ``views`` they are the features of these views of each image, (n, views, ...). Features of whole examples that
+    take long are ``kept`` on disk for later runs.
 
     On another machine the features are rounded differently, so a resumed run recognises its records by the split.
     """
@@ -34,9 +39,16 @@ class Examples(TensorDataset):
         fixed: nn.Module | None,
         device: torch.device,
         views: Callable[[Tensor], Tensor] | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        super().__init__(inputs.to(device) if fixed is None else features_of(inputs, fixed, device, views), targets)
+        found = inputs.to(device)
+        if fixed is not None and kept and views is None:
+            found = cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
+        elif fixed is not None:
+            found = features_of(inputs, fixed, device, views)
+        super().__init__(found, targets)
         self.known_by = (split.inputs, split.targets)
 
 
@@ -55,7 +67,10 @@ def features_of(
     shape = of(inputs.new_zeros((1, *inputs.shape[1:]))).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
-    for place, part in pairs:
+    shown = Console(stderr=True)
+    for place, part in track(
+        pairs, "features", -(-len(inputs) // _AT_ONCE), console=shown, disable=not shown.is_terminal
+    ):
         place.copy_(of(part))
     return features
 

@@ -18,6 +18,7 @@ from noisette.accounting import Ledger
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.data.columns import declared
 from noisette.nn.models import names as model_names
+from noisette.nn.models.backbones import PACKAGES
 from noisette.training.recipe import Recipe
 
 RUN_FILE, WEIGHTS_FILE = "run.json", "model.safetensors"
@@ -135,7 +136,14 @@ class FinishedRun:
         ):
             if count > limit:
                 raise ValueError(f"{name} is larger than the model in {WEIGHTS_FILE} can be made for")
-        for name in (recipe.data.name, recipe.data.test, recipe.model.weights, recipe.public.data, recipe.model.name):
+        for name in (
+            recipe.data.name,
+            recipe.data.test,
+            recipe.model.weights,
+            recipe.public.data,
+            recipe.model.name,
+            recipe.model.backbone,
+        ):
             if name and (Path(name).name != name or "\0" in name or len(name) > _LONGEST_NAME):
                 raise ValueError(f"expected the name of a file without its folder, got {name[:_LONGEST_NAME]!r}")
 
@@ -162,14 +170,22 @@ class FinishedRun:
                     + (f"if you trust it, give --model {name}" if given is None else f"{given!r} is another one")
                 )
             _import_elsewhere(name, folder)
-        elif name in model_names():
+        elif self.is_built_in:
             if given is not None:
                 raise ValueError(f"the run has the built-in model {name!r}; leave --model out")
         elif given is None:
-            raise ValueError(f"the run began with the model in a folder {name!r}; give this folder with --model")
-        elif not (Path(given) / "config.json").is_file():
-            raise ValueError(f"{given} is not the folder of a model, as save_pretrained writes it")
-        return recipe if given is None else recipe.changed({"model": {"name": given}}, "the run")
+            began = recipe.model.backbone or name
+            raise ValueError(f"the run began with the model in a folder {began!r}; give this folder with --model")
+        elif not Path(given).is_dir():
+            raise ValueError(f"{given} is not the folder of a model")
+        began_with = "backbone" if recipe.model.backbone and ":" not in name else "name"
+        return recipe if given is None else recipe.changed({"model": {began_with: given}}, "the run")
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the model needs neither code nor a folder of others."""
+        model = self.told_recipe.model
+        return model.name in model_names() and (model.backbone is None or model.backbone in PACKAGES)
 
 
 def _import_elsewhere(name: str, folder: Path) -> None:

@@ -21,6 +21,7 @@ from noisette.data.columns import Columns, Declaration, DeclarationError, ImageF
 from noisette.data.dataset import DataSet, Target, hold_out, refuse
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
+from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 # Names that a recipe can choose from
@@ -176,6 +177,8 @@ class ModelSection:
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
     # how many principal components of public examples take the place of fixed features; 0 for none
     whitened: _Whole = 0
+    # a public network in front of the model, whose features are fixed: a package that brings one, or a folder
+    backbone: str | None = None
 
 
 @declared
@@ -307,8 +310,10 @@ class Recipe:
             yield "frozen weights are not standardised; give frozen = [], or leave out weight_standardised"
         if model.whitened and model.standardised:
             yield "whitened features have mean 0 already; leave out standardised, or whitened"
-        if model.weights is not None and self.projection.components:
+        if (model.weights is not None or model.backbone is not None) and self.projection.components:
             yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
+        if model.weights is not None and model.backbone is not None:
+            yield "a backbone brings its own weights; leave out weights, or backbone"
 
         of_features = model.standardised or model.whitened > 0
         # a file of weights holds the statistics of frozen norms
@@ -406,7 +411,8 @@ class Recipe:
         recipe = cls.of(tables, str(path))
         if "name" in tables.get("model", {}):
             return recipe
-        return replace(recipe, model=replace(recipe.model, name=suited_model(recipe.data)))
+        name = "linear" if recipe.model.backbone else suited_model(recipe.data)
+        return replace(recipe, model=replace(recipe.model, name=name))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
@@ -502,24 +508,28 @@ _KNOWN_TO_WORK = {
 }
 
 
-def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None) -> Recipe:
+def default_recipe(
+    data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None, backbone: str | None = None
+) -> Recipe:
     """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
 
-    ``data`` are fields of the recipe's table ``data``; names of a model and an optimizer are given if they are chosen.
+    ``data`` are fields of the recipe's table ``data``; names of a model, an optimizer and a public network in front of
+    the model are given if they are chosen.
 
     >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
     210
     """
     section = DataSection(**data)
-    name = model or suited_model(section)
-    privacy, training = _KNOWN_TO_WORK.get(section.name) or _suited(section, name)
+    name = model or ("linear" if backbone else suited_model(section))
+    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
+    privacy, training = known or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
-    return Recipe(section, ModelSection(name), privacy=privacy, training=training)
+    return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
 def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
@@ -580,7 +590,8 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
 
 def declaration_of(recipe: Recipe) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
-    section, model = recipe.data, Path(recipe.model.name)
+    section = recipe.data
+    network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
     return Declaration(
         classes=section.classes,
         size=section.size,
@@ -590,7 +601,7 @@ def declaration_of(recipe: Recipe) -> Declaration:
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
         text=section.text,
-        numbering=Numbering(section.tokens, section.words, model if (model / "config.json").is_file() else None),
+        numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
         decimal=section.decimal,
         thousands=section.thousands,
         encoding=section.encoding,

@@ -66,7 +66,7 @@ def is_folder_of_model(name: str) -> bool:
 def sha256_of_weights(folder: Path) -> str:
     """The SHA-256 of all files of weights in a folder, in the order of their names."""
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.pth"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

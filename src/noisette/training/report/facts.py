@@ -235,7 +235,7 @@ _OF_PRIVACY = (
     *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),
     *("noise_multiplier", "lipschitz", "steps", "steps_lost", "resumed", "ledger_head", "search", "declarations"),
 )
-_PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data"))
+_PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("model", "backbone"), ("public", "data"))
 
 
 @dataclass(frozen=True)

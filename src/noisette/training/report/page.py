@@ -13,6 +13,7 @@ from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.data import names
+from noisette.nn.models.backbones import PACKAGES
 from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
@@ -124,8 +125,8 @@ def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
 def _loading(facts: Facts) -> str:
     """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
     recipe, given = facts.recipe, ""
-    if facts.public_weights and recipe.model.weights is None:
-        given = f', model=Path("{facts.model_name}")'
+    if facts.public_weights and recipe.model.weights is None and recipe.model.backbone not in PACKAGES:
+        given = f', model=Path("{Path(recipe.model.backbone or facts.model_name).name}")'
     elif ":" in facts.model_name:
         given = f', model="{facts.model_name}"'
     if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():

