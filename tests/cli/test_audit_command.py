@@ -10,7 +10,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import save_file
 
-from command_line import FILES, noisette, train
+from command_line import FILES, noisette, reseal, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.core.noise import GaussianNoise
 from noisette.nn.models import build
@@ -137,7 +137,7 @@ def changed(run: Path, place: Path, **facts: object) -> Path:
     place.mkdir()
     for file in run.iterdir():
         (place / file.name).write_bytes(file.read_bytes())
-    (place / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | facts))
+    reseal(place, json.loads((run / "run.json").read_text()) | facts)
     return place
 
 
@@ -205,9 +205,12 @@ def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     (place / "run.json").write_text("[]")
     assert "expected a JSON object" in audit(place, out=tmp_path / "out").stderr
     (place / "run.json").write_text('{"claim": true}')
-    assert "lacks 'event'" in audit(place, out=tmp_path / "out").stderr
+    assert "lacks 'sealed'" in audit(place, out=tmp_path / "out").stderr
+    reseal(place, {"claim": True})
+    assert "lacks 'recipe', 'data'" in audit(place, out=tmp_path / "out").stderr
     weights = changed(run, tmp_path / "weights")
     (weights / "model.safetensors").write_bytes(b"nothing")
+    reseal(weights, json.loads((weights / "run.json").read_text()))
     done = audit(weights, "--pairs", "0", "--steps", "2", "--membership", out=tmp_path / "out")
     assert done.exit_code == 2
     assert "does not contain the weights of the run's model" in done.stderr

@@ -22,6 +22,7 @@ from noisette.accounting import (
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_up
+from noisette.training.finished_run import sealed
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
 FIRST = PoissonGaussian(0.01, 4.0)
@@ -195,7 +196,8 @@ def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
     refused = run("price", folder)
     assert (refused.exit_code, "give --delta, such as" in refused.stderr) == (2, True)
     (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(json.dumps({"recipe": {"privacy": {"delta": 1e-7}}}))
+    told = {"recipe": {"privacy": {"delta": 1e-7}}}
+    (folder / name).write_text(sealed(told, {}) if name == "run.json" else json.dumps(told))
     options = ("price", folder, "--accountant", "rdp")
     assert facts(*options) == facts(*options, "--delta", "1e-7")
     assert facts(*options, "--delta", "1e-5")["delta"] == 1e-5

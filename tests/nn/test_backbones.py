@@ -127,5 +127,5 @@ def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(
     assert str(images.parent) not in (out / "run.json").read_text(), "folders of the user are not published"
     with pytest.raises(ValueError, match="began with the model in a folder 'tiny-vit'; give this folder with --model"):
         SavedModel.of_run(out)
-    saved = SavedModel.of_run(out, pretrained=images)
+    saved = SavedModel.of_run(out, model=images)
     assert saved.model(torch.rand(2, 1, 8, 8)).shape == (2, 10)

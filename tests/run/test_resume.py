@@ -282,6 +282,17 @@ def test_another_runs_ledger_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path / "a", pair(), PrivacyError, "belongs to another run")
 
 
+def test_a_checkpoint_does_not_choose_a_file_elsewhere_to_write_to(tmp_path: Path) -> None:
+    begun(tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "run" / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
+    (tmp_path / "run" / "ledger.jsonl").symlink_to(tmp_path / "other" / "ledger.jsonl")
+    with pytest.raises(ValueError, match=r"names a ledger in another folder, .*other/ledger\.jsonl"):
+        go_on(tmp_path / "run")
+    with go_on(tmp_path / "run", ledger=tmp_path / "other" / "ledger.jsonl") as run:
+        assert run.steps_taken == 3
+
+
 def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
     with begin(tmp_path, ledger=Ledger()) as run, pytest.raises(ValueError, match=r"give\s+privatize a Ledger\(path\)"):
         run.save(tmp_path / "saved")

@@ -18,6 +18,7 @@ from noisette.cli import app
 from noisette.cli.watch import Watch
 from noisette.run.private import PrivateRun
 from noisette.training.evaluation import Point
+from noisette.training.finished_run import sealed
 
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 
@@ -32,6 +33,12 @@ def train(*options: object) -> Result:
 
 def facts(out: Path | str) -> dict[str, Any]:
     return json.loads(Path(out, "run.json").read_text())
+
+
+def reseal(run: Path, facts: dict[str, Any]) -> None:
+    """Write facts into a run folder with a seal that fits them and the other files, as whoever forges them would."""
+    files = {name: (run / name).read_bytes() for name in FILES - {"ledger.jsonl", "run.json"} if (run / name).exists()}
+    (run / "run.json").write_text(sealed({key: value for key, value in facts.items() if key != "sealed"}, files))
 
 
 def words(path: Path | str) -> str:

@@ -59,8 +59,9 @@ def digits(side: int = 8) -> DataSet:
     return replace(data, train=of(data.train), test=of(data.test), declared_size=300)
 
 
-def run(of: Recipe, data: DataSet) -> Outcome:
-    return train(of, data, ledger_path=None, on_step=pass_by, points=2)
+def run(of: Recipe, data: DataSet, folder: Path | None = None) -> Outcome:
+    ledger = folder and folder / "ledger.jsonl"
+    return train(of, data, ledger_path=ledger, on_step=pass_by, points=2)
 
 
 def saved(outcome: Outcome, folder: Path) -> nn.Module:
@@ -73,7 +74,7 @@ def saved(outcome: Outcome, folder: Path) -> nn.Module:
 @pytest.mark.parametrize(("model", "side"), [("cnn", 8), ("scattering", 16)])
 def test_the_published_model_is_the_one_that_was_tested(model: str, side: int, tmp_path: Path) -> None:
     data = digits(side)
-    outcome = run(recipe(model=model), data)
+    outcome = run(recipe(model=model), data, tmp_path)
     assert data.test is not None
     inputs, targets = torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets)
     scores = outcome.model(inputs)
@@ -129,7 +130,9 @@ def standardised(model: str = "cnn", *, weights: bool = True, test_flip: bool = 
 
 def test_inputs_and_weights_are_standardised_in_the_published_model(tmp_path: Path) -> None:
     data = load("digits")
-    outcome = train(standardised(test_flip=True), data, ledger_path=None, on_step=pass_by, points=1)
+    outcome = train(
+        standardised(test_flip=True), data, ledger_path=tmp_path / "ledger.jsonl", on_step=pass_by, points=1
+    )
     assert data.test is not None
     inputs = torch.as_tensor(data.test.inputs)
     assert isinstance(outcome.model, MirrorAverage)
@@ -179,7 +182,7 @@ def public() -> DataSet:
 
 
 def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: DataSet, public: DataSet) -> None:
-    outcome = train(WHITENED, data, public=public, ledger_path=None, on_step=pass_by, points=1)
+    outcome = train(WHITENED, data, public=public, ledger_path=tmp_path / "ledger.jsonl", on_step=pass_by, points=1)
     assert isinstance(outcome.model, models.FixedFeatures)
     features, whitening = outcome.model.features
     assert isinstance(whitening, Whitening)

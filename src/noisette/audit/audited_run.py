@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +42,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
+from noisette.training.finished_run import RUN_FILE, FinishedRun
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
 
@@ -144,7 +144,6 @@ def audit_run(
     return RunAudit(inside, outside, points, false_alarm)
 
 
-RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
 
 
@@ -190,29 +189,37 @@ class AuditedRun:
         return cls(recipe, run.event, run.steps, released, recipe.privacy.epsilon, data)
 
     @classmethod
-    def of_run(cls, folder: Path) -> Self:
-        facts = _facts(folder)
+    def of_run(cls, folder: Path, model: str | Path | None = None) -> Self:
+        """The run in a folder; ``model`` as for :meth:`SavedModel.of_run`, without which its own code is not run."""
+        run = FinishedRun.read(folder)
+        if run.event is None:
+            raise ValueError(f"{folder} is a run without privacy, a baseline: it has no guarantee to audit")
         try:
-            event, recipe = event_of(facts["event"]), Recipe.of(facts["recipe"], RUN_FILE)
-            released = {event_of(of_event): times for of_event, times in facts["released"]}
-            _check_ledger(folder / LEDGER_FILE, {**released, event: facts["steps"]})
-            bounds, vectors, words = recipe.data.target, facts["word_vectors"], facts["words"]
-            inputs = np.zeros((0, *facts["input_shape"]), np.int64 if vectors or words else np.float32)
-            shapes = DataSet(
-                facts["data"],
-                Split(inputs, np.zeros(0, np.float32 if bounds else np.int64)),
-                None,
-                facts["classes"],
-                facts["declared_size"],
-                "",
-                np.zeros(vectors, np.float32) if vectors else None,
-                words,
-                Target(*bounds) if bounds else None,
+            event, released = event_of(run.event), {event_of(of_event): times for of_event, times in run.released}
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder / RUN_FILE} is altered: it names no event ({error})") from error
+        _check_ledger(folder / LEDGER_FILE, {**released, event: run.steps})
+        recipe, known = run.told_recipe, model is not None or run.is_built_in
+        recipe = run.recipe_with(model, folder) if known else recipe
+        bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
+        inputs = np.zeros((0, *run.input_shape), np.int64 if vectors or words else np.float32)
+        shapes = DataSet(
+            run.data,
+            Split(inputs, np.zeros(0, np.float32 if bounds else np.int64)),
+            None,
+            run.classes,
+            run.declared_size,
+            "",
+            np.zeros(vectors, np.float32) if vectors else None,
+            words,
+            Target(*bounds) if bounds else None,
+        )
+        unknown = _unknown(recipe, run.data, run.public_weights)
+        if not known:
+            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives" + (
+                f", and {unknown}" if unknown else ""
             )
-            unknown = _unknown(recipe, facts["data"], facts["public_weights"])
-            return cls(recipe, event, facts["steps"], released, facts["epsilon"], shapes, unknown)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error
+        return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
 
     @property
     def other_batches(self) -> str:
@@ -300,21 +307,6 @@ def _other_batches(recipe: Recipe) -> str:
     if recipe.data.users is not None:
         return "a guarantee for users"
     return "" if recipe.training.batches == "poisson" else f"{recipe.training.batches} batches"
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    path = folder / RUN_FILE
-    try:
-        facts = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder} contains no {RUN_FILE}; give the folder of a finished run, or a recipe") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is truncated or altered: {error}") from error
-    if not isinstance(facts, dict):
-        raise ValueError(f"{path} is truncated or altered: expected a JSON object")
-    if facts.get("private") is False:
-        raise ValueError(f"{folder} is a run without privacy, a baseline: it has no guarantee to audit")
-    return facts
 
 
 def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,9 +49,18 @@ def _options(
 
     Start with: noisette train
     """
+    for stream in (sys.stdout, sys.stderr):  # a path need not be UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:
-    """Run the command. Models given as package.module:callable are also found in the current folder."""
-    sys.path.append(str(Path.cwd()))
+    """Run the command. Models given as package.module:callable are also found in the current folder.
+
+    Not in the folder of a run, or inside it: its files are data, which others may have written.
+    """
+    here = Path.cwd()
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != here]  # python -m begins with it
+    if not any((folder / "run.json").exists() for folder in (here, *here.parents)):
+        sys.path.append(str(here))
     app()

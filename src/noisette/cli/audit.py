@@ -14,7 +14,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import atomic_files
-from noisette.cli.options import INTERRUPTED, DataDir, option, plain_errors
+from noisette.cli.options import INTERRUPTED, DataDir, RunModel, option, plain_errors
 from noisette.training import keep_freed_memory
 from noisette.training.run_folder import in_words, unfinished_runs
 
@@ -62,6 +62,7 @@ def audit(
     shadows: Annotated[
         int, _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none.")
     ] = 0,
+    model: RunModel = None,
     out: Annotated[Path | None, option("DIR", "Folder for the results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -80,11 +81,11 @@ def audit(
     )
     keep_freed_memory()
     try:
-        run = _audited(place, data_dir)
+        run = _audited(place, data_dir, model)
         if membership:
             _check_members(run)
         made, remarks = _audits(run, steps, pairs, whole_run)
-        attacked = _attacked(run, place, data_dir, shadows) if membership else None
+        attacked = _attacked(run, place, data_dir, shadows, model) if membership else None
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -123,7 +124,7 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
     return made, remarks
 
 
-def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int) -> Membership:
+def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int, model: str | None) -> Membership:
     """Attack the model in the folder of the run with its records. It has too low a confidence to refute anything."""
     from noisette.audit import membership_of
     from noisette.cli.watch import Watch
@@ -139,7 +140,7 @@ def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int
 
     with Watch("shadow models") as watch:
         return membership_of(
-            SavedModel.of_run(folder).model,
+            SavedModel.of_run(folder, model).model,
             data,
             epsilon=run.epsilon,
             delta=run.delta,
@@ -149,12 +150,14 @@ def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int
         )
 
 
-def _audited(place: Path, data_dir: Path | None) -> AuditedRun:
+def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
     from noisette.training.recipe import Recipe, load_data
 
     if place.is_dir():
-        return AuditedRun.of_run(place)
+        return AuditedRun.of_run(place, model)
+    if model is not None:
+        raise ValueError("a recipe names its model itself; --model is for the folder of a run")
     recipe = Recipe.read(place)
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
 

@@ -188,9 +188,13 @@ def _dataset(path: Path, given: str | None) -> str:
 
 
 def _read(place: Path) -> tuple[Path, Ledger]:
+    from noisette.training.finished_run import sealed_facts
+
     path = ledger_at(place)
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
+    if (path.parent / "run.json").is_file():
+        sealed_facts(path.parent)
     return path, Ledger.read(path)
 
 

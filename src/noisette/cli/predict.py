@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisette.cli.options import listed, option, plain_errors
+from noisette.cli.options import RunModel, listed, option, plain_errors
+from noisette.training.finished_run import sealed_facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,9 +35,7 @@ def predict(
         ),
     ],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
-    model: Annotated[
-        Path | None, option("DIR", "The folder of Hugging Face that the run began with, if it began with one.")
-    ] = None,
+    model: RunModel = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
     keep: Annotated[str | None, option("A,B,..", "Columns of the rows to repeat in front of the predictions.")] = None,
 ) -> None:
@@ -48,11 +48,10 @@ def predict(
     """
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    if not (run / "run.json").is_file():  # before torch is imported, which takes seconds
-        raise ValueError(f"{run} is not the folder of a finished run: it has no run.json")
+    is_private = sealed_facts(run).get("private")  # before torch is imported, which takes seconds
     from noisette.training.saved_model import SavedModel
 
-    if (facts := json.loads((run / "run.json").read_bytes())) and facts.get("private") is False:
+    if not is_private:
         typer.echo(
             "The model is of a run without privacy: predictions may tell about the records it was trained on.", err=True
         )
@@ -62,7 +61,7 @@ def predict(
     else:
         from noisette.accounting import atomic_files
 
-        atomic_files.write(out, content.encode())
+        atomic_files.write(out, content.encode(errors="surrogateescape"))  # names of images need not be UTF-8
         typer.echo(f"predictions  {out}")
 
 
@@ -79,8 +78,20 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     lines = _lines(saved, *saved.predict(inputs))
     lines = lines if kept is None else [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """The text, quoted by an apostrophe where a spreadsheet would compute it; a number is none.
+
+    >>> [_no_formula(text) for text in ("=1+1", "-1.5", "-", "a=b")]
+    ["'=1+1", '-1.5', '-', 'a=b']
+    """
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return text
+    return f"'{text}" if len(text) > 1 and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:

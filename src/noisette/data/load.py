@@ -54,17 +54,23 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
         return _built_in(name, data_dir, declaration)
     path = Path(name)
     if path.is_dir():
-        return read_images(path, declaration)
+        return _not_empty(read_images(path, declaration))
     if path.is_file() and path.name.lower().endswith(".npz"):
-        return read_arrays(path, declaration)
+        return _not_empty(read_arrays(path, declaration))
     if path.is_file() and path.name.lower().endswith(tables.SUFFIXES):
-        return tables.read_set(path, declaration)
+        return _not_empty(tables.read_set(path, declaration))
     own = f"or the path of a folder, {', '.join(tables.SUFFIXES)}, .npz"
     if path.is_file():
         raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
     close = close_name(name, names())
     hint = f" Did you mean {close}?" if close else ""
     raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
+
+
+def _not_empty(data: DataSet) -> DataSet:
+    splits = {"train": data.train, "test": data.test}
+    refuse(data.name, [f"{name} holds no records" for name, split in splits.items() if split and not len(split.inputs)])
+    return data
 
 
 def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> DataSet:

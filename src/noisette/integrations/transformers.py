@@ -364,7 +364,8 @@ class PrivateTrainer(Trainer):
             saved, now = SavedRun.read(checkpoint / _RUN), declared(self.args)
             check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
             self._create_scheduler(saved.terms.steps)  # before the optimizer gets its learning rates back
-            run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
+            ledger = Path(self.args.ledger) if self.args.ledger else checkpoint.parent / "ledger.jsonl"
+            run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records, ledger=ledger)
             self.lr_scheduler.load_state_dict(run.extras["schedule"])
             self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         self.state.max_steps = run.steps

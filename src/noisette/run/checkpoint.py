@@ -268,6 +268,19 @@ class SavedRun:
         }
         model.load_state_dict(of_model)
 
+    def ledger_near(self, folder: Path) -> Path:
+        """The path of the ledger, in the folder of the checkpoint or in the one around it.
+
+        Raises:
+            ValueError: it is elsewhere: a checkpoint from others must not choose the file that is written to.
+        """
+        place, own = (folder / self.ledger).resolve(), folder.resolve()
+        if place.parent not in (own, own.parent):
+            raise ValueError(
+                f"the checkpoint names a ledger in another folder, {place}; if it is the run's, pass ledger="
+            )
+        return place
+
     def open_ledger(self, path: Path) -> Ledger:
         """The ledger of the run at this path, open for writing; with the errors of :class:`Ledger`."""
         if not path.is_file():

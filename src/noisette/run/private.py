@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -209,6 +210,8 @@ class PrivateRun(DpSgd):
         dataset = without_frames(dataset)
         dtypes = {p.dtype for p in bound.parameters.values()}
         records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
+        if not records.size and ranks.size == 1:
+            warnings.warn("the data set is empty: the run will learn from noise alone", stacklevel=4)
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
@@ -435,7 +438,8 @@ class PrivateRun(DpSgd):
             bound, optimizer: of a model like the saved one; they get the saved weights and state.
             dataset, users: the same records, and the same ids. A pass over the data that was under way begins anew.
             accountant, collate_fn, ranks: as for :func:`privatize`.
-            ledger: the run's ledger; opened at its path, relative to the folder, unless given.
+            ledger: the run's ledger; unless given, the one in the folder or in that around it which the checkpoint
+                names.
             saved: what the checkpoint says, where another file holds it; the folder has the fingerprint of the records.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
@@ -461,7 +465,7 @@ class PrivateRun(DpSgd):
             ranks.check_equal(
                 "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
             )
-            place = folder / saved.ledger if ledger is None else ledger
+            place = saved.ledger_near(folder) if ledger is None else ledger
             ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
             if own is not None:
                 owned.callback(own.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
@@ -19,10 +18,9 @@ from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
-from noisette.nn.models.backbones import PACKAGES
-from noisette.nn.models.factory import is_folder_of_model
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
+from noisette.training.finished_run import WEIGHTS_FILE, FinishedRun
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
 
 
@@ -38,55 +36,44 @@ class SavedModel:
 
     @classmethod
     def of_run(
-        cls, folder: Path, pretrained: Path | None = None, text: str | None = None, public: Path | None = None
+        cls, folder: Path, model: str | Path | None = None, text: str | None = None, public: Path | None = None
     ) -> SavedModel:
         """The model in a run folder.
 
         Args:
             folder: as ``noisette train`` writes it.
-            pretrained: the folder of Hugging Face that the run began with, whose tokenizer is needed.
+            model: where the model is not built in: its ``module:callable``, as in ``run.json``, whose code is then run
+                and is not searched in the folder; or the folder of Hugging Face that the run began with.
             text: the column of the text in new rows, if it is not the one of the run.
             public: the file of the public examples, where its norm joins them to each input and they are no built-in
                 set.
 
         Raises:
-            ValueError: it is no run folder, its files do not fit each other, or its model cannot be built from it.
+            ValueError: it is no run folder, a file was changed, or its model cannot be built from it.
         """
-        try:
-            run = json.loads((folder / "run.json").read_bytes())
-            recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
-            shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise ValueError(f"{folder} is not the folder of a finished run: {said}") from error
-        began_with = "backbone" if recipe.model.backbone else "name"
-        given = {"model": {began_with: pretrained}, "data": {"text": text}, "public": {"data": public}}
+        run = FinishedRun.read(folder)
+        given = {"data": {"text": text}, "public": {"data": public}}
         tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
-        recipe = recipe.changed(tables, "the run")
-        name = recipe.model.backbone or recipe.model.name
-        if name not in (*models.names(), *PACKAGES) and ":" not in name and not is_folder_of_model(name):
-            raise ValueError(
-                f"the run began with the model in a folder {Path(name).name!r}; give this folder with --model"
-            )
+        recipe = run.recipe_with(model, folder).changed(tables, "the run")
+        shape, vectors, words = run.input_shape, run.word_vectors, run.words
         declared = declaration_of(recipe)
         inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
-            run["data"],
+            run.data,
             Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64)),
             None,
-            classes=run["classes"],
-            declared_size=run["declared_size"],
+            classes=run.classes,
+            declared_size=run.declared_size,
             vectors=np.zeros(vectors, np.float32) if vectors else None,
             words=words,
             target=declared.target,
         )
         try:
-            weights = load_file(folder / "model.safetensors")
-            model = _built(recipe, data, weights)
-        except (OSError, RuntimeError, SafetensorError) as error:
+            built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
+        except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        table_of_words = model.get_submodule("features").get_parameter("weight").numpy() if vectors else None
-        return cls(recipe, model.eval(), tuple(run["features"]), tuple(shape), table_of_words)
+        table_of_words = built.get_submodule("features").get_parameter("weight").numpy() if vectors else None
+        return cls(recipe, built.eval(), run.features, shape, table_of_words)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.

@@ -114,7 +114,7 @@ def test_a_model_of_words_is_described(facts: Facts) -> None:
 def test_how_to_load_the_model_names_what_the_folder_does_not_hold(facts: Facts) -> None:
     assert 'saved = SavedModel.of_run(Path("."))' in Outline(page(facts)).text
     began = with_recipe(replace(facts, public_weights="a1b2"), model={"name": "/home/me/bert"})
-    assert 'SavedModel.of_run(Path("."), pretrained=Path("' in Outline(page(began)).text
+    assert 'SavedModel.of_run(Path("."), model=Path("' in Outline(page(began)).text
     normed = with_recipe(facts, model={"batch_norm": "per-example"}, public={"data": "public.npz"})
     assert 'SavedModel.of_run(Path("."), public=Path("public.npz"))' in Outline(page(normed)).text
 

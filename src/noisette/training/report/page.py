@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.data import names
 from noisette.nn.models.backbones import PACKAGES
+from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import as_svg, course_of_run, templates
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _ALARMS = (0.01, 0.001)  # the false-positive rates of the table
 _RARELY = 0.01  # how often a belief may be above the stated one
+_UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
 
@@ -35,13 +38,12 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     files = {
         "model.safetensors": save(weights, None if facts.private else {"guarantee": "NOT PRIVATE"}),
-        "report.html": page(facts).encode(),
-        "run.json": facts.as_json().encode(),
+        "report.html": page(facts).encode(errors=_UNENCODABLE),
     }
     if facts.private:
         title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
-        files["privacy.txt"] = as_text(statement(facts), title=title).encode()
-    return files
+        files["privacy.txt"] = as_text(statement(facts), title=title).encode(errors=_UNENCODABLE)
+    return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
 def page(facts: Facts) -> str:
@@ -124,7 +126,9 @@ def _loading(facts: Facts) -> str:
     """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
     recipe, given = facts.recipe, ""
     if facts.public_weights and recipe.model.weights is None and recipe.model.backbone not in PACKAGES:
-        given = f', pretrained=Path("{Path(recipe.model.backbone or facts.model_name).name}")'
+        given = f', model=Path("{Path(recipe.model.backbone or facts.model_name).name}")'
+    elif ":" in facts.model_name:
+        given = f', model="{facts.model_name}"'
     if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
         given += f', public=Path("{Path(recipe.public.data or "").name}")'
     use = "model = saved.model  # takes inputs as they were trained on\n"

@@ -1,0 +1,96 @@
+"""The CSV that ``noisette predict`` writes, and names that are not UTF-8."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import noisette as library
+from command_line import noisette, train
+
+CLASSES = "=1+1,-2"
+
+
+def columns(path: Path, rows: int = 60) -> Path:
+    with path.open("w", newline="") as stream:
+        lines = csv.writer(stream)
+        lines.writerow(["@id", "debt", "a", "label"])
+        lines.writerows([f"+cmd|{k}", -k - 0.5, k % 7, CLASSES.split(",")[k % 2]] for k in range(rows))
+    return path
+
+
+def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
+    rows = columns(Path("rows.csv"))
+    Path("schema.toml").write_text(
+        'label = "label"\nclasses = ["=1+1", "-2"]\nsize = 60\n[columns]\na = { kind = "number", low = 0, high = 7 }\n'
+        '"@id" = { kind = "ignored" }\ndebt = { kind = "ignored" }\n'
+    )
+    shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
+    assert shown.exit_code == 0, shown.output
+    shown = noisette("predict", "run", rows, "--keep", "@id,debt")
+    assert shown.exit_code == 0, shown.output
+    header, first, *_ = csv.reader(shown.stdout.splitlines())
+    assert header == ["'@id", "debt", "predicted label", "probability of =1+1", "probability of -2"]
+    assert first[:2] == ["'+cmd|0", "-0.5"], "a number is none that is computed"
+    assert {line[2] for line in csv.reader(shown.stdout.splitlines()[1:])} <= {"'=1+1", "-2"}
+
+
+def test_numbers_that_are_predicted_stay_numbers() -> None:
+    rows = columns(Path("rows.csv"))
+    Path("schema.toml").write_text(
+        'label = "debt"\ntarget = [-60, -50]\nsize = 60\n[columns]\na = { kind = "number", low = 0, high = 7 }\n'
+        '"@id" = { kind = "ignored" }\nlabel = { kind = "ignored" }\n'
+    )
+    shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
+    assert shown.exit_code == 0, shown.output
+    assert all(float(line) < 0 for line in noisette("predict", "run", rows).stdout.splitlines()[1:])
+
+
+def test_places_that_are_not_utf_8(tmp_path: Path) -> None:
+    """A finished run is reported and its folder is whole, whatever the names of its files are."""
+    photos = tmp_path / os.fsdecode(b"photos-\xff")
+    for k in range(20):
+        place = photos / "train" / "ab"[k % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((8, 8, 3), 12 * k, np.uint8)
+        Image.fromarray(pixels).save(place / os.fsdecode(b"%d-\xe9.png" % k))
+    out, found = tmp_path / os.fsdecode(b"run-\xff"), tmp_path / "found.csv"
+    declared = ("--classes", "a,b", "--size", "20", "--image-size", "8,8", "--model", "linear")
+    commands = (
+        ("train", "--data", photos, *declared, "--epochs", "1", "--delta", "1e-3", "--out", out),
+        ("predict", out, photos / "train" / "a", "--out", found),
+        ("predict", out, photos / "train" / "a"),
+        ("ledger", "price", out),
+    )
+    for words in commands:
+        done = noisette(*words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+    assert b"0-\xe9.png," in found.read_bytes(), "a file holds the bytes of the name"
+
+
+def test_an_empty_data_set_says_so() -> None:
+    none = {"x_train": np.zeros((0, 4), np.float32), "y_train": np.zeros(0, np.int64)}
+    some = {"x_train": np.zeros((20, 4), np.float32), "y_train": np.arange(20) % 2}
+    np.savez("none.npz", **none)
+    np.savez("untested.npz", **some, x_test=none["x_train"], y_test=none["y_train"])
+    for name, part in (("none", "train"), ("untested", "test")):
+        shown = train("--data", f"{name}.npz", "--classes", 2, "--size", 20, "--delta", 1e-3)
+        assert (shown.exit_code, f"{part} holds no records" in shown.stderr) == (2, True), shown.output
+    assert not Path("runs").exists(), "nothing was spent"
+
+
+def test_an_empty_data_set_of_a_loop_of_ones_own_says_so() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    clip, optimizer = library.PerExampleClip(model, 1.0), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="the data set is empty"):
+        library.privatize(
+            *(clip, optimizer, (torch.zeros(0, 4), torch.zeros(0))),
+            **{"noise_multiplier": 1.0, "delta": 1e-5, "steps": 4, "sampling_rate": 0.1, "expected_batch_size": 10},
+        ).close()

@@ -1,0 +1,230 @@
+"""A finished run folder: its seal, damaged and forged facts, and models whose code is not noisette's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import facts, noisette, reseal, train
+from noisette.audit.audited_run import AuditedRun
+from noisette.training.saved_model import SavedModel
+
+ROWS = "a,b,label\n" + "".join(f"{k % 7},{k % 3},{k % 2}\n" for k in range(60))
+OPTIONS = ("--classes", 2, "--size", 60, "--epochs", 1, "--delta", 1e-3)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a table, beside its rows."""
+    folder = tmp_path_factory.mktemp("table")
+    (folder / "rows.csv").write_text(ROWS)
+    shown = train("--data", folder / "rows.csv", *OPTIONS, "--out", folder / "run")
+    assert shown.exit_code == 0, shown.output
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, which may be changed."""
+    shutil.copy(finished.parent / "rows.csv", tmp_path)
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def commands(run: Path) -> Iterator[tuple[object, ...]]:
+    yield "predict", run, run.parent / "rows.csv"
+    yield "ledger", "price", run
+    yield "ledger", "show", run
+    yield "audit", run, "--steps", 2, "--pairs", 1, "--out", run.parent / "audit"
+
+
+def flip_a_bit(path: Path, at: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+def shorten(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+
+
+def state_less(run: Path) -> None:
+    stated = (run / "privacy.txt").read_text()
+    (run / "privacy.txt").write_text(stated.replace("epsilon", "epsilom", 1))
+    assert stated != (run / "privacy.txt").read_text()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "model.safetensors": lambda run: flip_a_bit(run / "model.safetensors", 0.99),
+    "report.html": lambda run: flip_a_bit(run / "report.html"),
+    "privacy.txt": state_less,
+    "run.json": lambda run: reseal_nothing(run, epsilon=0.1),
+    "ledger.jsonl": shorten,
+    "ledger.jsonl, line 1": lambda run: flip_a_bit(run / "ledger.jsonl", 0),
+}
+
+
+def reseal_nothing(run: Path, **changed: object) -> None:
+    (run / "run.json").write_text(json.dumps(facts(run) | changed))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_after_the_run_is_named(run: Path, name: str) -> None:
+    CHANGES[name](run)
+    for command in commands(run):
+        shown = noisette(*command)
+        assert shown.exit_code == 2, command
+        assert name in shown.stderr, command
+
+
+def test_a_whole_folder_is_accepted_also_after_a_charge(run: Path) -> None:
+    assert noisette("ledger", "charge", run, "--zcdp", 0.1).exit_code == 0
+    for command in commands(run):
+        shown = noisette(*command)
+        assert shown.exit_code == 0, shown.output
+
+
+def test_a_removed_file_is_named(run: Path) -> None:
+    (run / "privacy.txt").unlink()
+    assert "privacy.txt" in noisette("ledger", "price", run).stderr
+    seal = facts(run)
+    del seal["sealed"]
+    (run / "run.json").write_text(json.dumps(seal))
+    assert "lacks 'sealed'" in noisette("predict", run, run.parent / "rows.csv").stderr
+
+
+OWN = "import torch\n\ndef small(shape, classes):\n    return torch.nn.Linear(*shape, classes)\n"
+EVIL = "raise SystemExit('code of the run folder was run')\n"
+
+
+@pytest.fixture
+def own(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run with a model of the user's own, in a folder that its author has put a module of this name into."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_small.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    shutil.copy(finished.parent / "rows.csv", tmp_path)
+    options = ("--data", tmp_path / "rows.csv", *OPTIONS, "--model", "own_small:small", "--out", tmp_path / "run")
+    shown = train(*options)
+    assert shown.exit_code == 0, shown.output
+    (tmp_path / "run" / "own_small.py").write_text(EVIL)
+    sys.modules.pop("own_small")
+    yield tmp_path / "run"
+    sys.modules.pop("own_small", None)
+
+
+def test_code_of_others_is_run_only_where_the_caller_names_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own)
+    monkeypatch.syspath_prepend("")
+    rows, found = own.parent / "rows.csv", own.parent / "audit"
+    shown = noisette("predict", own, rows)
+    assert (shown.exit_code, "if you trust it, give --model own_small:small" in shown.stderr) == (2, True)
+    with pytest.raises(ValueError, match="code of its author"):
+        SavedModel.of_run(own)
+    assert "'os:getcwd' is another one" in noisette("predict", own, rows, "--model", "os:getcwd").stderr
+    shown = noisette("audit", own, "--steps", 2, "--out", found)
+    assert (shown.exit_code, "was not audited: its folder does not contain its model" in shown.stdout) == (0, True)
+    assert "own_small" not in sys.modules, "nothing was imported"
+
+    shown = noisette("audit", own, "--steps", 2, "--model", "own_small:small", "--out", found)
+    assert "does not contain the declaration of its data" in shown.stdout, "its model is known now"
+    assert "own_small" in sys.modules
+
+
+def test_code_is_not_searched_in_the_folder_of_the_run(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own)
+    monkeypatch.syspath_prepend("")
+    rows, named = own.parent / "rows.csv", ("--model", "own_small:small")
+    shown = noisette("predict", own, rows, *named)
+    assert (shown.exit_code, shown.stdout.count("\n")) == (0, 61), shown.output
+    sys.modules.pop("own_small")
+    assert SavedModel.of_run(own, "own_small:small").model.in_features == 2
+    sys.modules.pop("own_small")
+    (own.parent / "code" / "own_small.py").unlink()
+    shown = noisette("predict", own, rows, *named)
+    assert (shown.exit_code, "the folder of the run is not searched" in shown.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("inside", [".", "deeper"])
+def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run: Path, inside: str) -> None:
+    (run / inside).mkdir(exist_ok=True)
+    (run / inside / "evil.py").write_text(EVIL)
+    show = "import sys; from noisette import cli; cli.app = lambda: print('found' if ok() else 'not found')\n"
+    code = show + "from importlib.util import find_spec\nok = lambda: find_spec('evil')\ncli.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=run / inside, capture_output=True, text=True, check=True)
+    assert done.stdout == "not found\n"
+    (run / "run.json").unlink()
+    done = subprocess.run([sys.executable, "-c", code], cwd=run / inside, capture_output=True, text=True, check=True)
+    assert done.stdout == "found\n", "of no run folder"
+
+
+DEEP: Any = []
+for _ in range(700):
+    DEEP = [DEEP]
+FORGED: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**9, 10**18, 10**400, 1e308, float("inf"), float("nan")),
+    *("", "x", "../x", "a\0b", "\ud800", "os:getcwd", "x" * 5000, "resnet-18", "lipschitz-mixer"),
+    *([], [-1], [10**9, 10**9], [[]], ["a"], {}, {"a": {}}, DEEP),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything in a JSON value; of a list its first element."""
+    inside = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    for key, part in inside:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def forged(told: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    other = copy.deepcopy(told)
+    holder: Any = other
+    for key in place[:-1]:
+        holder = holder[key]
+    if value == "absent":
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    return other
+
+
+SKIPPED = {"points", "test", "sealed", "search", "parts", "lipschitz"}
+
+
+def test_forged_facts_end_in_a_message(run: Path) -> None:
+    """The seal of whoever forges them fits, so that every value is reached."""
+    told, draw = facts(run), random.Random(0)
+    for place in places({key: value for key, value in told.items() if key not in SKIPPED}):
+        for value in ("absent", *draw.sample(FORGED, 2)):
+            reseal(run, forged(told, place, value))
+            for read in (lambda: SavedModel.of_run(run), lambda: AuditedRun.of_run(run).audit_neighbours(pairs=1)):
+                with suppress(ValueError):
+                    read()
+            if place == ("recipe", "privacy", "delta"):
+                assert noisette("ledger", "price", run).exit_code in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"classes": 10**9},
+        {"input_shape": [10**9, 10**9]},
+        {"words": 10**10},
+        {"word_vectors": [10**9, 50]},
+        {"event": {"mechanism": []}},
+    ],
+)
+def test_facts_that_would_need_more_memory_than_there_is_are_refused(run: Path, changed: dict[str, Any]) -> None:
+    reseal(run, facts(run) | changed)
+    shown = noisette("audit", run)
+    assert (shown.exit_code, "is altered: " in shown.stderr) == (2, True), shown.output
