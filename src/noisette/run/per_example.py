@@ -171,8 +171,7 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``; one that cannot be is called once for each example, with a
-        warning. The arguments are those of :meth:`noisette.PrivateRun.accumulate`.
+        A loss that ``torch.func.vmap`` cannot vectorise is called once for each example, with a warning.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, each example's gradient is computed from that example,
         the weights and the buffers alone.
@@ -219,10 +218,8 @@ class PerExampleClip:
         self._twice_counted |= counts
 
     def _check_alone(self, loss: Loss, microbatch: Microbatch, alone: float) -> None:
-        """Refuse a loss over a batch, which has no gradient for any example alone, and has one for several joined.
-
-        The gradient of a sum or mean of losses of one example has at most the norm of all examples ``alone`` added up.
-        """
+        """Refuse a loss over a batch, which has no gradient for any example alone, and has one for several joined."""
+        # The gradient of a sum or mean of losses of one example has at most the norm of all examples alone, added up.
         trained = [p for p in self._trained().values() if p.requires_grad]
         try:
             with torch.random.fork_rng(devices=[]), self.buffers.lent():
