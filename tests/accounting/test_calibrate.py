@@ -116,7 +116,7 @@ def test_a_spent_budget_allows_no_steps():
 def test_a_budget_too_small_for_one_step_or_any_rate_is_refused():
     paper = {"epsilon": 0.1, "delta": 1e-5, "accountant": PAPER}
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **paper) == 0
-    with pytest.raises(ValueError, match=r"cannot guarantee epsilon=0\.1 .* 10 steps of noise multiplier 4\.0"):
+    with pytest.raises(ValueError, match=r"cannot guarantee epsilon=0\.1 .* 10 steps of noise multiplier 4,"):
         sampling_rate_for(steps=10, noise_multiplier=4.0, **paper)
     with pytest.raises(ValueError, match=r"moments accountant cannot guarantee epsilon=0\.1"):
         noise_multiplier_for(sampling_rate=0.01, steps=100, **paper)

@@ -69,7 +69,10 @@ BY_NAME = {
     "nn/models/factory.py",
     "rules/__init__.py",
     "integrations/lightning.py",
-}  # the library itself, a user's model, Lightning under either of its names
+    "nn/models/backbones.py",
+    "nn/models/backbone_features.py",
+    "training/finished_run.py",
+}  # the library itself, a user's model, Lightning under either of its names, packages that bring a public network
 
 
 def test_nothing_that_is_read_is_run_or_unpacked() -> None:

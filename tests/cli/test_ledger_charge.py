@@ -111,7 +111,7 @@ def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        ([], ["exactly one", "neither"]),
+        ([], ["exactly one", "none"]),
         (["--zcdp", "1", "--per", "1-records"], ["'1-records' is not one of record, user"]),
         (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),

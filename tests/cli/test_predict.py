@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
-import noisette as library
 from command_line import noisette, train
 
 CLASSES = "=1+1,-2"
@@ -82,15 +80,3 @@ def test_an_empty_data_set_says_so() -> None:
         shown = train("--data", f"{name}.npz", "--classes", 2, "--size", 20, "--delta", 1e-3)
         assert (shown.exit_code, f"{part} holds no records" in shown.stderr) == (2, True), shown.output
     assert not Path("runs").exists(), "nothing was spent"
-
-
-def test_an_empty_data_set_of_a_loop_of_ones_own_says_so() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 2)
-    clip, optimizer = library.PerExampleClip(model, 1.0), torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="the data set is empty"):
-        library.privatize(
-            *(clip, optimizer, (torch.zeros(0, 4), torch.zeros(0))),
-            **{"noise_multiplier": 1.0, "delta": 1e-5, "steps": 4, "sampling_rate": 0.1, "expected_batch_size": 10},
-        ).close()

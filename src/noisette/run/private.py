@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -210,8 +209,6 @@ class PrivateRun(DpSgd):
         dataset = without_frames(dataset)
         dtypes = {p.dtype for p in bound.parameters.values()}
         records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
-        if not records.size and ranks.size == 1:
-            warnings.warn("the data set is empty: the run will learn from noise alone", stacklevel=4)
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)

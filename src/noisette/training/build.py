@@ -119,8 +119,7 @@ class TrainingSetup:
             stored = partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
         if fixed is not None and section.test_flip:
             of_tests = partial(fixed_views, views=2, flip=True, shift=0)
-        kept = recipe.model.backbone is not None
-        self.examples = Examples(data.train, fixed, device, stored, kept=kept)
+        self.examples = Examples(data.train, fixed, device, stored)
         # What the model takes for one example, or for each of its views.
         inputs = self.examples.tensors[0]
         self.inputs = inputs if stored is None else inputs.flatten(0, 1)
@@ -132,7 +131,7 @@ class TrainingSetup:
             self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
         numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
         self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
-        self.test = Examples(data.test, fixed, device, of_tests, kept=kept).tensors if data.test else None
+        self.test = Examples(data.test, fixed, device, of_tests).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
@@ -184,7 +183,8 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
         shape = (*shape, words.embedding_dim)
     if recipe.model.backbone:
         features = fixed_features(recipe.model.backbone, shape, words=bool(data.words))
-        head = models.build(recipe.model.name, output_shape(features, shape), data.classes)
+        size, name = output_shape(features, shape), recipe.model.name  # one layer, so that features can be whitened
+        head = nn.Linear(*size, data.classes) if name == "linear" else models.build(name, size, data.classes)
         return models.FixedFeatures(features, head)
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:

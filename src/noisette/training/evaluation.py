@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
 from noisette.training.feature_cache import cached_features
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
@@ -27,8 +28,8 @@ _AT_ONCE = 100
 class Examples(TensorDataset):
     """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    With ``views`` they are the features of these views of each image, (n, views, ...). Features of whole examples that
-    take long are ``kept`` on disk for later runs.
+    With ``views`` they are the features of these views of each image, (n, views, ...). What a public network gives for
+    whole examples takes long, and is kept on disk for later runs.
 
     On another machine the features are rounded differently, so a resumed run recognises its records by the split.
     """
@@ -39,17 +40,23 @@ class Examples(TensorDataset):
         fixed: nn.Module | None,
         device: torch.device,
         views: Callable[[Tensor], Tensor] | None = None,
-        *,
-        kept: bool = False,
     ) -> None:
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        found = inputs.to(device)
-        if fixed is not None and kept and views is None:
-            found = cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
-        elif fixed is not None:
-            found = features_of(inputs, fixed, device, views)
-        super().__init__(found, targets)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device, views), targets)
         self.known_by = (split.inputs, split.targets)
+
+
+def _features(
+    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """As :func:`features_of`, those of a public network from an earlier run if there was one."""
+    if views is None and isinstance(fixed, nn.Sequential):
+        for part in fixed:
+            inputs = _features(inputs, part, device, None)
+        return inputs.to(device)
+    if views is None and isinstance(fixed, ImageFeatures | TextFeatures):
+        return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
+    return features_of(inputs, fixed, device, views)
 
 
 @torch.no_grad()
