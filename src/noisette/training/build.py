@@ -184,7 +184,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     if recipe.model.backbone:
         features = fixed_features(recipe.model.backbone, shape, words=bool(data.words))
         size, name = output_shape(features, shape), recipe.model.name  # one layer, so that features can be whitened
-        head = nn.Linear(*size, data.classes) if name == "linear" else models.build(name, size, data.classes)
+        head = nn.Linear(size[0], data.classes) if name == "linear" else models.build(name, size, data.classes)
         return models.FixedFeatures(features, head)
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
