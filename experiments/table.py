@@ -22,12 +22,13 @@ IN_README = ("mnist", "cifar10", "imdb-ranked")
 BEGIN, END = "<!-- results: made by `python -m experiments.table` -->", "<!-- end of results -->"
 
 _TRAMER = "Tramèr & Boneh 2021"
-_DE = "De et al. 2022, 80 to 200 million images seen a run on accelerators"
+_TANG = "Tang et al. 2023, DP-RandP, whose first weights are learned on images of random processes"
+_DAVODY_IMAGES = "Davody et al. 2020, with CIFAR-100 as public data"
 _DAVODY = "Davody et al. 2020, LSTM on GloVe's vectors, 96,000 articles"
 _BU = "Bu et al. 2020, quoted by Opacus; epsilon 12 by our accountant for the settings of their code"
 _DIFFPRIVLIB = "best of diffprivlib's three classifiers"
 
-# The best accuracies that others print at about the same budget without records of other people, by recipe.
+# The best accuracies that others print at about the same budget, without records of other people but where it is said.
 REPORTED_ELSEWHERE = {
     "digits": "",
     "mnist": f"98.7% ({_TRAMER})",
@@ -37,7 +38,10 @@ REPORTED_ELSEWHERE = {
     "fashion-mnist-epsilon-1": "",
     "fashion-mnist-epsilon-0.5": "",
     "cifar10": f"69.3% ({_TRAMER})",
-    "cifar10-epsilon-1": f"56.8% ({_DE})",
+    "cifar10-epsilon-1": f"72.3% ({_TANG})",
+    "cifar10-public-network": "",
+    "cifar10-public-network-epsilon-1": "",
+    "cifar10-public-network-epsilon-8": f"74.1% ({_DAVODY_IMAGES})",
     "ag-news": f"82.5% ({_DAVODY})",
     "ag-news-ranked": f"82.5% ({_DAVODY})",
     "ag-news-ranked-epsilon-1": f"82.0% ({_DAVODY})",
@@ -69,6 +73,8 @@ MODELS = {
     "encoder": "Transformer encoder on GloVe's vectors",
     "mlp": "two hidden layers",
 }
+
+BACKBONES = {"efficientnet-lite0": "linear layer on features of EfficientNet-Lite0, a public ImageNet network"}
 
 
 def main() -> None:
@@ -108,7 +114,8 @@ def row(runs: list[dict[str, Any]], elsewhere: str) -> str:
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     memory = [run["peak_memory"] / 2**30 for run in runs if "peak_memory" in run]
     peak = f"{statistics.median(memory):.1f} GiB" if memory else ""
-    model = MODELS[recipe["model"]["name"]] + (", whitened" if recipe["model"].get("whitened") else "")
+    model = BACKBONES.get(recipe["model"].get("backbone")) or MODELS[recipe["model"]["name"]]
+    model += ", whitened" if recipe["model"].get("whitened") else ""
     data = DATA.get(recipe["data"]["name"], recipe["data"]["name"])
     return f"| {data} | {model} | {epsilon} | {spread} | {time} | {peak} | {elsewhere or 'none found'} |"
 
