@@ -22,14 +22,20 @@ def columns(path: Path, rows: int = 60) -> Path:
     return path
 
 
-def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
+def trained(declared: str, ignored: str) -> Path:
+    """The rows that a run in the folder ``run`` was trained on, as declared, without a column."""
     rows = columns(Path("rows.csv"))
     Path("schema.toml").write_text(
-        'label = "label"\nclasses = ["=1+1", "-2"]\nsize = 60\n[columns]\na = { kind = "number", low = 0, high = 7 }\n'
-        '"@id" = { kind = "ignored" }\ndebt = { kind = "ignored" }\n'
+        f'{declared}\nsize = 60\n[columns]\na = {{ kind = "number", low = 0, high = 7 }}\n'
+        f'"@id" = {{ kind = "ignored" }}\n{ignored} = {{ kind = "ignored" }}\n'
     )
     shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
     assert shown.exit_code == 0, shown.output
+    return rows
+
+
+def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
+    rows = trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
     shown = noisette("predict", "run", rows, "--keep", "@id,debt")
     assert shown.exit_code == 0, shown.output
     header, first, *_ = csv.reader(shown.stdout.splitlines())
@@ -39,13 +45,7 @@ def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
 
 
 def test_numbers_that_are_predicted_stay_numbers() -> None:
-    rows = columns(Path("rows.csv"))
-    Path("schema.toml").write_text(
-        'label = "debt"\ntarget = [-60, -50]\nsize = 60\n[columns]\na = { kind = "number", low = 0, high = 7 }\n'
-        '"@id" = { kind = "ignored" }\nlabel = { kind = "ignored" }\n'
-    )
-    shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
-    assert shown.exit_code == 0, shown.output
+    rows = trained('label = "debt"\ntarget = [-60, -50]', ignored="label")
     assert all(float(line) < 0 for line in noisette("predict", "run", rows).stdout.splitlines()[1:])
 
 

@@ -93,19 +93,27 @@ def test_principal_components_are_those_of_one_process(rows: int) -> None:
     assert [outcome.value for outcome in on_ranks(3, components, rows, known_key=True)] == [truth] * 3
 
 
-def test_ranks_that_hold_other_records_make_the_same_run() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(0, slice(0, 20)), (20, slice(20, 40)), (40, slice(40, 60))],
+        [(0, slice(0, 60)), (60, slice(60, 60)), (60, slice(60, 60))],
+    ],
+    ids=["a third each", "all on one"],
+)
+def test_ranks_that_hold_other_records_make_the_same_run(parts: list[tuple[int, slice]]) -> None:
     truth = alone(take_steps)
-    for outcome in on_ranks(3, partial(take_steps, own=0), known_key=True):
+    for outcome in on_ranks(3, partial(take_steps, parts=parts), known_key=True):
         assert max(differences(outcome.value, truth)) < 1e-15
 
 
-def test_a_record_that_two_ranks_hold_is_refused() -> None:
-    for outcome in on_ranks(2, partial(take_steps, own=1)):
+@pytest.mark.parametrize(
+    ("second", "said"), [((29, slice(29, 60)), "without overlaps"), ((30, slice(0, 30)), "ranks 0 and 1 hold the same")]
+)
+def test_a_record_that_two_ranks_hold_is_refused(second: tuple[int, slice], said: str) -> None:
+    for outcome in on_ranks(2, partial(take_steps, parts=[(0, slice(0, 30)), second])):
         assert outcome.error == "PrivacyError"
-        assert "without overlaps" in outcome.text
-    for outcome in on_ranks(2, partial(take_steps, own=0, copied=True)):
-        assert outcome.error == "PrivacyError"
-        assert "ranks 0 and 1 hold the same records" in outcome.text
+        assert said in outcome.text
 
 
 # Names do not depend on how a model is wrapped

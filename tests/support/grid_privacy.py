@@ -22,6 +22,7 @@ import scipy.fft
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp, ndtr
 from support.exact_privacy import (
+    LOG_ROOT,
     ExchangedLoss,
     GaussianLoss,
     LaplaceLoss,
@@ -35,7 +36,6 @@ from support.exact_privacy import (
 from noisette.accounting.events import Event
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(3)
-LOG_ROOT = 0.5 * math.log(2 * math.pi)
 REACH, FARTHEST = 13.0, 100.0  # standard deviations: of outputs from their mean, and of tilted means
 NEGLIGIBLE, UNLIKELY = 60.0, 36.0  # densities, and probabilities, below exp(-this) are left out
 RARE, MOST_RARE = 0.3, 8  # the expected number of losses above a threshold, and the most that are counted

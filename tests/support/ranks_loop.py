@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,15 @@ def take_steps(
     adaptive: bool = False,
     expected: float | None = None,
     spoilt: bool = False,
-    own: float | None = None,
-    copied: bool = False,
+    parts: Sequence[tuple[int, slice]] | None = None,
     bands: int | None = None,
 ) -> Course:
     """Train for some steps, and return what they released."""
     data = records(dtype)
     if spoilt:  # a record in three has a gradient that is not finite
         data[0][::3] = float("nan")
-    if own is not None and dist.is_initialized():  # each rank holds a part; ``own`` of a record more than its own
-        size, rank = dist.get_world_size(), dist.get_rank()
-        first, end = rank * RECORDS // size, min(RECORDS, (rank + 1) * RECORDS // size + int(own))
-        held = slice(0, end - first) if copied else slice(first, end)
+    if parts is not None:  # of each rank: the place of its first record, and the records that it holds
+        first, held = parts[dist.get_rank()]
         data = OwnRecords((data[0][held], data[1][held]), first=first, of=RECORDS)
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)

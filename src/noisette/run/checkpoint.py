@@ -399,7 +399,7 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
                 "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
                 "of=...) with the place of its first record, without overlaps or gaps"
             )
-        _check_different_parts(dataset, ranks)
+        _check_different_parts(dataset, len(own), ranks)
     told = ranks.from_first("the records", lambda: asdict(Fingerprint.of(dataset, users)))
     with ranks.unanimous("the records"):
         if not Fingerprint(**told).fits(dataset, users):
@@ -410,10 +410,10 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
             )
 
 
-def _check_different_parts(dataset: Any, ranks: AnyRanks) -> None:
+def _check_different_parts(dataset: Any, records: int, ranks: AnyRanks) -> None:
     """Check by keyed digests that no two ranks hold the same records: each of these would count twice in a sum."""
     key = bytes.fromhex(ranks.from_first("the key", lambda: os.urandom(_KEY_BYTES).hex()))
-    digest = _digest_of_dataset(key, dataset.part)[:_EXACT] if len(dataset.part) else os.urandom(_EXACT)
+    digest = _digest_of_dataset(key, dataset.part)[:_EXACT] if records else os.urandom(_EXACT)
     held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest)})]
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
