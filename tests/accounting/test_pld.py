@@ -3,7 +3,7 @@ import math
 import mpmath
 import pytest
 
-from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, UserLevel
 
 
 def gaussian_delta(noise, steps, epsilon):
@@ -23,8 +23,8 @@ def test_several_kinds_of_release():
 
 
 def test_a_rare_large_loss_uses_its_distribution():
-    """Every divergence is in the thousands; yet the group is in a batch less often than delta."""
-    rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
+    """Every divergence is in the thousands; yet the user is in a batch less often than delta."""
+    rare = {UserLevel(PoissonGaussian(1e-4, 0.5), records=60): 1}
     assert RdpAccountant().compose(rare).epsilon(delta=0.01) > 500
     assert PldAccountant().compose(rare).epsilon(delta=0.01) == 0
 
