@@ -16,9 +16,7 @@ every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS.values(), i
 def test_names_and_facts_are_complete():
     assert list(ACCOUNTANTS) == ["pld", "rdp", "moments"]
     assert all(name == accountant.name for name, accountant in ACCOUNTANTS.items())
-    for texts in ([a.description for a in ACCOUNTANTS.values()], [a.method for a in ACCOUNTANTS.values()]):
-        assert len(set(texts)) == len(ACCOUNTANTS)
-        assert all(texts)
+    assert len({a.description for a in ACCOUNTANTS.values()} - {""}) == len(ACCOUNTANTS)
 
 
 @every_accountant

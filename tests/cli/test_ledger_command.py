@@ -1,5 +1,4 @@
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -7,13 +6,11 @@ import pytest
 from command_line import noisette
 from noisette.accounting import (
     BallsInBinsGaussian,
-    BandedGaussian,
     DpAmount,
     Gaussian,
     Ledger,
     PldAccountant,
     PoissonGaussian,
-    TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
 )
@@ -117,29 +114,6 @@ def test_all_bad_numbers_are_named_at_once(folder):
     assert all(problem in result.stderr for problem in ("delta=nan", "records_per_user=0"))
 
 
-@pytest.mark.parametrize(
-    ("event", "times"),
-    [
-        (TruncatedPoissonGaussian(0.01, 4.0, largest_batch=200, most_records=10_000), 300),
-        (BallsInBinsGaussian(100, 4.0), 100),
-        (BandedGaussian(0.01, 4.0, bands=4), 300),
-    ],
-    ids=lambda value: getattr(value, "mechanism", ""),
-)
-def test_users_are_counted_record_by_record_where_no_release_is_known_for_it(tmp_path, event, times):
-    """P(S) <= e^epsilon Q(S) + delta twice, as each of two records is changed."""
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(event, times)
-    (found,) = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 2, "--accountant", "pld")["prices"]
-    curve, half = PldAccountant().compose({event: times}), found["epsilon"] / 2
-    assert curve.delta(epsilon=half) * (1 + math.exp(half)) == pytest.approx(1e-5, rel=1e-2)
-    assert 2 * curve.epsilon(delta=1e-5) < found["epsilon"] < 10
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(event, times)
-    priced = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 2, "--accountant", "pld")
-    assert "odometer for several" in priced["whatever_was_chosen"] or "Rényi" in priced["whatever_was_chosen"]
-
-
 def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path):
     """The way out that the refusal names is taken: the cost is that of each release for a user's records."""
     with Ledger(tmp_path / "ledger.jsonl", dataset="visits") as ledger:
@@ -166,12 +140,11 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     assert max(alone[0], alone[2]) < of_one["epsilon"] < priced["prices"][0]["epsilon"]
 
 
-def test_releases_that_are_not_known_for_users_say_nothing_beside_those_that_are(tmp_path):
+def test_releases_that_are_not_known_for_users_are_refused_with_the_way_out(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(UserLevel(FIRST, 2), 100)
-        ledger.charge(BallsInBinsGaussian(100, 4.0), 100, other_neighbours=True)
+        ledger.charge(BallsInBinsGaussian(100, 4.0), 100)
     refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 2)
-    assert (refused.exit_code, refused.stderr.count("says nothing to add or remove all records")) == (2, 1)
+    assert (refused.exit_code, refused.stderr.count("for users is not known")) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["run.json", "checkpoint/settings.json"])

@@ -125,7 +125,6 @@ class RdpAccountant:
 
     name = "rdp"
     description = "Rényi differential privacy"
-    method = "Rényi divergences (RDP)"
 
     orders: Sequence[float] = ORDERS
 
@@ -314,7 +313,6 @@ class MomentsAccountant:
 
     name = "moments"
     description = "moments accountant of Abadi et al."
-    method = "log-moments"
 
     orders: Sequence[float] = MOMENT_ORDERS
 
