@@ -2,7 +2,6 @@ import json
 import math
 import warnings
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -29,10 +28,6 @@ from noisette.accounting.filters import for_user
 from noisette.errors import UnsupportedEventError
 
 RELEASE = PoissonGaussian(0.01, 4.0)
-
-
-def test_equal_events_are_one_key():
-    assert {PoissonGaussian(1, 4): 1} == {PoissonGaussian(np.float64(1.0), np.float64(4.0)): 1}
 
 
 @pytest.mark.parametrize(
@@ -201,8 +196,3 @@ def test_no_amount_is_too_large_to_be_priced(event, times):
 def test_facts_that_describe_no_event_are_refused(facts):
     with pytest.raises((KeyError, TypeError, ValueError)):
         event_of(facts)
-
-
-def test_only_events_of_this_package_have_facts():
-    with pytest.raises(TypeError, match="event of this package"):
-        facts_of(Unknown())

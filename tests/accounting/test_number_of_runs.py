@@ -47,13 +47,6 @@ def test_draws_have_the_distribution(mean, shape):
     assert (min(numbers) == 0) is ((mean, shape) == (1.0, math.inf))
 
 
-def test_one_run_on_average_is_one_run():
-    for shape in (0.0, 0.5, 1.0, 9.0):
-        one = NumberOfRuns(1.0, shape)
-        assert one.probability(1) == 1
-        assert {one.draw(SecretKey()) for _ in range(20)} == {1}
-
-
 @pytest.mark.parametrize(("mean", "shape"), [(1.0 + 1e-12, 0.0), (3.0, 1e-300), (1e5, 0.0), (9.0, 1e9)])
 def test_extreme_parameters(mean, shape):
     drawn = NumberOfRuns(mean, shape)
@@ -68,3 +61,10 @@ def test_the_mean_is_never_above_the_one_that_is_priced():
                 gamma = mpmath.mpf(str(gamma_of(mean, shape)))
                 exact = (1 - gamma) / gamma / (-mpmath.log(gamma) if shape == 0 else (1 - gamma**shape) / shape)
                 assert mean * (1 - mpmath.mpf(10) ** -50) <= exact <= mean
+
+
+def test_one_run_on_average_is_one_run():
+    for shape in (0.0, 0.5, 1.0, 9.0):
+        one = NumberOfRuns(1.0, shape)
+        assert one.probability(1) == 1
+        assert {one.draw(SecretKey()) for _ in range(20)} == {1}

@@ -70,11 +70,3 @@ def test_the_price_of_a_run_of_several_kinds_is_that_of_the_library(mean, shape)
 def test_a_search_that_no_noise_can_keep_within_the_budget_is_refused():
     with pytest.raises(ValueError, match="cannot guarantee epsilon"):
         least_noise_search(**BUDGET, mean=5.0, in_each_run={Gaussian(0.3): 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("epsilon", 0), ("delta", 1), ("sampling_rate", 2), ("steps", 0), ("mean", 0.5), ("shape", -1)]
-)
-def test_bad_numbers_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=name):
-        least_noise_search(**(BUDGET | {"mean": 2.0, name: value}))

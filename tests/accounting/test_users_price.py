@@ -80,15 +80,6 @@ def test_where_the_integral_would_be_long_the_user_is_in_every_batch():
     assert np.isinf(user_divergences(user(0.5, 1e-4, 3), ORDERS)).all()
 
 
-def test_a_user_with_many_records_has_a_cost():
-    """A user with a thousand of ten million records: two of them are rarely in the same batch of a thousand."""
-    event = user(1e-4, 4.0, 1000)
-    cost = epsilon(PldAccountant(), event, 100)
-    alone = epsilon(PldAccountant(), user(1e-4, 4.0, 1), 100)
-    assert cost < 0.99 * epsilon(RdpAccountant(), event, 100)
-    assert 10 * alone < cost < 3
-
-
 @pytest.mark.parametrize("order", [1.1, 2.0, 40.0])
 def test_a_tiny_divergence_is_not_rounded_to_zero_or_below(order):
     for noise in np.geomspace(0.4, 1e4, 40).tolist():
