@@ -232,29 +232,47 @@ def test_pure_function_whole_or_in_parts() -> None:
         assert torch.equal(noise(numel, start=start, dtype=torch.float32), whole[start : start + numel])
 
 
+def shards(whole: Tensor, dim: int, parts: int) -> list[tuple[Tensor, Window]]:
+    """The shards of a matrix along one of its dimensions, uneven if it must be, with what of the matrix they hold."""
+    columns = whole.shape[1]
+    found, first = [], 0
+    for shard in whole.tensor_split(parts, dim):
+        window = Window(first * columns) if dim == 0 else Window(first, run=shard.shape[1] or 1, stride=columns)
+        found.append((shard, window))
+        first += shard.shape[dim]
+    return found
+
+
 @pytest.mark.parametrize("shape", [(300, 90), (7, 100_003), (3, 2)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("parts", [2, 3])
-def test_shards_get_their_part_of_the_whole_noise(shape: tuple[int, int], parts: int) -> None:
-    whole, first = noise(math.prod(shape), dtype=torch.float32).view(shape), 0
-    for expected in whole.tensor_split(parts):
-        found, windows = torch.zeros(expected.shape), {"weight": Window(first)}
-        GaussianNoise(KEY).add_({"other": torch.zeros(3), "weight": found}, step=0, windows=windows)
+def test_shards_get_their_part_of_the_whole_noise(shape: tuple[int, int], dim: int, parts: int) -> None:
+    whole = noise(math.prod(shape), dtype=torch.float32).view(shape)
+    for expected, window in shards(whole, dim, parts):
+        found = torch.zeros(expected.shape)
+        GaussianNoise(KEY).add_({"other": torch.zeros(3), "weight": found}, step=0, windows={"weight": window})
         assert torch.equal(found, expected)
-        first += expected.numel()
 
 
 def test_each_tensor_has_its_own_window() -> None:
     tensors = {name: torch.zeros(1000) for name in "abc"}
-    windows = {"a": Window(300), "c": Window(5)}
+    windows = {"a": Window(300), "c": Window(5, run=10, stride=2000)}
     GaussianNoise(KEY).add_(tensors, step=0, windows=windows)
-    places = {"a": range(300, 1300), "b": range(1000), "c": range(5, 1005)}
+    places = {
+        "a": range(300, 1300),
+        "b": range(1000),
+        "c": [5 + 2000 * row + column for row in range(100) for column in range(10)],
+    }
     for name, tensor in tensors.items():
         assert torch.equal(tensor, noise(200_000, name=name, dtype=torch.float32)[list(places[name])])
 
 
-def test_a_window_before_the_first_element_is_refused() -> None:
-    with pytest.raises(ValueError, match="starts at 0 or later"):
-        Window(-1)
+@pytest.mark.parametrize(
+    "numbers", [{"start": -1}, {"run": 2}, {"stride": 2}, {"run": 3, "stride": 2}, {"run": 0, "stride": 2}], ids=str
+)
+def test_windows_that_repeat_elements_are_refused(numbers: dict[str, int]) -> None:
+    with pytest.raises(ValueError):
+        Window(**numbers)
 
 
 def test_noise_of_a_parameter_does_not_depend_on_the_others() -> None:

@@ -177,7 +177,7 @@ def test_sines_are_right_to_the_last_digits(around: int, dtype: torch.dtype) -> 
 
 
 def test_any_split_gives_the_same_bits(function: Compiled, dtype: torch.dtype) -> None:
-    """Parts of any size, also those that the eager pass computes beside a compiled one."""
+    """Parts of any size, also those that the eager pass computes beside a compiled one, and shards of columns."""
     numel = 2 * WHOLE + 5000
     whole = noised({"a": torch.ones(numel, dtype=dtype)}, function)["a"]
     cuts = [0, 1, 700, 90_000, WHOLE + 3, numel]
@@ -185,6 +185,11 @@ def test_any_split_gives_the_same_bits(function: Compiled, dtype: torch.dtype) -
         for start, end in pairwise(cuts):
             part = noised({"a": torch.ones(end - start, dtype=dtype)}, kind, start=start)["a"]
             assert torch.equal(part, whole[start:end])
+        shard = {"a": torch.ones(250, 300, dtype=dtype)}
+        GaussianNoise(KEY, source_of(kind)).add_(
+            shard, step=3, std=0.8, divisor=40.0, windows={"a": Window(200, 300, 1000)}
+        )
+        assert torch.equal(shard["a"], whole[: 250 * 1000].view(250, 1000)[:, 200:500])
 
 
 def source_of(function: Compiled | None, fewest: int = 64) -> Source:

@@ -1,4 +1,4 @@
-"""The programs of a launch touch each tile of each tensor, as often as once."""
+"""The programs of a launch touch each tile of each run that has elements, as often as once."""
 
 from __future__ import annotations
 
@@ -13,19 +13,34 @@ PARTS = [
     Part("a", 3, Window()),
     Part("b", 5000, Window(1000)),
     Part("c", 257, Window(255)),
-    Part("d", 1, Window(10**10)),
+    Part("d", 700, Window(5, run=100, stride=1000)),
+    Part("e", 300, Window(777, run=3, stride=10)),
+    Part("f", 3 * 513, Window(255, run=513, stride=600)),
+    Part("g", 1000, Window(0, run=256, stride=256)),
+    Part("h", 1, Window(10**10)),
 ]
 
 
-@pytest.mark.parametrize("tiles_of_program", [1, 4, 16])
-def test_each_tile_of_each_tensor_is_touched_once(tiles_of_program: int) -> None:
-    """As the kernel finds it for each slot of each program."""
-    rows, owners = device_noise.table_of(PARTS, tiles_of_program)
-    found: Counter[tuple[int, int]] = Counter()
+def touched(parts: list[Part], tiles_of_program: int) -> Counter[tuple[int, int, int]]:
+    """Part, run and tile of each slot of each program, as the kernel finds them."""
+    rows, owners = device_noise.table_of(parts, tiles_of_program)
+    slots: Counter[tuple[int, int, int]] = Counter()
     for program, owner in enumerate(owners.tolist()):
-        _, start, first = rows[owner].tolist()
+        _, start, _, stride, tiles, first = rows[owner].tolist()
         for slot in range(tiles_of_program):
-            found[owner, start // TILE + (program - first) * tiles_of_program + slot] += 1
+            run, tile = divmod((program - first) * tiles_of_program + slot, tiles)
+            slots[owner, run, (start + run * stride) // TILE + tile] += 1
+    return slots
+
+
+@pytest.mark.parametrize("tiles_of_program", [1, 4, 16])
+def test_each_tile_of_each_run_is_touched_once(tiles_of_program: int) -> None:
+    found = touched(PARTS, tiles_of_program)
     assert set(found.values()) == {1}
-    needed = {(number, (part.window.start + k) // TILE) for number, part in enumerate(PARTS) for k in range(part.size)}
+    needed = {
+        (number, run, (first + k) // TILE)
+        for number, part in enumerate(PARTS)
+        for run, (_, first, length) in enumerate(part.window.segments(part.size))
+        for k in range(length)
+    }
     assert needed <= set(found)

@@ -72,7 +72,7 @@ def sums(**sizes: int) -> dict[str, Tensor]:
 
 def test_values_are_those_of_the_processor(kernel: ModuleType) -> None:
     """All tensors at once, each with its own key and its own window."""
-    windows = {"b": Window(1000), "c": Window(5), "d": Window(4 * 10**10)}
+    windows = {"b": Window(1000), "c": Window(5, run=100, stride=1000), "d": Window(4 * 10**10)}
     check(kernel, sums(a=3, b=700, c=250, d=600), windows)
 
 
@@ -97,7 +97,7 @@ def test_radii_of_many_levels(levels: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for name, value in (("RARE_BITS", 2), ("RARE", 2**51), ("LEVELS", levels)):
         monkeypatch.setattr(plain, name, value)
-    check(loaded("kernel_of_many_levels"), sums(a=300, b=100), {"a": Window(200), "b": Window(5)})
+    check(loaded("kernel_of_many_levels"), sums(a=300, b=100), {"a": Window(200), "b": Window(5, run=30, stride=100)})
 
 
 def test_what_lies_around_a_tensor_stays(kernel: ModuleType) -> None:

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -120,13 +120,33 @@ TILE = 256  # elements whose noise is computed together
 
 @dataclass(frozen=True)
 class Window:
-    """Element ``i`` of a flat tensor is element ``start + i`` of the flat parameter: a shard of rows is one window."""
+    """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
+
+    A shard of rows is one run, where ``run`` and ``stride`` are ``None``. A shard of columns has a run in each row, and
+    the stride is the length of a whole row.
+
+    >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
+    [2, 12, 22]
+    """
 
     start: int = 0
+    run: int | None = None
+    stride: int | None = None
 
     def __post_init__(self) -> None:
         if self.start < 0:
             raise ValueError(f"a window starts at 0 or later, got {self.start}")
+        if (self.run is None) != (self.stride is None):
+            raise ValueError(f"run and stride belong together, got {self.run} and {self.stride}")
+        # Runs that overlap would give several elements the same noise.
+        if self.run is not None and self.stride is not None and not 0 < self.run <= self.stride:
+            raise ValueError(f"expected runs of at least 1 element, not longer than the stride, got {self}")
+
+    def segments(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """The runs of a tensor of so many elements: first element in the tensor, in the parameter, and length."""
+        run, stride = (self.run or size), (self.stride or size)
+        for k, at in enumerate(range(0, size, run or 1)):
+            yield at, self.start + k * stride, min(run, size - at)
 
 
 WHOLE = Window()
@@ -169,20 +189,21 @@ def groups_of(parts: Sequence[Part], most: int) -> list[list[Piece]]:
     groups: list[list[Piece]] = [[]]
     taken = 0
     for part in parts:
-        done = 0
-        while done < part.size:
-            tile, skipped = divmod(part.window.start + done, TILE)
-            last = groups[-1][-1] if groups[-1] else None
-            goes_on = last is not None and last.name == part.name and last.tile + last.tiles - 1 == tile
-            place = taken - 1 if goes_on else taken
-            if place == most:
-                groups.append([])
-                taken = 0
-                continue
-            numel = min(part.size - done, (most - place) * TILE - skipped)
-            tiles = -(-(skipped + numel) // TILE)
-            groups[-1].append(Piece(part.name, done, numel, tile, tiles, place, skipped))
-            done, taken = done + numel, place + tiles
+        for at, first, length in part.window.segments(part.size):
+            done = 0
+            while done < length:
+                tile, skipped = divmod(first + done, TILE)
+                last = groups[-1][-1] if groups[-1] else None
+                goes_on = last is not None and last.name == part.name and last.tile + last.tiles - 1 == tile
+                place = taken - 1 if goes_on else taken
+                if place == most:
+                    groups.append([])
+                    taken = 0
+                    continue
+                numel = min(length - done, (most - place) * TILE - skipped)
+                tiles = -(-(skipped + numel) // TILE)
+                groups[-1].append(Piece(part.name, at + done, numel, tile, tiles, place, skipped))
+                done, taken = done + numel, place + tiles
     return groups
 
 

@@ -79,20 +79,27 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, np.ndarray]:
     """How the tiles of several tensors are divided among the programs of one launch of the kernel.
 
+    The tiles of a run are numbered from that in which it begins. Where there are several runs, each of them counts as
+    many tiles as it may touch, so that the kernel finds run and tile by one division.
+
     Returns:
-        For each part a row of: elements, first element in the parameter, first program. And the number of the row of
-        each program.
+        For each part a row of: elements, first element in the parameter, elements of a run, elements between the
+        beginnings of runs, tiles of a run, first program. And the number of the row of each program.
     """
     rows, owners = [], []
     for number, part in enumerate(parts):
-        rows.append((part.size, part.window.start, len(owners)))
-        owners += [number] * -(-(end_of(part) - part.window.start // TILE) // tiles_of_program)
+        start, run, stride = part.window.start, part.window.run or part.size, part.window.stride or 0
+        tiles = -(-(run - 1) // TILE) + 1 if stride else end_of(part) - start // TILE
+        rows.append((part.size, start, run, stride, tiles, len(owners)))
+        owners += [number] * -(-(-(-part.size // run) * tiles) // tiles_of_program)
     return np.array(rows, dtype=np.int64), np.array(owners, dtype=np.int32)
 
 
 def end_of(part: Part) -> int:
     """The tile after the last one of a part, counted from the start of the parameter."""
-    return (part.window.start + part.size - 1) // TILE + 1
+    size, window = part.size, part.window
+    run, stride = window.run or size, window.stride or size
+    return (window.start + (size - 1) // run * stride + (size - 1) % run) // TILE + 1
 
 
 # Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.

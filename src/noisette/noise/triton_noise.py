@@ -157,20 +157,23 @@ def _rows(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, 
 
 
 @triton.jit
-def _add(sums, values, wanted, first, size, divisor):
-    """Add values (lanes, 16) to the elements that they belong to, after dividing these by ``divisor``.
+def _add(sums, values, wanted, within, run, begin, size, divisor):
+    """Add values (lanes, 16) to the elements of a run that they belong to, after dividing these by ``divisor``.
 
-    ``wanted`` has a bit for each value of a lane, whether it is added; ``first`` is the element of its first value.
+    ``wanted`` has a bit for each value of a lane, whether it is added; ``within`` says which element of its run the
+    first value is for, ``run`` has the elements of a run, and ``begin`` the element of the tensor at which a lane's run
+    begins.
     """
-    element = first[:, None] + tl.arange(0, 16)[None, :]
+    place = within[:, None] + tl.arange(0, 16)[None, :]
+    element = begin[:, None] + place
     is_wanted = (wanted[:, None] >> tl.arange(0, 16)[None, :]) & 1 != 0
-    is_there = is_wanted & (element >= 0) & (element < size)
+    is_there = is_wanted & (place >= 0) & (place < run) & (element < size)
     total = tl.load(sums + element, mask=is_there, other=0.0)
     tl.store(sums + element, tl.div_rn(total, divisor) + values, mask=is_there)
 
 
 @triton.jit
-def _add_pairs(sums, lower, upper, angles, level, wanted, first, size, std, divisor, lanes: tl.constexpr):
+def _add_pairs(sums, lower, upper, angles, level, wanted, within, run, begin, size, std, divisor, lanes: tl.constexpr):
     """Add the noise of the wanted ones of the 16 pairs of each lane, whose radii are two blocks of a level."""
     v = _values(lower, level, 0, angles, std)
     w = _values(upper, level, 8, angles, std)
@@ -180,8 +183,8 @@ def _add_pairs(sums, lower, upper, angles, level, wanted, first, size, std, divi
     sines = _rows(
         v[1], v[3], v[5], v[7], v[9], v[11], v[13], v[15], w[1], w[3], w[5], w[7], w[9], w[11], w[13], w[15], lanes
     )
-    _add(sums, cosines, wanted, first, size, divisor)
-    _add(sums, sines, wanted, first + 128, size, divisor)
+    _add(sums, cosines, wanted, within, run, begin, size, divisor)
+    _add(sums, sines, wanted, within + 128, run, begin, size, divisor)
 
 
 @triton.jit(do_not_specialize=["step0", "step1", "step2"])
@@ -190,22 +193,27 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
     program = tl.program_id(0)
     row = tl.load(owners + program)
     sums = tl.load(pointers + row).to(tl.pointer_type(tl.float32))
-    size, start = tl.load(table + 3 * row), tl.load(table + 3 * row + 1)
-    first_program = tl.load(table + 3 * row + 2).to(tl.int32)
+    size, start = tl.load(table + 6 * row), tl.load(table + 6 * row + 1)
+    run, stride = tl.load(table + 6 * row + 2), tl.load(table + 6 * row + 3)
+    tiles_of_run, first = tl.load(table + 6 * row + 4).to(tl.int32), tl.load(table + 6 * row + 5).to(tl.int32)
     key = _key(keys + 16 * row)
     nonce = (step0.to(tl.uint32), step1.to(tl.uint32), step2.to(tl.uint32))
 
     lane = tl.arange(0, lanes)
-    tile = (start >> 8) + (program - first_program) * tiles + lane // 8
+    number = (program - first) * tiles + lane // 8  # of the tile among those of the tensor
+    number_of_run = (number // tiles_of_run).to(tl.int64)
+    start_of_run = start + number_of_run * stride
+    tile = (start_of_run >> 8) + number % tiles_of_run
     column = lane % 8
-    first = tile * 256 + 16 * column - start
+    within = tile * 256 + 16 * column - start_of_run
+    begin = number_of_run * run
 
     counter = (tile * 24).to(tl.uint32)
     lower = _block(key, counter + (2 * column).to(tl.uint32), nonce)
     upper = _block(key, counter + (2 * column + 1).to(tl.uint32), nonce)
     angles = _block(key, counter + (16 + column).to(tl.uint32), nonce)
     rare = _rare(lower) | _rare(upper) << 8
-    _add_pairs(sums, lower, upper, angles, 0, ~rare, first, size, std, divisor, lanes)
+    _add_pairs(sums, lower, upper, angles, 0, ~rare, within, run, begin, size, std, divisor, lanes)
 
     # One program in ten thousand has a rare radius. Its words are those of the next level, until none is rare.
     counter_of_rare = (tile * 16 + 2 * column).to(tl.uint32)
@@ -218,7 +226,7 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
         still = rare & (_rare(next_lower) | _rare(next_upper) << 8)
         still = tl.where(level < _LEVELS, still, 0)
         wanted = rare & ~still
-        _add_pairs(sums, next_lower, next_upper, angles, level, wanted, first, size, std, divisor, lanes)
+        _add_pairs(sums, next_lower, next_upper, angles, level, wanted, within, run, begin, size, std, divisor, lanes)
         rare = still
         level += 1
 

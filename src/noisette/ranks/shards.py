@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.core.loss import is_sharded
-from noisette.core.noise import Window
+from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
 from noisette.ranks.process_group import canonical_parameters
 
@@ -46,28 +46,20 @@ def part_of(complete: Tensor, like: Any) -> Tensor:
     """What of a whole tensor this rank holds, sharded as another one; all of it if that one is not sharded."""
     if not is_sharded(like):
         return complete
-    first, last = _rows_held(like)
-    return from_local(complete.to(like.device)[first:last].contiguous(), like)
+    part = complete.to(like.device)
+    for axis, placement in enumerate(like.placements):
+        if placement.is_shard():
+            first, last = _rows_held(like, axis)
+            part = part.narrow(placement.dim, first, last - first)
+    return from_local(part.contiguous(), like)
 
 
-def _rows_held(p: Any) -> tuple[int, int]:
-    """The first and the last of the rows of a sharded parameter that this rank holds; a PrivacyError if it has others.
-
-    Along one axis of the mesh rows are divided, along the others they are replicated.
-    """
-    from torch.distributed.tensor import Replicate, Shard
-
-    axes = [axis for axis, placement in enumerate(p.placements) if type(placement) is not Replicate]
-    if len(axes) > 1 or any(type(p.placements[k]) is not Shard or p.placements[k].dim != 0 for k in axes):
-        raise PrivacyError(
-            f"a parameter of shape {tuple(p.shape)} is divided as {p.placements}; use fully_shard, which divides rows, "
-            "on a mesh with one axis that shards, and replicate along the others"
-        )
-    if not axes:
-        return 0, p.shape[0]
-    chunk = -(-p.shape[0] // p.device_mesh.size(axes[0]))
-    first = min(p.shape[0], chunk * p.device_mesh.get_local_rank(axes[0]))
-    return first, min(p.shape[0], first + chunk)
+def _rows_held(p: Any, axis: int) -> tuple[int, int]:
+    """The first and the last entry, along the dimension that an axis of the mesh divides, that this rank holds."""
+    size = p.shape[p.placements[axis].dim]
+    chunk = -(-size // p.device_mesh.size(axis))
+    first = min(size, chunk * p.device_mesh.get_local_rank(axis))
+    return first, min(size, first + chunk)
 
 
 def landed(total: Tensor, p: Any) -> Tensor:
@@ -81,7 +73,21 @@ def landed(total: Tensor, p: Any) -> Tensor:
 
 def elements_held(p: Any) -> Window:
     """Which elements of a sharded parameter this rank holds; a PrivacyError where that is not known."""
-    return Window(_rows_held(p)[0] * math.prod(p.shape[1:]))
+    from torch.distributed.tensor import Replicate, Shard
+
+    found: Window | None = None
+    for axis, placement in enumerate(p.placements):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) is not Shard or found is not None:
+            raise PrivacyError(
+                f"a parameter of shape {tuple(p.shape)} is divided as {p.placements}; use fully_shard on a mesh "
+                "with one axis that shards, and replicate along the others"
+            )
+        inner = math.prod(p.shape[placement.dim + 1 :])
+        first, last = _rows_held(p, axis)
+        found = Window(first * inner, (last - first) * inner, p.shape[placement.dim] * inner) if last > first else WHOLE
+    return found or WHOLE
 
 
 class Shards:
