@@ -21,7 +21,7 @@ import sys
 from collections import Counter
 
 import numpy as np
-from dp_accounting import dp_event
+from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
@@ -126,8 +126,12 @@ def loss_of(facts: dict, times: int) -> Loss:
             return sampled(sigma / math.sqrt(times), 1.0)
         case "Poisson Gaussian":
             return sampled(sigma, facts["sampling_rate"]).self_compose(times)
-        case "seen by a user":
-            return user(facts["event"], facts["records"]).self_compose(times)
+        case "seen by a group" | "seen by a user":
+            return group(facts["event"], facts["records"]).self_compose(times)
+        case "Poisson Gaussian, replaced record":
+            return sampled(sigma, facts["sampling_rate"], NeighboringRelation.REPLACE_ONE).self_compose(times)
+        case "fixed-size Gaussian":
+            return replaced(sigma, facts["batch_size"] / facts["size"]).self_compose(times)
         case "truncated Poisson Gaussian":
             return truncated(facts).self_compose(times)
         case "balls-in-bins Gaussian":
@@ -138,6 +142,11 @@ def loss_of(facts: dict, times: int) -> Loss:
         case "banded Gaussian":
             rate, rounds = min(1.0, facts["bands"] * facts["sampling_rate"]), -(-times // facts["bands"])
             return sampled(sigma / math.sqrt(rounds), 1.0) if rate == 1 else sampled(sigma, rate).self_compose(rounds)
+        case "Laplace":
+            return pld.from_laplace_mechanism(sigma, value_discretization_interval=INTERVAL).self_compose(times)
+        case "discrete Gaussian":
+            one = pld.from_discrete_gaussian_mechanism(sigma, 1, value_discretization_interval=INTERVAL)
+            return one.self_compose(times)
         case "declared epsilon and delta":
             return declared(facts["epsilon"], facts["delta"]).self_compose(times)
         case "declared zCDP":
@@ -147,9 +156,11 @@ def loss_of(facts: dict, times: int) -> Loss:
     sys.exit(f"this script does not know the mechanism {facts['mechanism']!r}")
 
 
-def sampled(sigma: float, rate: float) -> Loss:
+def sampled(sigma: float, rate: float, relation=NeighboringRelation.ADD_OR_REMOVE_ONE) -> Loss:
     """Return the loss of one Poisson batch, or at rate 1 of one release over all records."""
-    return pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=INTERVAL)
+    return pld.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, neighboring_relation=relation, value_discretization_interval=INTERVAL
+    )
 
 
 def is_huge(facts: dict, times: int) -> bool:
@@ -160,7 +171,7 @@ def is_huge(facts: dict, times: int) -> bool:
     noise = event.get("noise_multiplier", 1.0)
     if event["mechanism"] == "Gaussian":  # all records of all releases are one
         noise /= facts.get("records", 1) * math.sqrt(times)
-    return 0.5 / noise**2 + 9 / noise > LARGEST_LOSS
+    return (1 / noise if event["mechanism"] == "Laplace" else 0.5 / noise**2 + 9 / noise) > LARGEST_LOSS
 
 
 def declared(epsilon: float, delta: float) -> Loss:
@@ -168,8 +179,8 @@ def declared(epsilon: float, delta: float) -> Loss:
     return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, delta), INTERVAL)
 
 
-def user(event: dict, records: int) -> Loss:
-    """Return the loss of a release that a random number of a user's records enter: a mixture of Gaussians."""
+def group(event: dict, records: int) -> Loss:
+    """Return the loss of a release that a random number of a group's records enter: a mixture of Gaussians."""
     shifts = np.arange(records + 1)
     rate = event.get("sampling_rate", 1.0)
     if rate == 1:
@@ -202,6 +213,20 @@ def truncated(facts: dict) -> Loss:
         return functools.reduce(np.maximum, ranges)
 
     return Loss(from_deltas(lambda e: largest(e, "remove")), from_deltas(lambda e: largest(e, "add")))
+
+
+def replaced(sigma: float, rate: float) -> Loss:
+    """Return the loss of a batch of fixed size, where one record is replaced: the sum moves by twice the norm at most.
+
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function".
+    """
+
+    def deltas(epsilons: np.ndarray) -> np.ndarray:
+        above = sampled_delta(np.abs(epsilons), 2 / sigma, rate, "remove")
+        return np.where(epsilons >= 0, above, 1 - np.exp(np.minimum(epsilons, 0)) * (1 - above))
+
+    pmf = from_deltas(deltas)
+    return Loss(pmf, pmf)
 
 
 def sampled_delta(epsilons: np.ndarray, shift: float, rate: float, direction: str) -> np.ndarray:

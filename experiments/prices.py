@@ -26,7 +26,19 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.grid_privacy import TooSlowError, epsilon_on_grids  # noqa: E402
 
-from noisette.accounting import DpAmount, Event, Gaussian, PoissonGaussian, TruncatedPoissonGaussian, UserLevel  # noqa: E402
+from noisette.accounting import (  # noqa: E402
+    DiscreteGaussian,
+    DpAmount,
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    GroupPrivacy,
+    Laplace,
+    PoissonGaussian,
+    ReplacedPoissonGaussian,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
 from noisette.accounting.events import facts_of  # noqa: E402
 from noisette.accounting.registry import ACCOUNTANTS  # noqa: E402
 
@@ -71,13 +83,29 @@ class Draw:
     def gaussian(self) -> tuple[Event, int]:
         return Gaussian(self.log(0.3, 100)), self.count(1, 1000)
 
+    def group(self) -> tuple[Event, int]:
+        return GroupPrivacy(self.poisson()[0], self.count(2, 20)), self.count(1, 1e5)  # pyright: ignore[reportArgumentType]
+
     def user(self) -> tuple[Event, int]:
         return UserLevel(self.poisson()[0], self.count(1, 20)), self.count(1, 1e5)  # pyright: ignore[reportArgumentType]
+
+    def fixed_size(self) -> tuple[Event, int]:
+        size = self.count(100, 1e6)
+        return FixedSizeGaussian(self.count(1, size), size, self.log(0.3, 100)), self.count(1, 1e5)
+
+    def replaced(self) -> tuple[Event, int]:
+        return ReplacedPoissonGaussian(self.log(1e-5, 1), self.log(0.4, 100)), self.count(1, 1e5)
 
     def truncated(self) -> tuple[Event, int]:
         rate, records = self.log(1e-5, 0.5), self.count(100, 1e6)
         largest = max(1, round(rate * records + self.random.uniform(-1, 6) * math.sqrt(rate * records)))
         return TruncatedPoissonGaussian(rate, self.log(0.3, 100), largest, records), self.count(1, 1e5)
+
+    def laplace(self) -> tuple[Event, int]:
+        return Laplace(self.log(0.3, 1000)), self.count(1, 100)
+
+    def discrete(self) -> tuple[Event, int]:
+        return DiscreteGaussian(self.log(0.5, 100)), self.count(1, 100)
 
     def amount(self) -> tuple[Event, int]:
         return DpAmount(self.log(1e-3, 3), self.log(1e-18, 1e-16)), self.count(1, 10)
@@ -85,7 +113,7 @@ class Draw:
     def mix(self) -> list[tuple[Event, int]]:
         """A smooth release and one to four others of any kind: the oracle sums discrete losses alone only."""
         others: list[Callable[[], tuple[Event, int]]] = [
-            *(self.poisson, self.hard, self.gaussian, self.truncated, self.amount)
+            *(self.poisson, self.hard, self.gaussian, self.truncated, self.laplace, self.discrete, self.amount)
         ]
         smooth = [self.poisson, self.hard, self.gaussian][self.random.integers(3)]
         chosen = self.random.choice(len(others), size=self.random.integers(1, 5))
@@ -94,14 +122,23 @@ class Draw:
     def plan(self) -> Plan:
         kind = str(self.random.choice(list(SHARES), p=list(SHARES.values())))
         delta = self.log(1e-15, 1e-2)
-        several = {"mix": self.mix, "users": self._of(self.user)}
+        several = {
+            "mix": self.mix,
+            "users": self._of(self.user),
+            "fixed sizes": self._of(self.fixed_size),
+            "replaced records": lambda: [self.fixed_size(), self.replaced(), self.replaced()],
+        }
         if kind in several:
             return Plan(kind, dict(several[kind]()), delta)
         one = {
             "Poisson": self.poisson,
             "little noise": self.hard,
+            "group": self.group,
             "user": self.user,
+            "fixed size": self.fixed_size,
+            "replaced record": self.replaced,
             "truncated": self.truncated,
+            "discrete Gaussian": self.discrete,
             "declared amount": self.amount,
         }[kind]()
         if kind == "little noise":
@@ -113,13 +150,19 @@ class Draw:
 
 
 SHARES = {
-    "Poisson": 0.25,
-    "little noise": 0.25,
+    "Poisson": 0.2,
+    "little noise": 0.2,
     "mix": 0.2,
-    "user": 0.1,
-    "users": 0.05,
-    "truncated": 0.12,
-    "declared amount": 0.03,
+    "group": 0.05,
+    "user": 0.05,
+    "users": 0.03,
+    "fixed size": 0.05,
+    "fixed sizes": 0.02,
+    "replaced record": 0.06,
+    "replaced records": 0.02,
+    "truncated": 0.08,
+    "discrete Gaussian": 0.02,
+    "declared amount": 0.02,
 }
 
 

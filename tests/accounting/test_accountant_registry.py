@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisette.accounting import Gaussian, Neighbouring, PoissonGaussian, UserLevel
+from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian
 from noisette.accounting.registry import ACCOUNTANTS
 
 FULL = PoissonGaussian(1.0, 4.0)  # the one kind of release that every accountant supports
@@ -14,16 +14,23 @@ every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS.values(), i
 
 
 def test_names_and_facts_are_complete():
-    assert list(ACCOUNTANTS) == ["pld", "rdp", "moments"]
+    assert list(ACCOUNTANTS) == ["pld", "rdp", "moments", "strong", "strong-paper", "naive", "gdp"]
     assert all(name == accountant.name for name, accountant in ACCOUNTANTS.items())
-    assert len({a.description for a in ACCOUNTANTS.values()} - {""}) == len(ACCOUNTANTS)
+    for texts in ([a.description for a in ACCOUNTANTS.values()], [a.method for a in ACCOUNTANTS.values()]):
+        assert len(set(texts)) == len(ACCOUNTANTS)
+        assert all(texts)
+    assert [name for name, a in ACCOUNTANTS.items() if not a.upper_bound] == ["strong-paper"]
+    assert [name for name, a in ACCOUNTANTS.items() if a.in_recipes] == ["pld", "rdp", "moments"]
+    assert all(a.upper_bound for a in ACCOUNTANTS.values() if a.in_recipes)
 
 
 @every_accountant
-def test_events_of_different_relations_cannot_be_composed(accountant):
-    for other in (UserLevel(FULL, 2), Gaussian(1.0, neighbouring=Neighbouring.ADD_OR_REMOVE_USER)):
-        with pytest.raises(ValueError, match=r"different neighbouring relations.*Gaussian: add or remove one record"):
-            accountant.compose({Gaussian(1.0): 1, other: 1})
+@pytest.mark.parametrize(
+    "others", [{FixedSizeGaussian(1, 2, 1.0): 1}, {GroupPrivacy(Gaussian(1.0), 2): 1}], ids=["replaced", "group"]
+)
+def test_events_of_different_relations_cannot_be_composed(accountant, others):
+    with pytest.raises(ValueError, match=r"different neighbouring relations.*Gaussian: add or remove one record"):
+        accountant.compose({Gaussian(1.0): 1, **others})
 
 
 @every_accountant
@@ -57,9 +64,10 @@ def test_delta_at_epsilon_zero(accountant):
 def test_no_release_costs_nothing(accountant):
     nothing = accountant.compose({})
     assert nothing.epsilon(delta=1e-9) == 0
-    assert nothing.delta(epsilon=0.1) == 0
+    assert nothing.delta(epsilon=0.1) == (0 if accountant.name not in ("naive", "strong", "strong-paper") else 1e-300)
 
 
+SLACK = {"pld": 1e-3, "rdp": 1e-3}  # the library drops orders near rate 1/2
 rates = st.floats(-2, 0).map(lambda x: 10**x)
 noises = st.floats(0, 1.5).map(lambda x: 10**x)
 deltas = st.floats(-8, -3).map(lambda x: 10**x)
@@ -69,6 +77,8 @@ deltas = st.floats(-8, -3).map(lambda x: 10**x)
 @settings(max_examples=4, deadline=None)
 @given(rates, noises, st.integers(1, 1000), deltas)
 def test_costs_are_monotone(accountant, rate, noise, steps, delta):
+    rate = 1.0 if accountant.name == "gdp" else rate
+
     def cost(rate, noise, steps, delta):
         return accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=delta)
 
@@ -80,13 +90,15 @@ def test_costs_are_monotone(accountant, rate, noise, steps, delta):
         (rate, noise, steps * 2, delta),
         (rate, noise, steps, delta / 2),
     ):
-        assert cost(*larger) >= base * (1 - 1e-3)
+        assert cost(*larger) >= base * (1 - SLACK.get(accountant.name, 1e-9))
 
 
 @every_accountant
 def test_extreme_parameters_have_a_cost(accountant):
     plans = [(1e-300, 1e-300), (0.5, 0.05), (0.5, 1e300), (1.0, 1e-300), (1.0, 1e300), (1e-300, 1e4)]
     for rate, noise in plans:
+        if accountant.name == "gdp" and rate < 1:
+            continue
         run = accountant.compose({PoissonGaussian(rate, noise): 1000})
         assert all(run.epsilon(delta=delta) >= 0 for delta in (1e-300, 1e-5))
         assert all(0 <= run.delta(epsilon=epsilon) <= 1 for epsilon in (1e-300, 1.0, 1e300))

@@ -32,7 +32,7 @@ def test_rounds_cost_what_another_library_computes(rate: float, noise: float, ba
     assert ours == pytest.approx(library.get_epsilon(1e-6), rel=2e-3)
 
 
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
 def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant: str) -> None:
     cost = [ACCOUNTANTS[accountant].compose({STEP: steps}).epsilon(delta=1e-6) for steps in range(1, 10)]
     assert cost[0] == cost[3] < cost[4] == cost[7] < cost[8]

@@ -8,17 +8,19 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from support.exact_privacy import Oracle, SampledLoss, Truth
+from scipy.integrate import quad
+from support.exact_privacy import ExchangedLoss, LaplaceLoss, Oracle, ReplacedLoss, SampledLoss, Truth
 from support.grid_privacy import Few, epsilon_of, epsilon_on_grids, releases_of
 
 from experiments.prices import HARD, SURE, Plan, compared, is_low, rows
 from noisette.accounting import (
+    FixedSizeGaussian,
     Gaussian,
     GdpAccountant,
+    GroupPrivacy,
     PldAccountant,
     PoissonGaussian,
     TruncatedPoissonGaussian,
-    UserLevel,
 )
 from noisette.accounting.events import event_of
 
@@ -58,11 +60,24 @@ def test_prices_of_a_hundred_plans_are_not_below_the_truth() -> None:
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
 def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> None:
     """Also where only rare losses are as large, and rounding hides their probability behind that of all others."""
-    for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1)):
+    for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1), FixedSizeGaussian(3, 1000, 1.5)):
         closed = Truth({event: 1}, added=False)
         delta = closed.delta(epsilon)
         few = Few(releases_of(closed.losses, added=False), delta)
         assert epsilon_of(few, delta)[0] == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "shift"), [(0.3, 1.2), (0.01, 0.8)])
+def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, shift: float) -> None:
+    loss = ExchangedLoss(rate, shift)
+
+    def above(z: float) -> float:
+        p, q = (math.exp(-(z**2) / 2) * (1 - rate + rate * math.exp(s * z - shift**2 / 2)) for s in (shift, -shift))
+        return max(0.0, p - math.exp(0.2) * q) / math.sqrt(2 * math.pi)
+
+    delta = quad(above, -12, 14, limit=500, epsabs=1e-16, points=[0, 1, 2, 4])[0]
+    few = Few(releases_of([(loss, 1)], added=False), delta)
+    assert epsilon_of(few, delta)[0] == pytest.approx(0.2, rel=1e-6)
 
 
 def test_a_low_price_is_found() -> None:
@@ -93,15 +108,37 @@ def test_the_oracle_agrees_with_high_precision(power):
     assert abs(np.exp(found - exact) - 1) < 1e-12 + 1e-10 * abs(np.imag(power))
 
 
+def test_the_oracle_agrees_with_the_closed_moment_of_laplace_noise():
+    e, p = 0.7, np.array([2.5 + 3j])
+    exact = (np.exp((p - 1) * e) * p + np.exp(-p * e) * (p - 1)) / (2 * p - 1)
+    assert LaplaceLoss(e).log_moment(p)[0] == pytest.approx(np.log(exact)[0], rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "event",
-    [PoissonGaussian(0.3, 0.8), UserLevel(PoissonGaussian(0.2, 2.0), 4), TruncatedPoissonGaussian(0.2, 1.0, 22, 100)],
+    [
+        PoissonGaussian(0.3, 0.8),
+        GroupPrivacy(PoissonGaussian(0.2, 2.0), 4),
+        TruncatedPoissonGaussian(0.2, 1.0, 22, 100),
+    ],
     ids=lambda event: event.mechanism,
 )
 def test_the_contour_agrees_with_the_closed_form_of_one_release(event):
     along_contour, closed = Truth({event: 1}, added=False), Truth({event: 1}, added=False)
     along_contour.single = None
     assert along_contour.delta(0.8) == pytest.approx(closed.delta(0.8), rel=2e-6)
+
+
+def test_the_moment_of_a_replaced_record_follows_from_its_delta():
+    """M(p) is 1 + p (p - 1) times the integral of (exp((p - 1) e) + exp(-p e)) delta(e) over e above 0."""
+    loss, p = ReplacedLoss(SampledLoss(0.2, 1.3)), 2.4
+
+    def term(e: float) -> float:
+        return (math.exp((p - 1) * e) + math.exp(-p * e)) * loss.hockey_stick(e, added=False)
+
+    found = loss.log_moment(np.array([p]))[0]
+    assert math.exp(found) == pytest.approx(1 + p * (p - 1) * quad(term, 0, 12, limit=200)[0], rel=1e-6)
+    assert loss.log_moment(np.array([1 - p]))[0] == pytest.approx(found, rel=1e-9)
 
 
 def test_the_oracle_agrees_with_simulation():

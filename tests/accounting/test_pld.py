@@ -3,7 +3,7 @@ import math
 import mpmath
 import pytest
 
-from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, UserLevel
+from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
 
 
 def gaussian_delta(noise, steps, epsilon):
@@ -14,8 +14,8 @@ def gaussian_delta(noise, steps, epsilon):
 
 
 def test_a_rare_large_loss_uses_its_distribution():
-    """Every divergence is in the thousands; yet the user is in a batch less often than delta."""
-    rare = {UserLevel(PoissonGaussian(1e-4, 0.5), records=60): 1}
+    """Every divergence is in the thousands; yet the group is in a batch less often than delta."""
+    rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
     assert RdpAccountant().compose(rare).epsilon(delta=0.01) > 500
     assert PldAccountant().compose(rare).epsilon(delta=0.01) == 0
 

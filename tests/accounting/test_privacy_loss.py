@@ -5,17 +5,23 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 from scipy.stats import binom
 
 from noisette.accounting import (
     BallsInBinsGaussian,
+    DiscreteGaussian,
     DpAmount,
+    FixedSizeGaussian,
     Gaussian,
+    Laplace,
     PldAccountant,
     PoissonGaussian,
     RdpAccountant,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -25,6 +31,7 @@ from noisette.accounting import (
 from noisette.accounting.pld import Composition
 from noisette.accounting.privacy_loss import LossDistribution, TruncatedCase, directions_of, ends_of_cases
 from noisette.accounting.rdp import renyi_directions
+from noisette.errors import UnsupportedEventError
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +54,12 @@ def is_tight(ours, exact, excess=1e-3):
     return exact * (1 - 1e-9) <= ours <= exact * (1 + excess) + 1e-18
 
 
+def discrete_gaussian(sigma):
+    values = np.arange(-12 * math.ceil(sigma), 12 * math.ceil(sigma) + 1)
+    masses = np.exp(-((values / sigma) ** 2) / 2)
+    return values, masses / masses.sum()
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.7, 4.0])
 def test_amounts_compose_as_randomised_responses(epsilon):
     """Exact: of n answers, k are the more likely one."""
@@ -57,6 +70,31 @@ def test_amounts_compose_as_randomised_responses(epsilon):
     probabilities = binom.pmf(k, n, math.exp(each) / (1 + math.exp(each)))
     exact += (1 - fails) ** n * probabilities @ np.maximum(0, 1 - np.exp(epsilon - loss))
     assert is_tight(delta({DpAmount(each, fails): n}, epsilon), exact, 2e-2)  # at 4.0 a loss is exactly epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.45])
+def test_one_release_with_laplace_noise(epsilon):
+    assert is_tight(delta({Laplace(2.0): 1}, epsilon), 1 - math.exp((epsilon - 0.5) / 2))
+    assert PldAccountant().compose({Laplace(2.0): 1}).epsilon(delta=1e-9) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 40.0])
+@pytest.mark.parametrize("most_values", [60, 4000])
+def test_counts_with_discrete_noise(sigma, most_values, monkeypatch):
+    """Exact: three releases by convolution. Joined values cost hardly more, and never less."""
+    monkeypatch.setattr(privacy_loss, "MOST_VALUES", most_values)
+    values, masses = discrete_gaussian(sigma)
+    three = np.convolve(np.convolve(masses, masses), masses)
+    total = np.arange(3 * values[0], 3 * values[-1] + 1)
+    loss = (3 - 2 * total) / (2 * sigma**2)
+    for epsilon in (0.0, 1 / sigma, 4 / sigma):
+        exact = three @ np.maximum(0, -np.expm1(np.minimum(epsilon - loss, 0)))
+        assert is_tight(delta({DiscreteGaussian(sigma): 3}, epsilon), exact, 2e-3 if most_values > 60 else 0.5)
+
+
+def test_much_discrete_noise_is_known_by_its_divergences():
+    assert delta({DiscreteGaussian(2e5): 1}, 3e-5) < 20 * gaussian_delta(5e-6, 3e-5)
+    assert delta({DiscreteGaussian(2e5): 1}, 1e-5) >= gaussian_delta(5e-6, 1e-5)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.3, 2.0), (0.9, 0.8)])
@@ -73,6 +111,17 @@ def test_two_sampled_releases(rate, noise, epsilon):
     ours = delta({PoissonGaussian(rate, noise): 2}, epsilon)
     assert ours == pytest.approx(max(removed, added), rel=2e-3, abs=1e-9)
     assert ours >= max(removed, added) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "noise", "epsilon"), [(1, 2.0, 0.01), (30, 1.0, 0.2), (30, 1.0, 1.0), (100, 3.0, 1.0)]
+)
+def test_one_batch_of_fixed_size(size, noise, epsilon):
+    """Exact: sampling shrinks e^epsilon - 1 and delta by the same factor."""
+    rate = size / 100
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    exact = rate * gaussian_delta(2 / noise, inner)
+    assert is_tight(delta({FixedSizeGaussian(size, 100, noise): 1}, epsilon), exact)
 
 
 X = np.linspace(-12, 12, 601)
@@ -123,6 +172,31 @@ def test_a_truncated_batch_costs_less_where_it_leaves_the_record_out():
         assert delta(events, 1.0) <= RdpAccountant().compose(events).delta(epsilon=1.0)
 
 
+@pytest.mark.parametrize(("rate", "noise"), [(0.05, 0.7), (0.5, 2.0), (1.0, 1.5)])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_a_replaced_record_of_poisson_batches(rate, noise, epsilon):
+    """Exact: of all pairs of sums that the two records may have, the opposite ones have the largest delta."""
+    ours = [delta({ReplacedPoissonGaussian(rate, noise): times}, epsilon) for times in (1, 2)]
+
+    def exact(one, other):
+        mixtures = ([(0.0, 1 - rate), (shift / noise, rate)] for shift in (one, other))
+        return hockey_stick(*mixtures, epsilon)
+
+    assert ours == pytest.approx(exact(1, -1), rel=2e-3)  # what a sum over points resolves
+    assert max(exact(one, other)[0] for one in (1, 0.5) for other in (-0.5, 0.0, 0.5)) < ours[0]
+
+
+def test_replaced_records_of_runs_cost_what_another_library_computes():
+    library = from_gaussian_mechanism(
+        1.0, sampling_prob=0.01, neighboring_relation=NeighboringRelation.REPLACE_ONE
+    ).self_compose(1000)
+    ours = PldAccountant().compose({ReplacedPoissonGaussian(0.01, 1.0): 1000}).epsilon(delta=1e-5)
+    assert ours == pytest.approx(library.get_epsilon_for_delta(1e-5), rel=1e-3)
+    assert PldAccountant().compose({ReplacedPoissonGaussian(0.01, 1e-4): 1}).epsilon(delta=1e-5) == math.inf
+    with pytest.raises(UnsupportedEventError, match="use the pld accountant"):
+        RdpAccountant().compose({ReplacedPoissonGaussian(0.01, 1.0): 1})
+
+
 def test_users_are_groups_and_one_record_is_a_record():
     one, group = UserLevel(PoissonGaussian(0.02, 2.0), 1), UserLevel(PoissonGaussian(0.02, 2.0), 3)
     assert delta({one: 30}, 0.4) == pytest.approx(delta({PoissonGaussian(0.02, 2.0): 30}, 0.4), rel=1e-6)
@@ -138,6 +212,8 @@ def test_all_kinds_compose_with_each_other():
         Gaussian(30.0),
         TruncatedPoissonGaussian(0.01, 2.0, 130, 10_000),
         BallsInBinsGaussian(200, 4.0),
+        Laplace(20.0),
+        DiscreteGaussian(30.0),
         ZcdpAmount(0.001),
         DpAmount(0.05, 1e-9),
         RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 20),), 4.0, 1.0),
@@ -198,9 +274,9 @@ def test_the_distance_of_images_may_be_anything(monkeypatch):
 
 
 @pytest.mark.parametrize("event", [
-    PoissonGaussian(1e-6, 1.0), PoissonGaussian(0.3, 0.05), PoissonGaussian(0.01, 300.0),
+    PoissonGaussian(1e-6, 1.0), PoissonGaussian(0.3, 0.05), PoissonGaussian(0.01, 300.0), FixedSizeGaussian(3, 9, 0.7),
     UserLevel(PoissonGaussian(0.2, 2.0), 20), TruncatedCase.of(TruncatedPoissonGaussian(0.1, 1.0, 9, 80), 0, 80),
-    BallsInBinsGaussian(40, 3.0),
+    BallsInBinsGaussian(40, 3.0), ReplacedPoissonGaussian(0.02, 0.9), ReplacedPoissonGaussian(1e-6, 20.0),
 ])  # fmt: skip
 @pytest.mark.parametrize("tail", [1e-9, 1e-30])
 def test_probabilities_are_complete_and_the_other_output_has_no_more(event, tail):

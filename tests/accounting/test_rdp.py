@@ -1,3 +1,4 @@
+import logging
 import math
 
 import numpy as np
@@ -5,12 +6,20 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from noisette.accounting import Gaussian, PoissonGaussian, RdpAccountant, RepeatAndSelect
+from noisette.accounting import FixedSizeGaussian, Gaussian, PoissonGaussian, RdpAccountant, RepeatAndSelect
 
 
 def test_a_tiny_cost_is_not_rounded_to_zero():
-    """At so small a delta, one release at so small a rate does cost something."""
+    """At so small a delta, one release at so small a rate does cost something; the library alone says 0."""
     assert RdpAccountant().compose({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
+
+
+def test_warnings_of_the_library_are_off_only_while_it_computes(caplog, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("absl"), "level", logging.INFO)
+    RdpAccountant().compose({FixedSizeGaussian(5, 10, 10.0): 10}).epsilon(delta=1e-5)
+    assert caplog.text == ""
+    assert capfd.readouterr().err == ""
+    assert logging.getLogger("absl").level == logging.INFO
 
 
 @pytest.mark.parametrize("orders", [(), (1,), (2, 0.5), (math.nan,), (math.inf,), ("2",), (True,)])
@@ -31,6 +40,31 @@ def divergence_of_mixtures(rate, first, second, noise, order):
     ys = np.linspace(-4 * order - 15 * noise, 4 * order + 15 * noise, 100_001)
     logs = log_integrand(ys)
     return (np.log(np.exp(logs - logs.max()).sum() * (ys[1] - ys[0])) + logs.max()) / (order - 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "noise", "order"),
+    [(2, 0.7, 1.5), (2, 5.0, 32), (20, 1.0, 2), (20, 2.0, 8), (1000, 0.7, 3), (99, 20.0, 32)],
+)
+def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, noise, order):
+    """The replaced example shifts the sum from one side to the other, or joins the others on one side.
+
+    Had the price taken the noise in units of a replaced record's sensitivity, it would be below at little noise.
+    """
+    event = FixedSizeGaussian(batch_size=max(1, size // 4), size=size, noise_multiplier=noise)
+    rate = event.batch_size / event.size
+    price = RdpAccountant(orders=(order,)).compose({event: 1}).divergences[0]
+    apart = divergence_of_mixtures(rate, 1.0, -1.0, noise, order)
+    joined = divergence_of_mixtures(rate, 2.0, 0.0, noise, order)
+    joining = divergence_of_mixtures(rate, 0.0, 2.0, noise, order)
+    assert price >= max(apart, joined, joining) * (1 - 1e-9)
+
+
+def test_a_batch_of_fixed_size_costs_no_more_than_the_bound_promises():
+    """At much noise the bound for any mechanism is four times the divergence of the Gaussian."""
+    event = FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=40.0)
+    price = RdpAccountant(orders=(4,)).compose({event: 1}).divergences[0]
+    assert price == pytest.approx(4 * divergence_of_mixtures(0.01, 2.0, 0.0, 40.0, 4), rel=1e-2)
 
 
 @pytest.mark.parametrize(("shape", "mean"), [(1.0, 5.0), (1.0, 100.0), (math.inf, 3.0), (0.0, 20.0)])
@@ -73,3 +107,8 @@ def test_delta_of_the_oracle_table():
     run = RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000})
     assert run.delta(epsilon=1.0) == pytest.approx(1.764e-5, rel=2e-3)
     assert run.delta(epsilon=1.26) == pytest.approx(1.836e-7, rel=2e-3)
+
+
+def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_cost():
+    event = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=5e-4)
+    assert RdpAccountant().compose({event: 10}).epsilon(delta=1e-5) == math.inf

@@ -2,11 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant as LibraryAccountant
 
-from noisette.accounting import Gaussian, PoissonGaussian, RdpAccountant, RepeatAndSelect
-from noisette.accounting.repeated_runs import least_noise_search
+from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant, RepeatAndSelect
+from noisette.accounting.repeated_runs import compare_search, least_noise_search
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
 ORDERS = [*np.arange(1.1, 11.0, 0.1).tolist(), *range(11, 65), *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)]
@@ -46,27 +44,35 @@ def test_the_price_is_that_of_theorem_2(noise, mean, shape):
         assert price(noise, mean, shape, delta) == pytest.approx(theorem_2(noise, mean, shape, delta), rel=1e-4)
 
 
-@pytest.mark.parametrize("shape", [0.0, math.inf])
+@pytest.mark.parametrize("shape", [None, math.inf])
 def test_least_noise_keeps_the_budget_and_less_would_not(shape):
     plan = least_noise_search(**BUDGET, mean=10.0, shape=shape)
     assert plan.epsilon <= 3.0
-    assert (plan.event.mean, plan.event.shape) == (10.0, shape)
+    assert (plan.event.mean, plan.delta) == (10.0, 1e-5)
+    assert shape in (None, plan.event.shape)
     assert RdpAccountant().compose({plan.event: 1}).epsilon(delta=1e-5) == plan.epsilon
     less = PoissonGaussian(0.01, plan.noise_multiplier * 0.998)
     search = RepeatAndSelect(((less, 1000),), 10.0, plan.event.shape)
     assert RdpAccountant().compose({search: 1}).epsilon(delta=1e-5) > 3.0
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(10.0, 0.0), (5.0, 0.5), (1000.0, 1.0), (8.0, math.inf), (1.0, math.inf)])
-def test_the_price_of_a_run_of_several_kinds_is_that_of_the_library(mean, shape):
-    run = {PoissonGaussian(0.01, 1.1): 100, Gaussian(9.0): 1}
-    ours = RdpAccountant().compose({RepeatAndSelect(tuple(run.items()), mean, shape): 1})
-    steps = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.1))
-    whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(steps, 100), dp_event.GaussianDpEvent(9.0)])
-    library = LibraryAccountant(ORDERS).compose(dp_event.RepeatAndSelectDpEvent(whole, mean, shape))
-    assert ours.epsilon(delta=1e-6) == pytest.approx(library.get_epsilon(1e-6), rel=1e-6)
+def test_prior_events_count():
+    before = {Gaussian(4.0): 1}
+    plan = least_noise_search(**BUDGET, mean=5.0, shape=1.0, prior_events=before)
+    assert RdpAccountant().compose({**before, plan.event: 1}).epsilon(delta=1e-5) == plan.epsilon <= 3.0
+    assert plan.noise_multiplier > least_noise_search(**BUDGET, mean=5.0, shape=1.0).noise_multiplier
 
 
 def test_a_search_that_no_noise_can_keep_within_the_budget_is_refused():
     with pytest.raises(ValueError, match="cannot guarantee epsilon"):
-        least_noise_search(**BUDGET, mean=5.0, in_each_run={Gaussian(0.3): 1})
+        least_noise_search(**BUDGET, mean=5.0, prior_events={Gaussian(0.3): 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epsilon", 0), ("delta", 1), ("sampling_rate", 2), ("steps", 0), ("mean", 0.5), ("shape", -1)]
+)
+def test_bad_numbers_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        least_noise_search(**(BUDGET | {"mean": 2.0, name: value}))
+
+

@@ -32,6 +32,7 @@ def test_bounds_of_one_gaussian_are_its_closed_form(mu, accountant):
     for rate in RATES:
         exact = norm.cdf(norm.ppf(rate) + mu)
         assert exact <= attack.true_positive_rate(rate) <= min(1, exact * 1.01)
+        assert attack.false_negative_rate(rate) == 1 - attack.true_positive_rate(rate)
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])

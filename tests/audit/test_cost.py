@@ -9,11 +9,12 @@ import pytest
 from scipy.stats import norm
 
 from noisette import PldAccountant
-from noisette.accounting import UserLevel, ZcdpAmount
+from noisette.accounting import GroupPrivacy, Laplace, UserLevel
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,
     Event,
+    FixedSizeGaussian,
     Gaussian,
     PoissonGaussian,
     TruncatedPoissonGaussian,
@@ -46,7 +47,7 @@ EXACT: dict[str, tuple[dict[Event, int], float, float]] = {
         4.0,
         delta_of_gaussian((9 / 16 + 2 / 4) ** 0.5, 4.0),
     ),
-    "a user with six records": ({UserLevel(Gaussian(12.0), 6): 4}, 6.0, delta_of_gaussian(1.0, 6.0)),
+    "a group of six": ({GroupPrivacy(Gaussian(12.0), 6): 4}, 6.0, delta_of_gaussian(1.0, 6.0)),
     "one Poisson batch": ({PoissonGaussian(0.02, 0.8): 1}, 1.0, delta_of_batch(0.02, 0.8, 1.0)),
     "one round of bands": ({BandedGaussian(0.01, 0.8, 5): 3}, 1.0, delta_of_batch(0.05, 0.8, 1.0)),
     "one pass of two batches": ({BallsInBinsGaussian(2, 1.0): 3}, 3.0, delta_of_pass(1.0, 3.0)),
@@ -86,6 +87,7 @@ WRONG: dict[str, tuple[dict[Event, int], dict[Event, int]]] = {
         {UserLevel(PoissonGaussian(0.01, 4.0), 3): 1000},
         {UserLevel(PoissonGaussian(0.01, 4.0), 1): 1000},
     ),
+    "a replaced record that is added": ({FixedSizeGaussian(100, 1000, 4.0): 100}, {PoissonGaussian(0.1, 4.0): 100}),
     "a pass as one Poisson batch": ({BallsInBinsGaussian(10, 1.0): 40}, {PoissonGaussian(0.1, 1.0): 4}),
 }
 
@@ -114,10 +116,10 @@ def test_a_record_that_is_added_is_simulated_too() -> None:
 
 
 def test_kinds_that_are_not_simulated_are_named() -> None:
-    audit = audit_cost({ZcdpAmount(0.1): 3, Gaussian(1.0): 1}, epsilon=1.0, delta=1e-5)
-    assert audit.left_out == ("declared zCDP",)
+    audit = audit_cost({Laplace(2.0): 3, Gaussian(1.0): 1}, epsilon=1.0, delta=1e-5)
+    assert audit.left_out == ("Laplace",)
     assert audit.verdict is Verdict.VIOLATION, "the Gaussian release alone costs more"
-    assert audit_cost({ZcdpAmount(0.1): 3}, epsilon=0.0, delta=1e-5).least == 0
+    assert audit_cost({Laplace(2.0): 3}, epsilon=0.0, delta=1e-5).least == 0
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 1e4])

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from command_line import noisette
-from noisette.accounting import BandedGaussian, MomentsAccountant, PoissonGaussian, RdpAccountant, UserLevel
+from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
 from noisette.cli.options import plain_errors
@@ -36,7 +36,9 @@ def without(*names):
     return {name: value for name, value in WHOLE.items() if name not in names}
 
 
-@pytest.mark.parametrize(("name", "epsilon", "tolerance"), [("pld", 0.9469, 1e-3), ("rdp", 1.0355, 5e-4)])
+@pytest.mark.parametrize(
+    ("name", "epsilon", "tolerance"), [("pld", 0.9469, 1e-3), ("rdp", 1.0355, 5e-4), ("strong-paper", 9.339, 1e-4)]
+)
 def test_epsilon_of_a_run(name, epsilon, tolerance):
     found = facts(PLAN, "--accountant", name)
     assert found.pop("epsilon") == pytest.approx(epsilon, rel=tolerance)
@@ -47,24 +49,29 @@ def test_epsilon_of_a_run(name, epsilon, tolerance):
         "noise_multiplier": 4.0,
         "steps": 10_000,
         "accountant": name,
+        "upper_bound": name != "strong-paper",
         "neighbouring": "add or remove one record",
         "sampling": "Poisson",
     }
     assert facts(EXPECTED, "--accountant", name)["epsilon"] == pytest.approx(epsilon, rel=tolerance)
+    shown = run(PLAN, "--accountant", name).stdout
+    assert ("the printed, optimistic form: no guarantee" in shown) == (name == "strong-paper")
 
 
 def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out():
-    result = run(PLAN | {"--records-per-user": "2"}, "--accountant", "moments")
+    result = run(PLAN, "--accountant", "gdp")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "the moments accountant does not support UserLevel" in result.stderr
-    assert "use the pld or the rdp accountant" in result.stderr
+    assert "gdp" in result.stderr
+    assert "PoissonGaussian(sampling_rate=0.01, noise_multiplier=4)" in result.stderr
+    budget = {"--sampling-rate": "0.01", "--steps": "10000", "--delta": "1e-5", "--epsilon": "3"}
+    assert "noise_multiplier=1e+06)" in run(budget, "--accountant", "gdp").stderr
 
 
-def test_users_are_protected_as_a_whole_and_bands_are_counted_in_rounds():
-    found = facts(PLAN | {"--records-per-user": "3", "--accountant": "rdp"})
-    release = UserLevel(PoissonGaussian(0.01, 4.0), 3)
+def test_a_group_is_protected_as_a_whole_and_bands_are_counted_in_rounds():
+    found = facts(PLAN | {"--group-size": "3", "--accountant": "rdp"})
+    release = GroupPrivacy(PoissonGaussian(0.01, 4.0), 3)
     assert found["epsilon"] == RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5)
-    assert found["neighbouring"] == "add or remove all records of one user"
+    assert found["neighbouring"] == "add or remove a group of 3 records"
     assert found["noise_multiplier"] == 4
     found = facts(PLAN | {"--bands": "8"})
     assert found["epsilon"] == ACCOUNTANTS["pld"].compose({BandedGaussian(0.01, 4.0, 8): 10_000}).epsilon(delta=1e-5)
@@ -91,9 +98,15 @@ def test_rounding_goes_one_way_for_every_size_of_number(value):
 
 @pytest.mark.parametrize(
     ("missing", "expected", "tolerance"),
-    [("noise_multiplier", 4.0, 0.005), ("steps", 10_000, 0.005), ("epsilon", 1.2586, 5e-4), ("delta", 9.733e-6, 1e-3)],
+    [
+        ("noise_multiplier", 4.0, 0.005),
+        ("steps", 10_000, 0.005),
+        ("sampling_rate", 0.01, 0.005),
+        ("epsilon", 1.2586, 5e-4),
+        ("delta", 9.733e-6, 1e-3),
+    ],
 )
-def test_each_number_is_found_from_the_others(missing, expected, tolerance):
+def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     options = without("--" + missing.replace("_", "-"))
     found = facts(options, "--accountant", "moments")
     assert found["found"] == missing
@@ -118,7 +131,7 @@ def test_each_number_is_found_from_the_others(missing, expected, tolerance):
         (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
         (PLAN | {"--bands": "0"}, ["bands >= 1"]),
         (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
-        (PLAN | {"--bands": "2", "--records-per-user": "2"}, ["leave records_per_user out"]),
+        (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave group_size out"]),
         (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
         (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
@@ -133,8 +146,9 @@ def test_each_number_is_found_from_the_others(missing, expected, tolerance):
         (BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
         (BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
-        (BUDGET | {"--records-per-user": "2"}, ["give epsilon or delta alone"]),
-        (without("--sampling-rate"), ["the sampling rate is not solved for"]),
+        (BUDGET | {"--accountant": "strong-paper"}, ["strong-paper", "keeps no budget"]),
+        (BUDGET | {"--group-size": "2"}, ["give epsilon or delta alone"]),
+        (without("--sampling-rate", "--steps") | {"--epochs": "3"}, ["epochs need a sampling_rate"]),
         (without("--steps") | {"--epsilon": "0.0001"}, ["one step costs more", "more noise"]),
     ],
 )
@@ -160,4 +174,4 @@ def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are
     monkeypatch.setenv("COLUMNS", "200")
     result = noisette("account", "--accountant", "other")
     assert result.exit_code == 2
-    assert "'other' is not one of pld, rdp, moments" in result.stderr
+    assert "'other' is not one of pld, rdp, moments, strong, strong-paper, naive, gdp" in result.stderr

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -6,11 +7,15 @@ import pytest
 from command_line import noisette
 from noisette.accounting import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DpAmount,
+    FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Ledger,
     PldAccountant,
     PoissonGaussian,
+    TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
 )
@@ -79,22 +84,23 @@ def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
     assert epsilon["pld"] == PldAccountant().compose(events).epsilon(delta=1e-5)
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
     assert set(epsilon) | set(priced["no_price"]) == set(ACCOUNTANTS)
+    assert all(row["upper_bound"] is (row["accountant"] != "strong-paper") for row in priced["prices"])
     assert (priced["neighbouring"], priced["dataset"]) == ("add or remove one record", "mnist")
     shown = run("price", folder, "--delta", "1e-5").stdout
     assert all(name in shown for name in ACCOUNTANTS)
     assert all(fact in shown for fact in ("1e-05", "add or remove one record", "mnist"))
 
 
-def test_price_for_users_is_larger_and_names_the_relation(folder):
-    options = ("price", folder, "--delta", "1e-5", "--accountant", "pld", "--records-per-user")
+def test_price_of_a_group_is_larger_and_names_the_relation(folder):
+    options = ("price", folder, "--delta", "1e-5", "--accountant", "pld", "--group-size")
     one, three = facts(*options, 1), facts(*options, 3)
-    assert three["neighbouring"] == "add or remove all records of one user who has 3 or fewer"
+    assert three["neighbouring"] == "add or remove a group of 3 records"
     assert three["prices"][0]["epsilon"] > 3 * one["prices"][0]["epsilon"]
-    assert "not supported" in run("price", folder, "--delta", "1e-5", "--records-per-user", 3).stdout
+    assert "not supported" in run("price", folder, "--delta", "1e-5", "--group-size", 3).stdout
 
 
 def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out(folder):
-    result = run("price", folder, "--delta", "1e-5", "--records-per-user", 3, "--accountant", "moments")
+    result = run("price", folder, "--delta", "1e-5", "--group-size", 3, "--accountant", "moments")
     assert result.exit_code == 2
     assert "pld" in result.stderr
     assert not result.stdout
@@ -109,9 +115,42 @@ def test_a_ledger_without_a_line_costs_nothing(tmp_path):
 
 
 def test_all_bad_numbers_are_named_at_once(folder):
-    result = run("price", folder, "--delta", "nan", "--records-per-user", "0")
+    result = run("price", folder, "--delta", "nan", "--group-size", "0")
     assert result.exit_code == 2
-    assert all(problem in result.stderr for problem in ("delta=nan", "records_per_user=0"))
+    assert all(problem in result.stderr for problem in ("delta=nan", "group_size=0"))
+
+
+@pytest.mark.parametrize(
+    ("event", "times"),
+    [
+        (FixedSizeGaussian(100, 10_000, 2.0), 30),
+        (TruncatedPoissonGaussian(0.01, 4.0, largest_batch=200, most_records=10_000), 300),
+        (BallsInBinsGaussian(100, 4.0), 100),
+        (BandedGaussian(0.01, 4.0, bands=4), 300),
+    ],
+    ids=lambda value: getattr(value, "mechanism", ""),
+)
+def test_a_group_is_counted_record_by_record_where_no_release_is_known_for_it(tmp_path, event, times):
+    """P(S) <= e^epsilon Q(S) + delta twice, as each of two records is changed."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(event, times)
+    (found,) = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 2, "--accountant", "pld")["prices"]
+    curve, half = PldAccountant().compose({event: times}), found["epsilon"] / 2
+    assert curve.delta(epsilon=half) * (1 + math.exp(half)) == pytest.approx(1e-5, rel=1e-2)
+    assert 2 * curve.epsilon(delta=1e-5) < found["epsilon"] < 10
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(event, times)
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 2, "--accountant", "pld")
+    assert "odometer for several" in priced["whatever_was_chosen"] or "Rényi" in priced["whatever_was_chosen"]
+
+
+def test_users_who_are_grouped_have_as_many_records(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(UserLevel(FIRST, 2), 100)
+    priced = facts("price", tmp_path, "--delta", "1e-5", "--group-size", 3, "--accountant", "pld")
+    assert priced["neighbouring"] == "add or remove all records of a group of 3 users"
+    exact = PldAccountant().compose({GroupPrivacy(FIRST, 6): 100}).epsilon(delta=1e-5)
+    assert priced["prices"][0]["epsilon"] == exact
 
 
 def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path):
@@ -121,7 +160,7 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     assert "(--per record)" in run("charge", tmp_path, "--gaussian", 20).stderr
     assert run("charge", tmp_path, "--gaussian", 20, "--per", "record").exit_code == 0
     assert run("charge", tmp_path, "--zcdp", 0.01, "--per", "user").exit_code == 0
-    assert "zcdp, epsilon and gaussian, got none" in run("charge", tmp_path).stderr
+    assert "zcdp, epsilon, laplace, discrete_gaussian and gaussian, got none" in run("charge", tmp_path).stderr
     refused = run("price", tmp_path, "--delta", "1e-5")
     assert refused.exit_code == 2
     for said in (
@@ -132,19 +171,24 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     ):
         assert said in refused.stderr
     priced = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 4, "--accountant", "pld")
-    of_user = {UserLevel(FIRST, 2): 100, Gaussian(20 / 4): 1, ZcdpAmount(0.01): 1}
-    alone = [PldAccountant().compose({event: times}).epsilon(delta=1e-5) for event, times in of_user.items()]
+    of_user = {GroupPrivacy(FIRST, 2): 100, Gaussian(20 / 4): 1, ZcdpAmount(0.01): 1}
+    same = {GroupPrivacy(event, 1) if isinstance(event, Gaussian) else event: n for event, n in of_user.items()}
+    alone = [PldAccountant().compose({event: times}).epsilon(delta=1e-5) for event, times in same.items()]
     assert max(alone) < priced["prices"][0]["epsilon"] < sum(alone)
     assert priced["neighbouring"] == "add or remove all records of one user who has 4 or fewer"
     (of_one,) = facts("price", tmp_path, "--delta", "1e-5", "--records-per-user", 1, "--accountant", "pld")["prices"]
     assert max(alone[0], alone[2]) < of_one["epsilon"] < priced["prices"][0]["epsilon"]
+    refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 0, "--group-size", 2)
+    assert all(said in refused.stderr for said in ("records_per_user >= 1", "not both"))
 
 
-def test_releases_that_are_not_known_for_users_are_refused_with_the_way_out(tmp_path):
+def test_records_that_are_replaced_say_nothing_to_users(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        ledger.charge(BallsInBinsGaussian(100, 4.0), 100)
+        ledger.charge(FixedSizeGaussian(100, 10_000, 2.0))
+        ledger.charge(Gaussian(9.0), other_neighbours=True)
+    assert "keep a ledger for each" in run("price", tmp_path, "--delta", "1e-5").stderr
     refused = run("price", tmp_path, "--delta", "1e-5", "--records-per-user", 2)
-    assert (refused.exit_code, refused.stderr.count("for users is not known")) == (2, 1)
+    assert (refused.exit_code, refused.stderr.count("says nothing to add or remove all records")) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["run.json", "checkpoint/settings.json"])
@@ -161,12 +205,7 @@ def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
 
 def test_what_is_no_ledger_is_told_apart_from_a_damaged_one(tmp_path):
     (tmp_path / "rows.csv").write_text("age,ill\n3,no\n")
-    for command in (
-        ["show"],
-        ["price", "--delta", "1e-5"],
-        ["repair"],
-        ["charge", "--gaussian", "2", "--dataset", "a"],
-    ):
+    for command in (["show"], ["price", "--delta", "1e-5"], ["repair"], ["charge", "--laplace", "2", "--dataset", "a"]):
         refused = run(*command, tmp_path / "rows.csv")
         assert refused.exit_code == 2
         assert "rows.csv is not a ledger; give the folder of a run, or the ledger.jsonl in it" in refused.stderr
@@ -258,7 +297,7 @@ def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
     assert refused.exit_code == 2
     assert all(str(place) in refused.stderr for place in places)
     assert run("show", places[1]).exit_code == 0
-    charged = run("charge", tmp_path / "run", "--gaussian", "2", "--dataset", "mnist")
+    charged = run("charge", tmp_path / "run", "--laplace", "2", "--dataset", "mnist")
     assert "name one of" in charged.stderr
     assert not (tmp_path / "run").exists()
 

@@ -15,12 +15,17 @@ import pytest
 from noisette.accounting import (
     BallsInBinsGaussian,
     BandedGaussian,
+    DiscreteGaussian,
     DpAmount,
+    FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
+    Laplace,
     Ledger,
     PldAccountant,
     PoissonGaussian,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -121,11 +126,15 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
         Gaussian(7.0): 2,
         RUN: 700,
         TruncatedPoissonGaussian(0.01, 1.1, largest_batch=120, most_records=10_000): 300,
+        Laplace(5.0): 3,
+        DiscreteGaussian(5.0): 3,
         DpAmount(0.5, 1e-9, "synthetic table"): 2,
     },
     {BallsInBinsGaussian(50, 2.0): 150},
     {BandedGaussian(0.002, 1.5, bands=8): 2400, BandedGaussian(0.25, 40.0, bands=4): 12},
+    {GroupPrivacy(STEP, 3): 50, GroupPrivacy(Gaussian(20.0), 3): 2},
     {UserLevel(STEP, 2): 50, UserLevel(Gaussian(20.0), 5): 2},
+    {FixedSizeGaussian(100, 10_000, 2.0): 300, ReplacedPoissonGaussian(0.01, 2.0): 200},
     {ZcdpAmount(0.01, "table of counts"): 2},
     {RepeatAndSelect(((STEP, 1000),), mean=5.0, shape=1.0): 1},
     {RepeatAndSelect(((STEP, 100), (Gaussian(9.0), 1)), mean=5.0, shape=math.inf): 1},
@@ -181,11 +190,13 @@ def test_what_has_no_resolved_epsilon_is_refused_in_words(tmp_path, epsilon_of):
 
 
 @pytest.mark.parametrize(
-    "event", [DpAmount(750.0), ZcdpAmount(1e6), Gaussian(1e-3), UserLevel(STEP, 3)], ids=lambda event: event.mechanism
+    "event",
+    [DpAmount(750.0), ZcdpAmount(1e6), Laplace(1e-6), DiscreteGaussian(1e-4), Gaussian(1e-3), GroupPrivacy(STEP, 3)],
+    ids=lambda event: event.mechanism,
 )
 def test_a_huge_amount_has_no_finite_epsilon_and_is_said_in_words(tmp_path, epsilon_of, event):
     path = spend(tmp_path / "ledger.jsonl", charges=[(event, 1)])
-    if event == UserLevel(STEP, 3):
+    if event == GroupPrivacy(STEP, 3):
         assert epsilon_of(path, 1e-5) < 3
         return
     with pytest.raises(SystemExit, match="epsilon is infinite, or above 200: too little noise or too large an amount"):
@@ -207,7 +218,7 @@ def test_the_odometer_of_several_declarations_is_that_of_noisette(tmp_path, said
 
 
 def test_an_unknown_mechanism_is_refused(tmp_path, epsilon_of):
-    path = spend(tmp_path / "ledger.jsonl", charges=[(Gaussian(2.0), 1)])
+    path = spend(tmp_path / "ledger.jsonl", charges=[(Laplace(2.0), 1)])
     line = json.loads(path.read_text()) | {"mechanism": "Cauchy"}
     del line["digest"]
     line["digest"] = hashlib.sha256(json.dumps(line).encode()).hexdigest()

@@ -406,11 +406,13 @@ def test_a_run_shows_what_was_declared_and_how_far_it_is() -> None:
     assert "0 of 2" in text
     assert "noise_multiplier=3.0" in text
     assert "500" in text
-    assert "977" not in text  # the number of rows
+    assert "977" not in text + run._repr_html_()  # the number of rows
+    assert run._repr_html_().startswith("<table>")
 
 
-def test_a_ledger_shows_its_releases() -> None:
-    ledger = noisette.Ledger()
+def test_names_are_escaped_in_a_notebook() -> None:
+    ledger = noisette.Ledger(dataset="<script>")
+    assert "<script>" not in ledger._repr_html_()
     assert "releases none" in repr(ledger)
     ledger.charge(noisette.Gaussian(noise_multiplier=2.0), 3)
     assert re.search(r"3 x Gaussian\(.*2\.0", repr(ledger))

@@ -27,7 +27,19 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
-from noisette.accounting.events import DpAmount, Event, Gaussian, PoissonGaussian, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting.events import (
+    DiscreteGaussian,
+    DpAmount,
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    GroupPrivacy,
+    Laplace,
+    PoissonGaussian,
+    ReplacedPoissonGaussian,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 LOG_ROOT = 0.5 * math.log(2 * math.pi)
@@ -190,6 +202,60 @@ class MixedLoss:
 
 
 @dataclass(frozen=True)
+class ReplacedLoss:
+    """A record of a batch of fixed size is replaced: the pair whose losses above 0 are those of the sampled pair, and
+    whose losses below 0 are those of the sampled pair in the other direction. The rest of the probability has loss 0.
+
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
+    Proposition 30.
+    """
+
+    sampled: SampledLoss
+
+    @property
+    def widest_shift(self) -> float:
+        return self.sampled.shift
+
+    def hockey_stick(self, epsilon: float, added: bool) -> float:
+        return self.sampled.hockey_stick(epsilon, added=False)
+
+    def log_moment(self, p: np.ndarray) -> np.ndarray:
+        pair, (low, high) = self.sampled, self.sampled._range(np.concatenate([p, 1 - p]))
+        low = pair.shift / 2
+        width = min(0.7 / pair.shift, 1.0)
+        edges = np.linspace(low, high, _panel_count((high - low) / width))
+        x, widths = panels(edges, pair._exponents(np.concatenate([p, 1 - p])))
+        loss, ratio, log_density = pair._loss(x), pair._ratio_excess(x), -(x**2) / 2 - LOG_ROOT
+        if pair._largest(np.concatenate([p, 1 - p])) < 300:
+            above = _sum_of_powers(p, loss, ratio, log_density, widths)
+            below = _sum_of_powers(1 - p, loss, ratio, log_density, widths)
+            return _log1p(above + below)  # the terms p r and (1 - p) r add up to r: the mass at a loss of 0 has that
+        exponents = [end[:, None] * loss + log_density for end in (p, 1 - p)]
+        top = np.maximum(exponents[0].real.max(axis=1), exponents[1].real.max(axis=1))
+        total = sum(np.exp(exponent - top[:, None]) @ widths for exponent in exponents)
+        rest = 1 - np.exp(log_density) @ ((2 + ratio) * widths)
+        return top + np.log(total + rest * np.exp(-top))
+
+
+@dataclass(frozen=True)
+class ExchangedLoss:
+    """A record of a Poisson batch is replaced by one whose gradient has the other sign: under P the standard Gaussian
+    is moved by ``shift`` at the rate, under Q by as much to the other side. It is known to the grids alone.
+    """
+
+    rate: float
+    shift: float
+
+    def loss(self, z: np.ndarray) -> np.ndarray:
+        """The loss at outputs."""
+        rest, middle = math.log1p(-self.rate), math.log(self.rate) - self.shift**2 / 2
+        return np.logaddexp(rest, middle + self.shift * z) - np.logaddexp(rest, middle - self.shift * z)
+
+    def log_moment(self, p: np.ndarray) -> np.ndarray:
+        raise UndecidedError("not along a contour")
+
+
+@dataclass(frozen=True)
 class NodesLoss:
     """Losses that take these values, or are integrated over these values, with these probabilities under Q."""
 
@@ -205,10 +271,29 @@ class NodesLoss:
         return top + np.log(np.exp(exponent - top[:, None]).sum(axis=1))
 
 
+@dataclass(frozen=True)
+class LaplaceLoss:
+    """Laplace noise: M(p) = (e^((p-1) e) p + e^(-p e) (p - 1)) / (2 p - 1), where e is the epsilon of the release."""
+
+    epsilon: float
+
+    def log_moment(self, p: np.ndarray) -> np.ndarray:
+        inside, widths = _panel_points(np.linspace(0, 1, 2 + math.ceil(np.abs(p).max() * self.epsilon / 3)))
+        log_q = np.concatenate([np.log(widths * self.epsilon / 2) - (1 - inside) * self.epsilon, -np.log([2, 2])])
+        log_q[-1] -= self.epsilon
+        values = np.concatenate([(1 - 2 * inside) * self.epsilon, [-self.epsilon, self.epsilon]])
+        return NodesLoss(values, log_q).log_moment(p)
+
+
 def atoms(event: Event) -> tuple[np.ndarray, np.ndarray] | None:
     """The losses of a release without continuous losses, and ln of their probabilities under Q."""
-    if isinstance(event, DpAmount):
-        return np.array([event.epsilon, -event.epsilon]), -np.logaddexp(0, [event.epsilon, -event.epsilon])
+    match event:
+        case DiscreteGaussian(noise_multiplier=sigma):
+            k = np.arange(-math.ceil(40 * sigma) - 60, math.ceil(40 * sigma) + 62)
+            log_q = -((k - 1.0) ** 2) / (2 * sigma**2)
+            return (1 - 2 * k) / (2 * sigma**2), log_q - logsumexp(log_q)
+        case DpAmount(epsilon=epsilon):
+            return np.array([epsilon, -epsilon]), -np.logaddexp(0, [epsilon, -epsilon])
     return None
 
 
@@ -241,13 +326,19 @@ def loss_of(event: Event, others: int = 0) -> Loss:
             return GaussianLoss(1 / sigma)
         case PoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             return SampledLoss(q, 1 / sigma)
-        case UserLevel(event=one, records=k):
+        case GroupPrivacy(event=one, records=k) | UserLevel(event=one, records=k):
             if one.sampling_rate == 1:
                 return GaussianLoss(k / one.noise_multiplier)
             return SampledLoss(one.sampling_rate, 1 / one.noise_multiplier, k)
+        case FixedSizeGaussian(batch_size=b, size=n, noise_multiplier=sigma):
+            return GaussianLoss(2 / sigma) if b == n else ReplacedLoss(SampledLoss(b / n, 2 / sigma))
+        case ReplacedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
+            return GaussianLoss(2 / sigma) if q == 1 else ExchangedLoss(q, 1 / sigma)
         case TruncatedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             full, kept = (float(each[0]) for each in _truncated(event, np.array([others])))
             return MixedLoss(((1 - full, SampledLoss(q, 1 / sigma)), (full, SampledLoss(kept, 2 / sigma))))
+        case Laplace(noise_multiplier=b):
+            return LaplaceLoss(1 / b)
     if found := atoms(event):
         return NodesLoss(*found)
     raise TypeError(f"the oracle does not know {event!r}")
@@ -269,9 +360,9 @@ class Truth:
         self.losses = [(loss_of(e, others), n) for e, n in self.events.items()]
         shifts = [getattr(loss, "widest_shift", 1e-3) for loss, _ in self.losses]
         self._largest_shift = max(1e-3, *shifts)
-        self.discrete_losses = [(loss, n) for loss, n in self.losses if isinstance(loss, NodesLoss)]
+        self.discrete_losses = [(loss, n) for loss, n in self.losses if isinstance(loss, NodesLoss | LaplaceLoss)]
         only = self.losses[0][0] if [n for _, n in self.losses] == [1] else None
-        self.single = only if isinstance(only, SampledLoss | MixedLoss) else None
+        self.single = only if isinstance(only, SampledLoss | MixedLoss | ReplacedLoss) else None
         self.discrete = self._discrete() if all(atoms(e) for e in self.events) else None
 
     def delta(self, epsilon: float) -> float:

@@ -20,8 +20,18 @@ from functools import partial
 import numpy as np
 import scipy.fft
 from scipy.optimize import brentq
-from scipy.special import gammaln, logsumexp
-from support.exact_privacy import LOG_ROOT, GaussianLoss, MixedLoss, NodesLoss, SampledLoss, Truth
+from scipy.special import gammaln, logsumexp, ndtr
+from support.exact_privacy import (
+    LOG_ROOT,
+    ExchangedLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    MixedLoss,
+    NodesLoss,
+    ReplacedLoss,
+    SampledLoss,
+    Truth,
+)
 
 from noisette.accounting.events import Event
 
@@ -103,6 +113,23 @@ class Atoms:
         return self.values, self.log_q, np.zeros(len(self.values), bool)
 
 
+@dataclass(frozen=True)
+class Between:
+    """The losses of Laplace noise between its ends."""
+
+    epsilon: float
+
+    def points(self, power: float, h: float, least: float, most: float) -> Points:
+        edges = _edges(0.0, 1.0, min(h, 0.1) / (2 * self.epsilon))
+        inside = (edges[:-1, None] + np.diff(edges)[:, None] * (1 + NODES) / 2).ravel()
+        log_q = np.log(np.outer(np.diff(edges), WEIGHTS / 2)).ravel() - (1 - inside) * self.epsilon
+        return (1 - 2 * inside) * self.epsilon, log_q + math.log(self.epsilon / 2)
+
+    def few_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        values, log_q = self.points(0.0, math.inf, 0.0, 0.0)
+        return values, log_q, np.zeros(len(values), bool)
+
+
 def _edges(low: float, high: float, widest: float) -> np.ndarray:
     return np.linspace(low, high, math.ceil((high - low) / widest) + 1)
 
@@ -114,7 +141,7 @@ class Release:
     Losses above a threshold are counted as rare ones. Those above ``cap`` are so unlikely that they are left out.
     """
 
-    outputs: Sequence[Outputs | Atoms]
+    outputs: Sequence[Outputs | Atoms | Between]
     times: int
     added: bool
     threshold: float = math.inf
@@ -405,7 +432,7 @@ def releases_of(losses: Sequence[tuple[object, int]], added: bool) -> list[Relea
     return releases
 
 
-def _outputs(loss: object) -> list[Outputs | Atoms]:
+def _outputs(loss: object) -> list[Outputs | Atoms | Between]:
     match loss:
         case SampledLoss():
             return [Outputs(loss._loss, loss.widest_shift)]
@@ -415,8 +442,27 @@ def _outputs(loss: object) -> list[Outputs | Atoms]:
                 for weight, one in loss.cases
                 if weight
             ]
+        case ReplacedLoss(sampled=one):
+            middle = one.shift / 2
+            above_p = one.rate * ndtr(middle) + (1 - one.rate) * ndtr(-middle)
+            rest = -math.expm1(math.log(ndtr(-middle) + above_p))
+            return [
+                Outputs(one._loss, one.shift, low=middle),
+                Outputs(lambda z: -one._loss(z), one.shift, one._loss, low=middle),
+                Atoms(np.zeros(1), np.log([rest])),
+            ]
+        case ExchangedLoss(rate=rate, shift=shift):
+            return [
+                Outputs(
+                    loss.loss,
+                    shift,
+                    lambda z: np.logaddexp(math.log1p(-rate), math.log(rate) - shift * z - shift**2 / 2),
+                )
+            ]
         case NodesLoss():
             return [Atoms(loss.values, loss.log_q)]
+        case LaplaceLoss(epsilon=epsilon):
+            return [Between(epsilon), Atoms(np.array([-epsilon, epsilon]), -np.log(2) - np.array([0, epsilon]))]
     raise TypeError(f"no outputs of {loss!r}")
 
 

@@ -40,7 +40,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -57,6 +57,7 @@ from noisette.accounting.events import (
     ZcdpAmount,
 )
 from noisette.accounting.interface import Accountant, PrivacyCurve, composed_events
+from noisette.accounting.pld import least_epsilon
 from noisette.accounting.rdp import RdpAccountant, RdpCurve, conversion
 from noisette.errors import UnsupportedEventError, open_fraction, positive
 
@@ -191,6 +192,8 @@ def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> fl
 def for_user(event: Event, records: int) -> Event | None:
     """A release with the guarantee for a user who has no more records in the data set; ``None`` where no event is that.
 
+    Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
+
     >>> for_user(ZcdpAmount(0.1), 2)
     ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
     """
@@ -203,10 +206,8 @@ def for_user(event: Event, records: int) -> Event | None:
         case ZcdpAmount():
             return replace(event, rho=min(event.rho * records**2, MOST_AMOUNT), neighbouring=user)
         case DpAmount():
-            epsilon, times = min(event.epsilon * records, MOST_AMOUNT), float(records)
-            if event.epsilon > 0:
-                times = math.expm1(epsilon) / math.expm1(event.epsilon) if epsilon < 700 else math.inf
-            delta = min(event.delta * times, 1 - 2**-53) if event.delta else 0.0
+            epsilon, delta = event.epsilon * records, event.delta * several_deltas(event.epsilon, records)
+            epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
             return replace(event, epsilon=epsilon, delta=delta, neighbouring=user)
         case PoissonGaussian():
             return UserLevel(event, records)
@@ -214,18 +215,60 @@ def for_user(event: Event, records: int) -> Event | None:
             return None
 
 
-def curve_for_users(events: Events, accountant: Accountant, records: int) -> PrivacyCurve:
-    """The cost for users with at most so many records; an ``UnsupportedEventError`` if a release is not known for them.
+def several_deltas(epsilon: float, records: int) -> float:
+    """What a release's delta is multiplied by for so many records at once, each of which has this epsilon."""
+    if epsilon * records > 700:
+        return math.inf
+    return math.expm1(epsilon * records) / math.expm1(epsilon) if epsilon > 0 else records
 
-    Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
+
+@dataclass(frozen=True)
+class SeveralCurve:
+    """The privacy cost for several records by that for one: they are added or removed one after the other.
+
+    Source: Dwork and Roth 2014, Theorem 2.2, with the sum of its proof.
+
+    >>> from noisette.accounting import DpAmount, PldAccountant
+    >>> alone = PldAccountant().compose({DpAmount(0.5, 1e-6): 1})
+    >>> round(SeveralCurve(alone, 2).epsilon(delta=1e-5), 3)
+    1.0
+    """
+
+    curve: PrivacyCurve
+    records: int
+
+    def epsilon(self, *, delta: float) -> float:
+        """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
+
+        @cache
+        def at(epsilon: float) -> float:
+            return self.delta(epsilon=epsilon)
+
+        is_finite = any(at(2.0**power) <= delta for power in range(7))
+        return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
+
+    def delta(self, *, epsilon: float) -> float:
+        one = epsilon / self.records
+        return min(1.0, self.curve.delta(epsilon=one) * several_deltas(one, self.records))
+
+
+def curve_for_users(events: Events, accountant: Accountant, records: int) -> PrivacyCurve:
+    """The cost for users with at most so many records: exact where each release alone is known for them.
+
+    Raises:
+        UnsupportedEventError: a release is not known for users, and has no odometer or others are stated for users.
     """
     counted: Counter[Event] = Counter()
     for event, times in events.items():
-        if (of_user := for_user(event, records)) is None:
+        of_user = for_user(event, records)
+        if of_user is None and isinstance(accountant, RenyiOdometer):
+            raise UnsupportedEventError(f"{event} has no odometer for several records at once")
+        if of_user is None and len({each.neighbouring for each in events}) > 1:
             raise UnsupportedEventError(
-                f"the cost of {event} for users is not known, as it is stated to {event.relation}: draw batches of "
-                "users for it, and keep it in a ledger of its own"
+                f"{event}, with a guarantee to {event.relation}, says nothing to {Neighbouring.ADD_OR_REMOVE_USER}"
             )
+        if of_user is None:
+            return SeveralCurve(accountant.compose(events), records)
         counted[of_user] += times
     return accountant.compose(counted)
 

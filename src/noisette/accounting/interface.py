@@ -17,7 +17,6 @@ from noisette.accounting.events import (
     Events,
     RepeatAndSelect,
     Sampled,
-    StepRelease,
     Supported,
     UserLevel,
     ZcdpAmount,
@@ -59,13 +58,20 @@ class Accountant(Protocol):
 
 
 class RegisteredAccountant(Accountant, Protocol):
-    """With what it computes in a few words."""
+    """With what it computes in a few words, and its method as the privacy statement of a run names it."""
 
     @property
     def description(self) -> str: ...
+    @property
+    def method(self) -> str: ...
 
 
-def resolved_noise(event: Sampled | StepRelease) -> float:
+class _WithNoise(Protocol):
+    @property
+    def noise_multiplier(self) -> float: ...
+
+
+def resolved_noise(event: _WithNoise) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
@@ -35,6 +36,12 @@ from noisette.errors import PrivacyError, count
 def as_text(name: str, facts: Mapping[str, object]) -> str:
     """The facts in one line, such as ``<Batch: expected size 150>``."""
     return f"<{name}: {', '.join(f'{label} {value}' for label, value in facts.items())}>"
+
+
+def as_html(name: str, facts: Mapping[str, object]) -> str:
+    """The facts as a table with the name above it."""
+    rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
+    return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
 
 
 class Tally(NamedTuple):
@@ -155,9 +162,15 @@ class Ledger:
         _LEDGERS.add(self)
 
     def __repr__(self) -> str:
-        releases = "; ".join(f"{times} x {event!r}" for event, times in self.events.items()) or "none"
+        return as_text("Ledger", self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html("Ledger", self._shown())
+
+    def _shown(self) -> dict[str, object]:
+        releases = [f"{times} x {event!r}" for event, times in self.events.items()]
         kept = "in memory" if self.path is None else str(self.path.name)
-        return as_text("Ledger", {"data set": self.dataset, "releases": releases, "kept": kept})
+        return {"data set": self.dataset, "releases": "; ".join(releases) or "none", "kept": kept}
 
     @classmethod
     def read(cls, path: Path | str) -> Self:

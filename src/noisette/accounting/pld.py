@@ -393,6 +393,7 @@ class PldAccountant:
 
     name = "pld"
     description = "privacy loss distribution"
+    method = "privacy loss distributions (PLD)"
 
     def compose(self, events: Events) -> PldCurve:
         full: dict[Event, int] = {}

@@ -125,6 +125,7 @@ class RdpAccountant:
 
     name = "rdp"
     description = "Rényi differential privacy"
+    method = "Rényi divergences (RDP)"
 
     orders: Sequence[float] = ORDERS
 
@@ -313,6 +314,7 @@ class MomentsAccountant:
 
     name = "moments"
     description = "moments accountant of Abadi et al."
+    method = "log-moments"
 
     orders: Sequence[float] = MOMENT_ORDERS
 

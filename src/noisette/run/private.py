@@ -19,7 +19,7 @@ from noisette.accounting.budget import PrivacyBudget, RunParameters, check_delta
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel, check_events
 from noisette.accounting.filters import accountant_beside
-from noisette.accounting.ledger import LedgerAccount, as_text, declared
+from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
@@ -270,6 +270,9 @@ class PrivateRun(DpSgd):
 
     def __repr__(self) -> str:
         return as_text("PrivateRun", self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html("PrivateRun", self._shown())
 
     def _shown(self) -> dict[str, object]:
         """What was declared and how far the run is; nothing that was drawn."""
