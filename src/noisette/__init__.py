@@ -7,10 +7,12 @@ __version__ = "0.1.0"
 # Public names by the module that defines them; `__init__.pyi` shows type checkers the same list.
 _PUBLIC = {
     "accounting": (
-        *("Gaussian", "PoissonGaussian", "RepeatAndSelect", "DpAmount", "ZcdpAmount", "Neighbouring", "Ledger"),
+        *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
         *("BallsInBinsGaussian", "BandedGaussian", "TruncatedPoissonGaussian", "UserLevel"),
-        *("GdpAccountant", "MomentsAccountant", "PldAccountant", "RdpAccountant", "TradeOff"),
-        *("epsilon_for", "noise_multiplier_for", "steps_for"),
+        *("DiscreteGaussian", "DpAmount", "Laplace", "Neighbouring", "ZcdpAmount"),
+        *("GdpAccountant", "MomentsAccountant", "NaiveComposition", "PldAccountant", "RdpAccountant"),
+        *("StrongComposition", "TradeOff"),
+        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself

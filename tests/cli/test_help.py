@@ -17,7 +17,7 @@ from noisette import data
 from noisette.cli import app
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn import models
-from noisette.training.recipe import ACCOUNTANTS, BATCH_NORMS
+from noisette.training.recipe import BATCH_NORMS, accountant_names
 
 
 def commands(group, before=""):
@@ -52,7 +52,7 @@ def test_train_shows_two_examples_and_every_name_there_is() -> None:
         ("--batch-norm", BATCH_NORMS),
         ("--clipping", CLIPPING_RULES),
         ("--engine", ENGINES),
-        ("recipe", list(ACCOUNTANTS)),
+        ("recipe", accountant_names()),
     ):
         words = re.findall(r"[\w-]+", helps[option])
         assert [name for name in names if name not in words] == []

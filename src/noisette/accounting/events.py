@@ -4,27 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
 
-class Neighbouring(Enum):
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbouring:
     """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish.
 
-    >>> str(Neighbouring.ADD_OR_REMOVE_USER)
-    'add or remove all records of one user'
+    In one of them ``number`` units more, at least 1, take part, or they are ``replaced`` by others. The unit is
+    "record", or "user" for all records of one person, whatever their number.
+
+    >>> str(Neighbouring.ADD_OR_REMOVE_USER), str(Neighbouring(number=3))
+    ('add or remove all records of one user', 'add or remove a group of 3 records')
     """
 
-    ADD_OR_REMOVE_ONE = "add or remove one record"
-    ADD_OR_REMOVE_USER = "add or remove all records of one user"
+    unit: str = "record"
+    number: int = 1
+    replaced: bool = False
+
+    ADD_OR_REMOVE_ONE: ClassVar[Neighbouring]
+    REPLACE_ONE: ClassVar[Neighbouring]
+    ADD_OR_REMOVE_USER: ClassVar[Neighbouring]
+
+    def __post_init__(self) -> None:
+        count(number=self.number)
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"expected the unit record or user, got {self.unit!r}")
 
     def __str__(self) -> str:
-        return self.value
+        several = self.number > 1
+        changed = f"a group of {self.number} {self.unit}s" if several else f"one {self.unit}"
+        whole = "all records of " if self.unit == "user" else ""
+        return f"{'replace' if self.replaced else 'add or remove'} {whole}{changed}"
 
     __repr__ = __str__
+
+    def for_several(self, number: int) -> Neighbouring:
+        return Neighbouring(self.unit, self.number * number, self.replaced)
+
+    @classmethod
+    def of(cls, text: str) -> Neighbouring:
+        """The relation with this name, as ``str`` gives it; a ``ValueError`` if there is none."""
+        number = int("".join(filter(str.isdecimal, text)) or 1)
+        found = cls("user" if "user" in text else "record", number, text.startswith("replace"))
+        if str(found) != text:
+            raise ValueError(f"no neighbouring relation is called {text!r}")
+        return found
+
+
+Neighbouring.ADD_OR_REMOVE_ONE = Neighbouring()
+Neighbouring.REPLACE_ONE = Neighbouring(replaced=True)
+Neighbouring.ADD_OR_REMOVE_USER = Neighbouring("user")
 
 
 class Event:
@@ -160,6 +193,45 @@ Sampled: TypeAlias = Gaussian | PoissonGaussian
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class FixedSizeGaussian(Event):
+    """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
+
+    Args:
+        size: records in the data set. It is public under this relation, which keeps the number of records.
+        noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
+            the sum by up to twice that norm, which accountants take into account.
+    """
+
+    batch_size: int
+    size: int
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "fixed-size Gaussian"
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
+    sampling: ClassVar[str] = "fixed size, without replacement"
+
+    def __post_init__(self) -> None:
+        Event.__post_init__(self)
+        if self.batch_size > self.size:
+            raise ValueError(f"expected batch_size <= size, got batch_size={self.batch_size}, size={self.size}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReplacedPoissonGaussian(Event):
+    """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
+
+    The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "Poisson Gaussian, replaced record"
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
+    sampling: ClassVar[str] = "Poisson"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class TruncatedPoissonGaussian(Event):
     """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
 
@@ -256,18 +328,11 @@ class BandedGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UserLevel(Event):
-    """Another event, with the guarantee for all records of one user, whatever their number.
-
-    Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
-    sampled instead of records, and each enters a batch with one record, that is 1.
-    """
+class OfSeveral(Event):
+    """The release of one event with the guarantee for several records at once: a group, or those of one user."""
 
     event: Sampled
     records: int
-
-    mechanism: ClassVar[str] = "seen by a user"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_USER  # pyright: ignore[reportIncompatibleMethodOverride]
 
     sampling = property(lambda self: self.event.sampling)  # pyright: ignore[reportAssignmentType]
     sampling_rate = property(lambda self: self.event.sampling_rate)  # of users, where these are sampled
@@ -275,8 +340,61 @@ class UserLevel(Event):
     parts = property(lambda self: self.event.parts)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupPrivacy(OfSeveral):
+    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once.
+
+    >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
+    'add or remove a group of 3 records'
+    """
+
+    mechanism: ClassVar[str] = "seen by a group"
+
+    @property
+    def neighbouring(self) -> Neighbouring:
+        return self.event.neighbouring.for_several(self.records)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class UserLevel(OfSeveral):
+    """Another event, with the guarantee for all records of one user, whatever their number.
+
+    Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
+    sampled instead of records, and each enters a batch with one record, that is 1.
+    """
+
+    neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    mechanism: ClassVar[str] = "seen by a user"
+
+
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
 """The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Laplace(_StatedFor):
+    """One release with Laplace noise, whose scale is in units of the L1 sensitivity: 1 / epsilon of the release."""
+
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "Laplace"
+    sampling: ClassVar[str] = "none (every record)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DiscreteGaussian(_StatedFor):
+    """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
+
+    The noise multiplier is the parameter sigma of the distribution, close to its standard deviation.
+
+    Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
+    """
+
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "discrete Gaussian"
+    sampling: ClassVar[str] = "none (every record)"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -345,10 +463,15 @@ class RepeatAndSelect(Event):
 Supported: TypeAlias = (
     Gaussian
     | PoissonGaussian
+    | FixedSizeGaussian
+    | ReplacedPoissonGaussian
     | TruncatedPoissonGaussian
     | BallsInBinsGaussian
+    | GroupPrivacy
     | UserLevel
     | RepeatAndSelect
+    | Laplace
+    | DiscreteGaussian
     | ZcdpAmount
     | DpAmount
 )
@@ -385,12 +508,6 @@ def event_of(facts: Mapping[str, Any]) -> Event:
         raise ValueError(f"no event has the mechanism {mechanism!r}")
     kind, facts = _EVENTS[mechanism], {"parts": {}, "neighbouring": str(Neighbouring.ADD_OR_REMOVE_ONE), **facts}
     return kind(**{each.name: _PARAMETERS[each.name].from_plain(facts[each.name]) for each in fields(kind)})  # pyright: ignore[reportArgumentType] - every event is a dataclass
-
-
-def is_known(facts: Mapping[str, Any]) -> bool:
-    """Whether there are a mechanism and a relation of these names."""
-    relations = [None, *(each.value for each in Neighbouring)]  # older lines lack it
-    return facts.get("mechanism") in _EVENTS and facts.get("neighbouring") in relations
 
 
 class _Parameter(NamedTuple):
@@ -431,14 +548,16 @@ def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
 _PARAMETERS = {
     "sampling_rate": _Parameter(probability, float),
     "noise_multiplier": _Parameter(positive, float),
-    **dict.fromkeys(("largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)),
+    **dict.fromkeys(
+        ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)
+    ),
     **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),
     "tool": _Parameter(),
     # An infinite shape is not a JSON number, so it is written as a string, which float() reads.
     "shape": _Parameter(_shape_of_runs, lambda shape: str(float(shape)), float),
-    "neighbouring": _Parameter(to_plain=str, from_plain=Neighbouring),
+    "neighbouring": _Parameter(to_plain=str, from_plain=Neighbouring.of),
     "parts": _Parameter(_parts_add_up, dict, lambda parts: tuple(dict(parts).items())),
     "event": _Parameter(_sampled, facts_of, event_of),
     "run": _Parameter(

@@ -1,4 +1,4 @@
-"""Costs of a whole ledger: whatever was chosen after looking at earlier results, and for all records of one user.
+"""Costs of a whole ledger: whatever was chosen after looking at earlier results, and for several records at once.
 
 Accountants compose releases whose parameters were all fixed before the first. A ledger with several declarations may
 hold others: who trains a first model, looks at it, and fits a second one into the rest of the budget chooses the second
@@ -47,10 +47,13 @@ import numpy as np
 from noisette.accounting.events import (
     MOST_AMOUNT,
     Declaration,
+    DiscreteGaussian,
     DpAmount,
     Event,
     Events,
     Gaussian,
+    GroupPrivacy,
+    Laplace,
     Neighbouring,
     PoissonGaussian,
     UserLevel,
@@ -186,45 +189,53 @@ def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> fl
     return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
 
 
-# All records of one user
+# Several records at once: a group, or all records of one user
 
 
-def for_user(event: Event, records: int) -> Event | None:
-    """A release with the guarantee for a user who has no more records in the data set; ``None`` where no event is that.
+def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
+    """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
+
+    ``neighbouring`` is what they are: a group, or a user who has no more records than that in the data set.
 
     Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
 
-    >>> for_user(ZcdpAmount(0.1), 2)
+    >>> for_several(ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
     ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
     """
-    user = Neighbouring.ADD_OR_REMOVE_USER
     match event:
-        case _ if event.neighbouring is user:
-            return event
-        case Gaussian():
-            return replace(event, noise_multiplier=max(event.noise_multiplier / records, 1e-9), neighbouring=user)
+        case Gaussian() | Laplace():
+            noise = max(event.noise_multiplier / number, 1 / MOST_AMOUNT)
+            return replace(event, noise_multiplier=noise, neighbouring=neighbouring)
+        case DiscreteGaussian():
+            distance = number / event.noise_multiplier
+            rho = min(distance * distance / 2, MOST_AMOUNT)
+            return ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
         case ZcdpAmount():
-            return replace(event, rho=min(event.rho * records**2, MOST_AMOUNT), neighbouring=user)
+            return replace(event, rho=min(event.rho * number**2, MOST_AMOUNT), neighbouring=neighbouring)
         case DpAmount():
-            epsilon, delta = event.epsilon * records, event.delta * several_deltas(event.epsilon, records)
+            epsilon, delta = event.epsilon * number, event.delta * several_deltas(event.epsilon, number)
             epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
-            return replace(event, epsilon=epsilon, delta=delta, neighbouring=user)
+            return replace(event, epsilon=epsilon, delta=delta, neighbouring=neighbouring)
+        case UserLevel():
+            return replace(event, records=event.records * number, neighbouring=neighbouring)
+        case PoissonGaussian() if neighbouring.unit == "user":
+            return UserLevel(event, number, neighbouring=neighbouring)
         case PoissonGaussian():
-            return UserLevel(event, records)
+            return GroupPrivacy(event, number)
         case _:
             return None
 
 
-def several_deltas(epsilon: float, records: int) -> float:
+def several_deltas(epsilon: float, number: int) -> float:
     """What a release's delta is multiplied by for so many records at once, each of which has this epsilon."""
-    if epsilon * records > 700:
+    if epsilon * number > 700:
         return math.inf
-    return math.expm1(epsilon * records) / math.expm1(epsilon) if epsilon > 0 else records
+    return math.expm1(epsilon * number) / math.expm1(epsilon) if epsilon > 0 else number
 
 
 @dataclass(frozen=True)
 class SeveralCurve:
-    """The privacy cost for several records by that for one: they are added or removed one after the other.
+    """The privacy cost for several records, or users, by that for one: they are added or removed one after the other.
 
     Source: Dwork and Roth 2014, Theorem 2.2, with the sum of its proof.
 
@@ -235,7 +246,7 @@ class SeveralCurve:
     """
 
     curve: PrivacyCurve
-    records: int
+    number: int
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
@@ -248,28 +259,35 @@ class SeveralCurve:
         return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
 
     def delta(self, *, epsilon: float) -> float:
-        one = epsilon / self.records
-        return min(1.0, self.curve.delta(epsilon=one) * several_deltas(one, self.records))
+        one = epsilon / self.number
+        return min(1.0, self.curve.delta(epsilon=one) * several_deltas(one, self.number))
 
 
-def curve_for_users(events: Events, accountant: Accountant, records: int) -> PrivacyCurve:
-    """The cost for users with at most so many records: exact where each release alone is known for them.
+def curve_for(events: Events, accountant: Accountant, number: int, neighbouring: Neighbouring) -> PrivacyCurve:
+    """The cost of releases for so many records, or users, at once: exact where each release alone is known for them.
+
+    ``events`` are releases for one record or one user, or already for ``neighbouring``: a group, or a user with so many
+    records.
 
     Raises:
-        UnsupportedEventError: a release is not known for users, and has no odometer or others are stated for users.
+        UnsupportedEventError: they are not known for several, or not together with those for ``neighbouring``.
     """
+    known = {event for event in events if event.neighbouring == neighbouring}
+    of_user = (Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER)
     counted: Counter[Event] = Counter()
     for event, times in events.items():
-        of_user = for_user(event, records)
-        if of_user is None and isinstance(accountant, RenyiOdometer):
-            raise UnsupportedEventError(f"{event} has no odometer for several records at once")
-        if of_user is None and len({each.neighbouring for each in events}) > 1:
+        several = event if event in known else for_several(event, number, neighbouring)
+        whole = event.neighbouring.for_several(number)
+        is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
+        if not is_part or (several is None and known):
             raise UnsupportedEventError(
-                f"{event}, with a guarantee to {event.relation}, says nothing to {Neighbouring.ADD_OR_REMOVE_USER}"
+                f"{event}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
             )
-        if of_user is None:
-            return SeveralCurve(accountant.compose(events), records)
-        counted[of_user] += times
+        if several is None and isinstance(accountant, RenyiOdometer):
+            raise UnsupportedEventError(f"{event} has no odometer for several records at once")
+        if several is None:
+            return SeveralCurve(accountant.compose(events), number)
+        counted[several] += times
     return accountant.compose(counted)
 
 
@@ -278,10 +296,14 @@ def check_one_relation(events: Events) -> None:
     relations = Counter[Neighbouring]()
     for event, times in events.items():
         relations[event.neighbouring] += times
-    if len(relations) > 1:
-        listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
-        raise ValueError(
-            f"the ledger holds releases with different guarantees: {listed}; together they promise something for "
-            "users, if a user has at most K records in the data set: give --records-per-user K. For single records "
-            "they promise nothing, since a release for users counts a user's records as a whole"
+    if len(relations) < 2:
+        return
+    promise = "they promise nothing together: keep a ledger for each"
+    if set(relations) == {Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER}:
+        promise = (
+            "together they promise something for users, if a user has at most K records in the data set: give "
+            "--records-per-user K. For single records they promise nothing, since a release for users counts a user's "
+            "records as a whole"
         )
+    listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
+    raise ValueError(f"the ledger holds releases with different guarantees: {listed}; {promise}")

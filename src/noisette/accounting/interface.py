@@ -15,10 +15,11 @@ from noisette.accounting.events import (
     DpAmount,
     Event,
     Events,
+    OfSeveral,
     RepeatAndSelect,
+    ReplacedPoissonGaussian,
     Sampled,
     Supported,
-    UserLevel,
     ZcdpAmount,
     check_events,
     in_whole_rounds,
@@ -32,7 +33,8 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 class PrivacyCurve(Protocol):
     """The privacy cost of some events: every pair (epsilon, delta) that holds for them.
 
-    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events.
+    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events. Those of an accountant whose
+    ``upper_bound`` is false are none: the printed forms of :mod:`noisette.accounting.closed_forms`.
     """
 
     def epsilon(self, *, delta: float) -> float:
@@ -58,12 +60,20 @@ class Accountant(Protocol):
 
 
 class RegisteredAccountant(Accountant, Protocol):
-    """With what it computes in a few words, and its method as the privacy statement of a run names it."""
+    """An accountant with the facts that commands, recipes and reports need.
+
+    They are what it computes in a few words, its method as the privacy statement of a run names it, whether its epsilon
+    and delta are proved upper bounds, and whether a recipe may choose it.
+    """
 
     @property
     def description(self) -> str: ...
     @property
     def method(self) -> str: ...
+    @property
+    def upper_bound(self) -> bool: ...
+    @property
+    def in_recipes(self) -> bool: ...
 
 
 class _WithNoise(Protocol):
@@ -85,7 +95,7 @@ def is_unbounded(event: Supported) -> bool:
             return event.rho >= MOST_AMOUNT
         case DpAmount():
             return event.epsilon >= MOST_AMOUNT
-        case UserLevel():
+        case OfSeveral():
             return is_unbounded(event.event)
         case _:
             return resolved_noise(event) == 0
@@ -109,11 +119,21 @@ def composed_events(events: Events) -> Events:
     return composed
 
 
+def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
+    """The composed events, for an accountant that supports only releases over Poisson batches or over all records."""
+    sampled: dict[Sampled, int] = {}
+    for event, times in composed_events(events).items():
+        if not isinstance(event, Sampled):
+            raise unsupported(event, accountant)
+        sampled[event] = times
+    return sampled
+
+
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
     if isinstance(event, Sampled):
         way_out = "use the pld, the rdp or the moments accountant"
-    elif isinstance(event, DpAmount):
+    elif isinstance(event, DpAmount | ReplacedPoissonGaussian):
         way_out = "use the pld accountant"
     elif isinstance(event, Supported):
         way_out = "use the pld or the rdp accountant"
@@ -192,6 +212,10 @@ class TradeOff:
             for epsilon, delta in self.profile
         )
         return min(1.0, bound * (1 + _ROUNDING) + _ROUNDING)
+
+    def false_negative_rate(self, false_positive_rate: float) -> float:
+        """The trade-off function: the least share of members that an attack with this false-positive rate misses."""
+        return 1 - self.true_positive_rate(false_positive_rate)
 
     @cached_property
     def advantage(self) -> float:

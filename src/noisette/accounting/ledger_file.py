@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from noisette.accounting import atomic_files
-from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds, is_known
+from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
 from noisette.errors import PrivacyError, count
 
 VERSION = 2  # of the lines; a later one has facts of which this version of noisette knows nothing
@@ -194,25 +194,24 @@ def _problem(end: End, content: bytes, path: Path) -> ValueError:
     """What is wrong with the line after this end, with the way out."""
     if _entry_after(end, content + b"\n") or _is_beginning(end, content):
         return _cut_off(end, path, "this last line was cut off, as by a crash")
-    if _is_of_another_version(end, content):
+    if _is_of_a_newer_version(end, content):
         return ValueError(
-            f"{path}, line {end.lines + 1}: this line was written by another version of noisette and holds what this "
-            "one does not know. Update noisette, or read the ledger with the version that wrote it"
+            f"{path}, line {end.lines + 1}: this line was written by a newer version of noisette. Update noisette to "
+            "read this ledger"
         )
     if b'"digest": "' not in content:
         return ValueError(f"{path} is not a ledger; give the folder of a run, or the {LEDGER_FILE} in it")
     return _altered(end, path)
 
 
-def _is_of_another_version(end: End, content: bytes) -> bool:
-    """Whether the line after this end is sealed by its digest, and of a newer version or an unknown release."""
+def _is_of_a_newer_version(end: End, content: bytes) -> bool:
+    """Whether the line after this end is sealed by its digest and has a version above that of this code."""
     line = content[end.size : content.find(b"\n", end.size) + 1]
     sealed, _, rest = line.rpartition(b', "digest": "')
     if rest != hashlib.sha256(sealed + b"}").hexdigest().encode() + b'"}\n':
         return False
-    facts = json.loads(sealed + b"}")
-    version = facts.get("version")
-    return (isinstance(version, int) and version > VERSION) or not is_known(facts)
+    version = json.loads(sealed + b"}").get("version")
+    return isinstance(version, int) and version > VERSION
 
 
 def _cut_off(end: End, path: Path, fact: str) -> ValueError:

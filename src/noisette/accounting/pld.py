@@ -16,12 +16,11 @@ from noisette.accounting.closed_forms import GdpAccountant, GdpCurve
 from noisette.accounting.events import (
     Event,
     Events,
+    OfSeveral,
     RepeatAndSelect,
     Sampled,
     Supported,
     TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
 )
 from noisette.accounting.interface import composed_events, unsupported
 from noisette.accounting.privacy_loss import (
@@ -31,6 +30,7 @@ from noisette.accounting.privacy_loss import (
     TruncatedCase,
     directions_of,
     ends_of_cases,
+    is_known_by_divergences,
 )
 from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_directions
 from noisette.errors import not_negative, open_fraction
@@ -394,6 +394,8 @@ class PldAccountant:
     name = "pld"
     description = "privacy loss distribution"
     method = "privacy loss distributions (PLD)"
+    upper_bound = True
+    in_recipes = True
 
     def compose(self, events: Events) -> PldCurve:
         full: dict[Event, int] = {}
@@ -402,10 +404,10 @@ class PldAccountant:
         for event, times in composed_events(events).items():
             if not isinstance(event, Supported):
                 raise unsupported(event, self.name)
-            release = event.event if isinstance(event, UserLevel) else event
+            release = event.event if isinstance(event, OfSeveral) else event
             if isinstance(release, Sampled) and release.sampling_rate == 1:
                 full[event] = times
-            elif isinstance(event, RepeatAndSelect | ZcdpAmount):  # of which only the divergences are known
+            elif is_known_by_divergences(event):
                 by_divergences[event] = times
             else:
                 sampled[event] = times

@@ -12,12 +12,21 @@ import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    DiscreteGaussian,
     DpAmount,
+    Event,
+    FixedSizeGaussian,
+    GroupPrivacy,
+    Laplace,
+    OfSeveral,
     PoissonGaussian,
+    RepeatAndSelect,
+    ReplacedPoissonGaussian,
     Sampled,
     Supported,
     TruncatedPoissonGaussian,
     UserLevel,
+    ZcdpAmount,
 )
 from noisette.accounting.interface import is_unbounded, resolved_noise, unsupported
 
@@ -40,7 +49,8 @@ class Mixture:
 
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
-    >>> np.exp(Mixture.of(UserLevel(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
+    >>> from noisette.accounting.events import PoissonGaussian
+    >>> np.exp(Mixture.of(GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
     array([0.25, 0.5 , 0.25])
     """
 
@@ -48,9 +58,9 @@ class Mixture:
     shifts: np.ndarray
 
     @classmethod
-    def of(cls, event: Sampled | UserLevel) -> Mixture:
+    def of(cls, event: Sampled | OfSeveral) -> Mixture:
         """The mixture of a release: the number of the records of a group or user in the batch is binomial."""
-        release, k = (event.event, event.records) if isinstance(event, UserLevel) else (event, 1)
+        release, k = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         i = np.arange(k + 1)
         log_weights = log_binomial(i, k, release.sampling_rate)
         return cls(log_weights - np.logaddexp.reduce(log_weights), i / resolved_noise(release))
@@ -195,29 +205,59 @@ MOST_INTERVALS = 8_000
 def mixture_directions(mixture: Mixture, tail: float) -> Directions:
     """The privacy loss between a standard Gaussian and a mixture of moved ones, of which the first shift is 0.
 
-    Of one output the probability ``tail`` may count as an infinite loss, here and below. Between two points of a grid
-    the mean of the loss is the logarithm of the interval's probability under the mixture over that under the Gaussian.
+    Of one output the probability ``tail`` may count as an infinite loss, here and below.
     """
-    mixture, dropped = _likely(mixture, tail)
-    x, shifts, probabilities = _points(mixture, tail), mixture.shifts, np.exp(mixture.log_probabilities)
-    weight_error = _weight_error(mixture, x)
-    still, moved = LogMass(x, 0.0), [LogMass(x, shift) for shift in shifts.tolist()]
-    at_points = [(shift * x - shift**2 / 2, weight_error) for shift in shifts.tolist()]
-    between = [(one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved]
-    (loss, error), (means, mean_errors) = (_mean(mixture, dropped, logs) for logs in (at_points, between))
-    masses = np.exp(still.log + still.error + means + mean_errors)
-    below, above = scipy.special.ndtr(x[0] - shifts), scipy.special.ndtr(shifts - x[-1])
-    removed = (  # the loss under the mixture, which grows from left to right
-        _connected(loss, error, means, mean_errors, masses)
-        .with_value(loss[0] + error[0], _up(probabilities @ below))
-        .with_value(math.inf, _up(probabilities @ above) + dropped)
+    likely, dropped = _likely(mixture, tail)
+    grid = _Grid(likely, dropped, _points(likely, float(scipy.special.ndtri(tail)), tail))
+    below, above = scipy.special.ndtr(grid.x[0] - likely.shifts), scipy.special.ndtr(likely.shifts - grid.x[-1])
+    removed = grid.removed.with_value(grid.loss[0] + grid.error[0], _up(grid.probabilities @ below))
+    added = grid.added.with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+    return Directions(
+        added.with_value(math.inf, _up(scipy.special.ndtr(grid.x[0]))),
+        removed.with_value(math.inf, _up(grid.probabilities @ above) + dropped),
     )
-    added = (  # the loss under the Gaussian, which falls
-        _connected(*(part[::-1] for part in (-loss, error, -means, mean_errors, still.upper)))
-        .with_value(error[-1] - loss[-1], _up(scipy.special.ndtr(-x[-1])))
-        .with_value(math.inf, _up(scipy.special.ndtr(x[0])))
+
+
+def replaced_directions(mixture: Mixture, tail: float) -> Directions:
+    """The privacy loss when one record is replaced by another, where the mixture has the shifts 0 and mu.
+
+    For an epsilon above 0 the pair is the mixture and the Gaussian, below 0 the Gaussian and the mixture, and what is
+    left is a loss of 0. It is the same in both directions.
+
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
+    Theorem 11.
+    """
+    middle = float(mixture.shifts[1]) / 2  # the loss is 0 where both densities are equal
+    grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))
+    equal = float(grid.probabilities[0]) * math.erf(middle / math.sqrt(2))
+    either = (
+        grid.removed.joined_with(grid.added)
+        .with_value(0.0, _up(equal))
+        .with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+        .with_value(math.inf, _up(grid.probabilities @ scipy.special.ndtr(mixture.shifts - grid.x[-1])))
     )
-    return Directions(added, removed)
+    return Directions(either, either)
+
+
+def exchanged_directions(mixture: Mixture, tail: float) -> Directions:
+    """The privacy loss when a record of a Poisson batch is replaced, where the mixture has the shifts 0 and mu.
+
+    The pair is the mixture and its mirror image, whose shift is -mu, so the loss is the same in both directions.
+
+    Source: Lebeda et al. 2024, "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition".
+    """
+    x = _points(mixture, float(scipy.special.ndtri(tail)), tail)
+    one = _Grid(mixture, 0.0, x)
+    other = _Grid(Mixture(mixture.log_probabilities, -mixture.shifts), 0.0, x)
+    losses = one.loss - other.loss, one.error + other.error
+    means = one.means - other.means, one.mean_errors + other.mean_errors
+    below, above = scipy.special.ndtr(x[0] - mixture.shifts), scipy.special.ndtr(mixture.shifts - x[-1])
+    either = (
+        _connected(*losses, *means, one.masses)
+        .with_value(losses[0][0] + losses[1][0], _up(one.probabilities @ below))
+        .with_value(math.inf, _up(one.probabilities @ above))
+    )
+    return Directions(either, either)
 
 
 def _likely(mixture: Mixture, tail: float) -> tuple[Mixture, float]:
@@ -231,14 +271,44 @@ def _likely(mixture: Mixture, tail: float) -> tuple[Mixture, float]:
     return Mixture(mixture.log_probabilities[kept], mixture.shifts[kept]), dropped * (1 + 64 * ROUNDING)
 
 
-def _points(mixture: Mixture, tail: float) -> np.ndarray:
+def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
     """Points between which nearly all mass of both outputs lies; dense for large shifts, where the loss is steep."""
-    probabilities, low = np.exp(mixture.log_probabilities), float(scipy.special.ndtri(tail))
+    probabilities = np.exp(mixture.log_probabilities)
     rare = np.minimum(0.5, tail / len(probabilities) / np.maximum(probabilities, 1e-300))
-    high = max(float(np.max(mixture.shifts - scipy.special.ndtri(rare))), -low)
+    high = max(float(np.max(mixture.shifts - scipy.special.ndtri(rare))), -float(scipy.special.ndtri(tail)))
     steepest = float(mixture.shifts[probabilities > tail].max())
     intervals = math.ceil((high - low) * POINTS_PER_DEVIATION * max(1.0, steepest))
     return np.linspace(low, high, min(max(intervals, 2), MOST_INTERVALS) + 1)
+
+
+class _Grid:
+    """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
+
+    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian.
+    """
+
+    def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
+        self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
+        weight_error = _weight_error(mixture, x)
+        still, moved = LogMass(x, 0.0), [LogMass(x, shift) for shift in mixture.shifts.tolist()]
+        at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
+        between = [
+            (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
+        ]
+        self.loss, self.error = _mean(mixture, dropped, at_points)
+        self.means, self.mean_errors = _mean(mixture, dropped, between)
+        self.masses, self.still = np.exp(still.log + still.error + self.means + self.mean_errors), still.upper
+
+    @property
+    def removed(self) -> LossDistribution:
+        """The loss under the mixture: it grows from left to right."""
+        return _connected(self.loss, self.error, self.means, self.mean_errors, self.masses)
+
+    @property
+    def added(self) -> LossDistribution:
+        """The loss under the Gaussian: it falls from left to right."""
+        parts = (-self.loss, self.error, -self.means, self.mean_errors, self.still)
+        return _connected(*(part[::-1] for part in parts))
 
 
 def _connected(
@@ -298,6 +368,57 @@ def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
 
 def _up(probability: float) -> float:
     return float(probability) * (1 + 64 * ROUNDING)
+
+
+# The intervals of the privacy loss of Laplace noise.
+INTERVALS = 500
+# Above this noise the discrete Gaussian has more values than are quickly summed up. More values than these are joined.
+MOST_DISCRETE_NOISE, MOST_VALUES = 1e5, 4000
+
+
+def laplace_directions(noise_multiplier: float) -> Directions:
+    """The privacy loss of Laplace noise of this scale: it has an upper and a lower end, each with its probability.
+
+    Between them the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
+    loss.
+    """
+    largest = 1 / noise_multiplier
+    points = np.linspace(-largest, largest, INTERVALS + 1)
+    step = 2 * largest / INTERVALS
+    masses = 0.5 * np.exp((points[:-1] - largest) / 2) * math.expm1(step / 2) * (1 + 1e-12)
+    upper_shares = np.full(INTERVALS, (1 + 1e-12) / (1 + math.exp(-step / 2)))
+    points += 4 * ROUNDING * largest
+    either = (
+        on_points(points, masses, upper_shares)
+        .with_value(points[-1], 0.5)
+        .with_value(points[0], 0.5 * math.exp(-largest) * (1 + 1e-12))
+    )
+    return Directions(either, either)
+
+
+def discrete_gaussian_directions(noise_multiplier: float, tail: float) -> Directions:
+    """The privacy loss of one count with noise from the discrete Gaussian distribution: all its values are known.
+
+    Many values are joined to intervals. In an interval of losses from a to b the mean of exp(-loss) fixes the share of
+    the upper end: the mean of 1 - exp(a - loss), over 1 - exp(a - b).
+    """
+    reach = noise_multiplier * math.sqrt(-2 * math.log(tail)) + 2  # subgaussian with parameter sigma
+    values = np.arange(-math.ceil(reach), math.ceil(reach) + 1)
+    weights = np.exp(-((values / noise_multiplier) ** 2) / 2)
+    masses = weights / weights.sum() * (1 + ROUNDING * (len(values) + 2 * reach**2 / noise_multiplier**2))
+    losses = (1 - 2 * values[::-1]) / (2 * noise_multiplier**2)
+    losses += 4 * ROUNDING * np.abs(losses)
+    if len(losses) <= MOST_VALUES:
+        kept = masses > 0
+        either = LossDistribution(losses[kept], masses[kept], tail)
+    else:
+        first = np.arange(0, len(losses), math.ceil(len(losses) / MOST_VALUES))
+        points = np.append(losses[first], losses[-1] + 1 / noise_multiplier**2)
+        excess = masses * -np.expm1(np.repeat(points[:-1], np.diff(np.append(first, len(losses)))) - losses)
+        joined = np.add.reduceat(masses, first)
+        shares = np.add.reduceat(excess, first) / joined / -np.expm1(-np.diff(points))
+        either = on_points(points, joined * (1 + 1e-12), shares * (1 + 1e-9)).with_value(math.inf, tail)
+    return Directions(either, either)
 
 
 def amount_directions(epsilon: float, delta: float) -> Directions:
@@ -376,24 +497,47 @@ def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
 _NEVER_KEPT = LossDistribution(np.array([0.0]), np.array([1e-300]), 1.0)
 
 
+def is_known_by_divergences(event: Event) -> bool:
+    """Whether only the Rényi divergences of this event are known, not the distribution of its privacy loss."""
+    if isinstance(event, DiscreteGaussian):
+        return event.noise_multiplier > MOST_DISCRETE_NOISE
+    return isinstance(event, RepeatAndSelect | ZcdpAmount)
+
+
 @lru_cache(maxsize=1024)
 def directions_of(event: Supported | TruncatedCase, tail: float) -> Directions:
     """The privacy loss of an event that is not over all records, and that is not known by divergences alone."""
     if not isinstance(event, TruncatedCase) and is_unbounded(event):
         return Directions(_NEVER_KEPT, _NEVER_KEPT)
     match event:
-        case PoissonGaussian() | UserLevel():
+        case PoissonGaussian() | GroupPrivacy() | UserLevel():
             return mixture_directions(Mixture.of(event), tail)
+        case FixedSizeGaussian():
+            return _replaced(event, tail)
+        case ReplacedPoissonGaussian():
+            return exchanged_directions(Mixture.of(PoissonGaussian(event.sampling_rate, resolved_noise(event))), tail)
         case TruncatedCase():
             return _truncated(event, tail)
         case BallsInBinsGaussian():
             from noisette.accounting.balls_in_bins import pass_directions  # which imports this module
 
             return pass_directions(event.bins, resolved_noise(event), tail)
+        case Laplace():
+            return laplace_directions(event.noise_multiplier)
+        case DiscreteGaussian():
+            return discrete_gaussian_directions(event.noise_multiplier, tail)
         case DpAmount():
             return amount_directions(event.epsilon, event.delta)
         case _:
             raise unsupported(event, "pld")
+
+
+def _replaced(event: FixedSizeGaussian, tail: float) -> Directions:
+    """One record replaced by another: twice the clipping norm, with the probability that it is in the batch."""
+    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2)
+    if is_unbounded(release):
+        return Directions(_NEVER_KEPT, _NEVER_KEPT)
+    return replaced_directions(Mixture.of(release), tail)
 
 
 def _truncated(case: TruncatedCase, tail: float) -> Directions:

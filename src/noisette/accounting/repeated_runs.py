@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
-from functools import cache
+from functools import cached_property
 from itertools import count
 from typing import Protocol
 
@@ -16,6 +16,8 @@ import numpy as np
 from noisette import errors as checks
 from noisette.accounting.calibrate import NO_EVENTS, Budget
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.interface import Accountant
+from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import RdpAccountant
 
 
@@ -87,11 +89,11 @@ class NumberOfRuns:
 
     @property
     def _context(self) -> Context:
-        return Context(prec=2 * _DIGITS + _lost_digits(self.shape))
+        return Context(prec=2 * _DIGITS + self._lost_digits)
 
     def _chances(self) -> Iterator[tuple[int, Decimal]]:
         """The numbers of runs with their probabilities, in the precision of the context."""
-        mean, shape, gamma = Decimal(self.mean), Decimal(self.shape), gamma_of(self.mean, self.shape)
+        mean, shape, gamma = Decimal(self.mean), Decimal(self.shape), self._gamma
         if shape.is_infinite():
             chance = (-mean).exp()
             for number in count():
@@ -105,25 +107,28 @@ class NumberOfRuns:
             yield number, chance
             chance *= (1 - gamma) * (number + shape) / (number + 1)
 
+    @property
+    def _lost_digits(self) -> int:
+        """How many leading digits gamma^shape shares with 1."""
+        return max(0, -Decimal(self.shape).adjusted()) if 0 < self.shape < math.inf else 0
 
-def _lost_digits(shape: float) -> int:
-    """How many leading digits gamma^shape shares with 1."""
-    return max(0, -Decimal(shape).adjusted()) if 0 < shape < math.inf else 0
+    @cached_property
+    def _gamma(self) -> Decimal:
+        """The parameter gamma by bisection, rounded upwards, so that the mean is rounded downwards."""
+        if math.isinf(self.shape) or self.mean == 1:
+            return Decimal(1)
+        shape = Decimal(self.shape)
+        with localcontext(Context(prec=2 * (_DIGITS + self._lost_digits))):
 
+            def mean(gamma: Decimal) -> Decimal:
+                tail = -gamma.ln() if shape == 0 else (1 - gamma**shape) / shape
+                return (1 - gamma) / (gamma * tail)
 
-@cache
-def gamma_of(mean: float, shape: float) -> Decimal:
-    """The parameter gamma by bisection, rounded upwards, so that the mean is rounded downwards."""
-    if math.isinf(shape) or mean == 1:
-        return Decimal(1)
-    power = Decimal(shape)
-    with localcontext(Context(prec=2 * (_DIGITS + _lost_digits(shape)))):
-        low, high = Decimal(0), Decimal(1)
-        while high - low > high.scaleb(-_DIGITS):
-            gamma = (low + high) / 2
-            tail = -gamma.ln() if power == 0 else (1 - gamma**power) / power
-            low, high = (low, gamma) if (1 - gamma) / (gamma * tail) <= Decimal(mean) else (gamma, high)
-    return Context(prec=_DIGITS, rounding=ROUND_CEILING).plus(high)
+            low, high = Decimal(0), Decimal(1)
+            while high - low > high.scaleb(-_DIGITS):
+                middle = (low + high) / 2
+                low, high = (low, middle) if mean(middle) <= Decimal(self.mean) else (middle, high)
+        return Context(prec=_DIGITS, rounding=ROUND_CEILING).plus(high)
 
 
 # The shapes that are tried where none is chosen. A larger shape has a steadier number of runs and costs more, but for
@@ -133,10 +138,11 @@ SHAPES = (0.0, 0.5, 1.0, 3.0, math.inf)
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """A search that keeps a budget: what is charged before its first run, and its epsilon."""
+    """A search that keeps a budget: what is charged before its first run, and its epsilon with all prior events."""
 
     event: RepeatAndSelect
     epsilon: float
+    delta: float
 
     @property
     def noise_multiplier(self) -> float:
@@ -150,10 +156,12 @@ def least_noise_search(
     sampling_rate: float,
     steps: int,
     mean: float,
-    shape: float = 0.0,
+    shape: float | None = None,
+    accountant: Accountant | None = None,
+    prior_events: Events = NO_EVENTS,
     in_each_run: Events = NO_EVENTS,
 ) -> SearchPlan:
-    """The search of a wanted mean number of runs that keeps the budget with the least noise, by Rényi divergences.
+    """The search of a wanted mean number of runs that keeps the budget with the least noise.
 
     Args:
         epsilon: the budget, above 0.
@@ -161,29 +169,90 @@ def least_noise_search(
         sampling_rate: probability in (0, 1] that an example is in a batch of a run.
         steps: steps of each run, at least 1.
         mean: expected number of runs, at least 1.
-        shape: as in :class:`RepeatAndSelect`.
+        shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
+        accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
+        prior_events: other releases about the same records, which count towards the same budget.
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.
 
-    Guarantee: the search costs ``epsilon`` or less; with one part in a thousand less noise it would cost more.
+    Guarantee: by this accountant the search costs ``epsilon`` or less; with one part in a thousand less noise and the
+    same shape it would cost more.
 
     Raises:
         TypeError, ValueError: an argument is outside its range, or no noise keeps the budget.
 
     >>> plan = least_noise_search(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=1000, mean=10.0)
-    >>> plan.epsilon <= 3.0, 1.0 < plan.noise_multiplier < 1.5
-    (True, True)
+    >>> plan.epsilon <= 3.0, plan.event.shape, 1.0 < plan.noise_multiplier < 1.5
+    (True, 0.0, True)
     """
     checks.all_of(
         lambda: checks.positive(epsilon=epsilon),
         lambda: checks.open_fraction(delta=delta),
         lambda: checks.count(steps=steps),
-        lambda: RepeatAndSelect(((PoissonGaussian(sampling_rate, 1.0), 1),), mean, shape),
+        lambda: RepeatAndSelect(((PoissonGaussian(sampling_rate, 1.0), 1),), mean, 0.0 if shape is None else shape),
     )
 
-    def search(noise: float) -> RepeatAndSelect:
-        whole = Counter({PoissonGaussian(sampling_rate, noise): steps}) + Counter(in_each_run)
-        return RepeatAndSelect(tuple(whole.items()), mean, shape)  # pyright: ignore[reportArgumentType] - it checks its runs
+    def search(noise: float, shape: float) -> RepeatAndSelect:
+        return _search({PoissonGaussian(sampling_rate, noise): steps}, mean, shape, in_each_run)
 
-    budget = Budget(epsilon, delta, RdpAccountant(), NO_EVENTS)
-    event = search(budget.least_noise(lambda noise: {search(noise): 1}, sampling_rate=sampling_rate, steps=steps))
-    return SearchPlan(event, RdpAccountant().compose({event: 1}).epsilon(delta=delta))
+    plans: list[SearchPlan] = []
+    refusals: list[str] = []
+    accountant = accountant or RdpAccountant()
+    budget = Budget(epsilon, delta, accountant, NO_EVENTS)
+    for chosen in SHAPES if shape is None else (shape,):
+        try:
+            noise = budget.least_noise(
+                lambda noise, shape=chosen: {**prior_events, search(noise, shape): 1},
+                sampling_rate=sampling_rate,
+                steps=steps,
+            )
+        except ValueError as refusal:
+            refusals.append(str(refusal))
+            continue
+        event = search(noise, chosen)
+        plans.append(SearchPlan(event, accountant.compose({**prior_events, event: 1}).epsilon(delta=delta), delta))
+    if not plans:
+        raise ValueError(f"no search of mean={mean} keeps the budget: {refusals[0]}")
+    return min(plans, key=lambda plan: plan.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class SearchComparison:
+    """Epsilon of releasing the best of so many runs on average, with the cheapest ``shape``, and of releasing all."""
+
+    runs: int
+    best_of: float
+    release_all: float
+    shape: float
+
+    @property
+    def best_of_is_cheaper(self) -> bool:
+        """Whether the search costs less. Otherwise release all runs and choose among them, which costs nothing more."""
+        return self.best_of < self.release_all
+
+
+def compare_search(run: Events, *, runs: int, delta: float) -> SearchComparison:
+    """Compare the search of a mean number of runs with releasing exactly as many, each over all records or a batch.
+
+    Releasing all is also worth more: the number of runs is fixed, every result can be published, and the score may be
+    changed afterwards. A search becomes cheaper from a few runs on, because its cost grows with the logarithm of their
+    number, while that of releasing all grows like the square root.
+
+    Raises:
+        TypeError, ValueError: an argument is outside its range.
+
+    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.5)
+    >>> [compare_search({release: 1000}, runs=runs, delta=1e-5).best_of_is_cheaper for runs in (1, 50)]
+    [False, True]
+    """
+    checks.all_of(lambda: checks.count(runs=runs), lambda: checks.open_fraction(delta=delta))
+    searches = {shape: _search(run, float(runs), shape, NO_EVENTS) for shape in SHAPES}
+    costs = {shape: RdpAccountant().compose({event: 1}).epsilon(delta=delta) for shape, event in searches.items()}
+    best = min(SHAPES, key=lambda shape: costs[shape])
+    everything = PldAccountant().compose({event: times * runs for event, times in run.items()})
+    return SearchComparison(runs, costs[best], everything.epsilon(delta=delta), best)
+
+
+def _search(run: Events, mean: float, shape: float, in_each_run: Events) -> RepeatAndSelect:
+    """The search of these runs; a ``TypeError`` names an event that cannot be repeated."""
+    whole = Counter(run) + Counter(in_each_run)
+    return RepeatAndSelect(tuple(whole.items()), mean, shape)  # pyright: ignore[reportArgumentType] - it checks its runs

@@ -22,10 +22,11 @@ from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,
     Event,
+    FixedSizeGaussian,
     Gaussian,
+    OfSeveral,
     PoissonGaussian,
     TruncatedPoissonGaussian,
-    UserLevel,
 )
 from noisette.audit.certificate import FALSE_ALARM, Audit, rate_at_most
 
@@ -132,8 +133,10 @@ def _losses(event: Event, times: int, removed: bool) -> _Cells | _Passes | None:
             return _losses(event.of_round, -(-times // event.bands), removed)
         case Gaussian() | PoissonGaussian():
             pair = _mixture(event.sampling_rate, 1, 1 / event.noise_multiplier)
-        case UserLevel():
+        case OfSeveral():
             pair = _mixture(event.sampling_rate, event.records, 1 / event.noise_multiplier)
+        case FixedSizeGaussian():  # where all other records are the one that replaces it
+            pair = _mixture(event.batch_size / event.size, 1, 2 / event.noise_multiplier)
         case TruncatedPoissonGaussian():  # a record of a full batch displaces another
             drawn = np.arange(event.largest_batch, event.most_records + 1)  # others, of which so many are kept
             often = binom.pmf(drawn, event.most_records, event.sampling_rate)

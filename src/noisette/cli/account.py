@@ -17,12 +17,14 @@ from noisette import errors as checks
 from noisette.accounting import (
     BandedGaussian,
     Event,
+    GroupPrivacy,
     Neighbouring,
     PldAccountant,
     PoissonGaussian,
     RepeatAndSelect,
     UserLevel,
     noise_multiplier_for,
+    sampling_rate_for,
     steps_for,
 )
 from noisette.accounting.calibrate import check_ranges, schedule
@@ -60,6 +62,8 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "sampling_rate": ("rate {}", rounded_up),
     "bins": ("one of {} batches", "{:,}".format),
     "bands": ("rounds of {} steps", "{:,}".format),
+    "batch_size": ("batches of {}", "{:,}".format),
+    "size": ("{} records", "{:,}".format),
     "largest_batch": ("batches of at most {}", "{:,}".format),
     "most_records": ("at most {} records", "{:,}".format),
     "noise_multiplier": ("noise {}", rounded_down),
@@ -72,10 +76,12 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def in_words(event: Event) -> str:
     """The mechanism and its parameters in five digits, rounded in the direction of a larger privacy cost.
 
-    >>> in_words(UserLevel(PoissonGaussian(0.01, 4.0), records=3))
-    'Poisson Gaussian, rate 0.01, noise 4, for a user of up to 3'
+    >>> in_words(GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3))
+    'Poisson Gaussian, rate 0.01, noise 4, for a group of 3'
     """
     match event:
+        case GroupPrivacy():
+            return f"{in_words(event.event)}, for a group of {event.records:,}"
         case UserLevel():
             return f"{in_words(event.event)}, for a user of up to {event.records:,}"
         case RepeatAndSelect():
@@ -91,7 +97,11 @@ def in_words(event: Event) -> str:
             )
 
 
-_SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
+_SOLVERS: dict[str, Callable[..., float]] = {
+    "noise_multiplier": noise_multiplier_for,
+    "steps": steps_for,
+    "sampling_rate": sampling_rate_for,
+}
 
 
 @plain_errors()
@@ -119,10 +129,9 @@ def account(
         typer.Option(help="Expected records in a Poisson batch, instead of a sampling rate; needs --size."),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
-    records_per_user: Annotated[
-        int | None,
-        typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them."),
-    ] = None,
+    group_size: Annotated[
+        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
+    ] = 1,
     bands: Annotated[
         int | None,
         typer.Option(
@@ -134,8 +143,8 @@ def account(
 ) -> None:
     """Compute the privacy cost of a training run, or the parameter that a budget leaves open.
 
-    Give the sampling rate and three of epsilon, delta, noise and steps. The result is the least epsilon, delta or
-    noise, or the most steps. `account` and `calibrate` are one command.
+    Give four of epsilon, delta, noise, steps and sampling rate. The result is the least epsilon, delta or noise, the
+    most steps or the largest sampling rate. `account` and `calibrate` are one command.
 
     `noisette account --size 60000 --expected-batch-size 600 --epochs 60 --noise 1.3 --delta 1e-5`
 
@@ -158,11 +167,11 @@ def account(
             delta=delta,
             epsilon=epsilon,
             size=size,
-            records_per_user=records_per_user,
+            group_size=group_size,
             bands=bands,
         ),
-        partial(_check_batches, batch, size, records_per_user, bands),
-        partial(_check_solved, missing, bands is None and records_per_user is None),
+        partial(_check_batches, batch, size, group_size, bands),
+        partial(_check_solved, missing, accountant, epochs, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -184,8 +193,8 @@ def account(
     event: Event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
     if bands is not None:
         event = BandedGaussian(run["sampling_rate"], run["noise_multiplier"], bands)
-    elif records_per_user is not None:
-        event = UserLevel(event, records_per_user)
+    elif group_size > 1:
+        event = GroupPrivacy(event, group_size)
     curve = ACCOUNTANTS[accountant].compose({event: run["steps"]})
     if delta is None:
         assert epsilon is not None, "one is missing"
@@ -211,40 +220,51 @@ def _check_one_given(alternatives: dict[str, float | None]) -> None:
         checks.exactly_one(**alternatives)
 
 
-def _check_batches(batch: float | None, size: int | None, records_per_user: int | None, bands: int | None) -> None:
+def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
     if (batch is None) != (size is None):
         raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
     if batch is not None and size is not None and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
-    if bands is not None and records_per_user is not None:
-        raise ValueError("bands are for single records; leave records_per_user out, or bands")
+    if bands is not None and group_size > 1:
+        raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
-def _check_solved(missing: list[str], plain: bool) -> None:
-    if "sampling_rate" in missing:
-        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
-    if not plain and set(missing) & _SOLVERS.keys():
-        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
+def _check_solved(missing: list[str], accountant: str, epochs: float | None, plain: bool) -> None:
+    if not set(missing) & _SOLVERS.keys():
+        return
+    if not plain:
+        raise ValueError("noise, steps and rate are found for Poisson batches of records; give epsilon or delta alone")
+    if "sampling_rate" in missing and epochs is not None:
+        raise ValueError("epochs need a sampling_rate, which is missing; give steps")
+    if not ACCOUNTANTS[accountant].upper_bound:
+        raise ValueError(
+            f"{accountant} is no upper bound: its result keeps no budget; choose another accountant, or compute its "
+            "epsilon with noisette account"
+        )
 
 
 def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool) -> None:
-    given = (event.event if isinstance(event, UserLevel) else event).parameters()
+    given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
+    entry = ACCOUNTANTS[accountant]
     if as_json:
         facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
-        facts |= {"accountant": accountant, "neighbouring": event.relation, "sampling": event.sampling}
-        typer.echo(json.dumps(facts))
+        facts |= {"accountant": accountant, "upper_bound": entry.upper_bound}
+        typer.echo(json.dumps(facts | {"neighbouring": event.relation, "sampling": event.sampling}))
         return
+    shown = rounded_up if entry.upper_bound else "{:.5g}".format
     rows = {
         **{name: f"{number:,}" if isinstance(number, int) else f"{number:.6g}" for name, number in given.items()},
-        "epsilon": rounded_up(epsilon),
-        "delta": rounded_up(delta),
+        "epsilon": shown(epsilon),
+        "delta": shown(delta),
         "noise_multiplier": rounded_up(given["noise_multiplier"]),
         "steps": f"{steps:,}",
     }
+    if found == "sampling_rate":
+        rows["sampling_rate"] = rounded_down(given["sampling_rate"])
     if isinstance(event, BandedGaussian):
         rows["bands"] += ": a round that was begun counts as a whole"
     rows |= {"sampling": event.sampling, "neighbouring": event.relation}
-    rows["accountant"] = f"{accountant} ({ACCOUNTANTS[accountant].description})"
+    rows["accountant"] = f"{accountant} ({entry.description})"
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in dict.fromkeys([found, "epsilon", "delta", "noise_multiplier", "steps", *rows]):
         table.add_row(name.replace("_", " "), rows[name], style="bold" if name == found else None)

@@ -16,10 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import Accountant, DpAmount, Event, Gaussian, Ledger, Neighbouring, ZcdpAmount
+from noisette.accounting import (
+    Accountant,
+    DiscreteGaussian,
+    DpAmount,
+    Event,
+    Gaussian,
+    Laplace,
+    Ledger,
+    Neighbouring,
+    ZcdpAmount,
+)
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import facts_of
-from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for_users
+from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
@@ -76,9 +86,15 @@ Place = Annotated[
 
 def _neighbouring(text: str) -> Neighbouring:
     """The relation that ``--per`` names."""
-    if text not in ("record", "user"):
-        raise typer.BadParameter(f"{text!r} is not one of record, user.")
-    return Neighbouring.ADD_OR_REMOVE_USER if text == "user" else Neighbouring.ADD_OR_REMOVE_ONE
+    number, _, unit = text.rpartition("-")
+    match unit, number:
+        case (("record" | "user"), ""):
+            return Neighbouring(unit)
+        case "record", "replaced":
+            return Neighbouring.REPLACE_ONE
+        case (("records" | "users"), number) if number.isdecimal() and int(number) > 1:
+            return Neighbouring(unit.removesuffix("s"), int(number))
+    raise typer.BadParameter(f"{text!r} is not one of record, user, replaced-record, 3-records, 3-users.")
 
 
 @ledger.command()
@@ -90,6 +106,13 @@ def charge(
     epsilon: Annotated[
         float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0: 0 or more.")
     ] = None,
+    laplace: Annotated[
+        float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
+    ] = None,
+    discrete_gaussian: Annotated[
+        float | None,
+        _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
+    ] = None,
     gaussian: Annotated[
         float | None,
         _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record."),
@@ -100,7 +123,8 @@ def charge(
         typer.Option(
             parser=_neighbouring,
             metavar="UNIT",
-            help="For whom the amount or the noise is stated: record, or user (all records of one person).",
+            help="For whom the amount or the noise is stated: record, user (all records of one person), "
+            "replaced-record, or a group such as 3-records.",
             show_default="record",
         ),
     ] = None,
@@ -116,8 +140,9 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
+    noises = {"laplace": laplace, "discrete_gaussian": discrete_gaussian, "gaussian": gaussian}
     checks.all_of(
-        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, gaussian=gaussian),
+        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, **noises),
         partial(checks.count, times=times),
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
@@ -128,12 +153,15 @@ def charge(
     elif epsilon is not None:
         event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
     else:
-        assert gaussian is not None, "one is given"
-        event = Gaussian(gaussian, neighbouring=neighbouring)
+        [(name, noise)] = [(name, noise) for name, noise in noises.items() if noise is not None]
+        event = _NOISE[name](noise, neighbouring=neighbouring)
     path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
         ledger.charge(event, times, other_neighbours=per is not None)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
+
+
+_NOISE = {"laplace": Laplace, "discrete_gaussian": DiscreteGaussian, "gaussian": Gaussian}
 
 
 def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
@@ -220,6 +248,9 @@ def price(
         options.option("FLOAT", "Probability with which the bound on epsilon may fail.", "that of the run"),
     ] = None,
     accountant: options.OneOrAllAccountants = None,
+    group_size: Annotated[
+        int, typer.Option(max=100_000, help="Records, or users, that are added or removed together: at least 1.")
+    ] = 1,
     records_per_user: Annotated[
         int | None,
         typer.Option(
@@ -239,7 +270,9 @@ def price(
     """
     checks.all_of(
         lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: checks.count(group_size=group_size),
         lambda: records_per_user is None or checks.count(records_per_user=records_per_user),
+        lambda: _check_one_way(group_size, records_per_user),
     )
     path, read = _read(place)
     delta = _delta_of_run(path) if delta is None else delta
@@ -247,17 +280,15 @@ def price(
     declarations = len(read.declarations)
     if records_per_user is None:
         check_one_relation(events)
-        neighbouring = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
+        first = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
+        neighbouring = first.for_several(group_size)
     else:
         neighbouring = Neighbouring.ADD_OR_REMOVE_USER
 
     def cost(accountant: Accountant) -> float | str:
         """Epsilon, or why this accountant has none."""
         try:
-            if records_per_user is None:
-                curve = accountant.compose(events)
-            else:
-                curve = curve_for_users(events, accountant, records_per_user)
+            curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
             return curve.epsilon(delta=left) if left > 0 else math.inf
         except UnsupportedEventError as error:
             return str(error)
@@ -279,7 +310,10 @@ def price(
             "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
-            "prices": [{"accountant": name, "epsilon": json_number(value)} for name, value in epsilons.items()],
+            "prices": [
+                {"accountant": name, "epsilon": json_number(value), "upper_bound": ACCOUNTANTS[name].upper_bound}
+                for name, value in epsilons.items()
+            ],
             "no_price": refusals,
             "declarations": declarations,
             "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
@@ -303,6 +337,11 @@ def price(
     elif math.inf in epsilons.values():
         below.append(("", "inf: there is no guarantee at this delta, because noise is too small or amounts too large"))
     _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
+
+
+def _check_one_way(group_size: int, records_per_user: int | None) -> None:
+    if group_size > 1 and records_per_user is not None:
+        raise ValueError("give group_size or records_per_user, not both")
 
 
 def _delta_of_run(ledger: Path) -> float:

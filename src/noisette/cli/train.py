@@ -18,7 +18,7 @@ import typer
 from noisette import data as data_sets
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import schedule
-from noisette.accounting.registry import ACCOUNTANTS, described
+from noisette.accounting.registry import described
 from noisette.cli.options import (
     INTERRUPTED,
     TERMINATED,
@@ -47,6 +47,7 @@ from noisette.training.recipe import (
     PrivacySection,
     Recipe,
     TrainingSection,
+    accountant_names,
     check_names,
     default_recipe,
     load_data,
@@ -79,7 +80,7 @@ _Recipe = Annotated[
     typer.Argument(
         metavar="RECIPE.toml",
         help="Settings in a file; the options below override it. The accountant is set there alone: "
-        f"privacy.accountant is one of {', '.join(ACCOUNTANTS)}.",
+        f"privacy.accountant is one of {', '.join(accountant_names())}.",
         exists=True,
         dir_okay=False,
     ),

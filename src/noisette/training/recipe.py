@@ -74,6 +74,11 @@ ALLOCATIONS: Mapping[str, Entry] = {
 }
 
 
+def accountant_names() -> list[str]:
+    """The accountants that a recipe can name."""
+    return [name for name, accountant in ACCOUNTANTS.items() if accountant.in_recipes]
+
+
 # Domains of the fields
 
 
@@ -93,8 +98,9 @@ def _named(check: Callable[..., object]) -> pydantic.AfterValidator:
 
 def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
     def check(field: str, name: str) -> None:
-        if name not in table:
-            raise ValueError(f"expected {field} to be one of {', '.join(table)}, got {name!r}")
+        known = accountant_names() if table is ACCOUNTANTS else table
+        if name not in known:
+            raise ValueError(f"expected {field} to be one of {', '.join(known)}, got {name!r}")
 
     return _checked(check)
 
