@@ -1,4 +1,4 @@
-"""Linear layers, biases, convolutions, inputs and joined branches: bounds by hand and by search, and refusals."""
+"""Linear layers, convolutions and inputs: bounds by hand and by search, and refusals."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def test_a_constant_kernel_is_1_lipschitz_with_the_largest_overlap_and_not_with_
     [
         ({"kernel_size": 0}, "kernel_size >= 1"),
         ({"kernel_size": 3, "stride": 0}, "stride >= 1"),
-        ({"kernel_size": 3, "padding": -1}, "padding=-1"),
-        ({"kernel_size": 3, "padding": "same"}, "whole pixels, got padding='same'"),
+        ({"kernel_size": 3, "padding": -1}, "padding >= 0"),
     ],
     ids=str,
 )
@@ -146,44 +145,20 @@ def test_input_layers_bound_the_norm_of_unbounded_inputs() -> None:
 ONE = NormBound(1.0, (4,))
 
 
-def bounds(model: nn.Module, shape: tuple[int, ...], g: float) -> dict[str, float]:
-    """One example's bound for each parameter, by name."""
-    _, found = propagation.backward(model, NormBound(math.inf, shape), g)
-    return {name: found[p] for name, p in model.named_parameters()}
-
-
-def conv_net(bias: nn.Module) -> nn.Sequential:
-    branch = nn.Sequential(lip.SpectralConv2d(4, 4, 1), lip.GroupSort2())
-    return nn.Sequential(
-        lip.BoundedInput(1.0),
-        lip.SpectralConv2d(2, 4, 3, padding=1),
-        bias,
-        lip.GroupSort2(),
-        lip.L2NormPool2d(2),
-        lip.LayerCentering(1),
-        lip.LipschitzResidual(branch),
-        nn.Flatten(),
-        lip.SpectralLinear(36, 3),
-    )
-
-
 def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> None:
-    model = conv_net(bias := lip.BallBias(4, 0.3))
-    bias.set_certified_norms(torch.tensor([0.3]))
-    found = bounds(model, (2, 6, 6), math.sqrt(2))
+    model = nn.Sequential(
+        *(lip.BoundedInput(1.0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.Scale(1.3), lip.GroupSort2()),
+        *(lip.L2NormPool2d(2), lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
+    )
+    _, found = propagation.backward(model, NormBound(math.inf, (2, 6, 6)), math.sqrt(2))
     assert propagation.forward(model[:3], NormBound(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
-    assert list(found.values()) == pytest.approx([1.4142136, 1.4142136, 1.3 * 0.7071068, 1.3 * 1.4142136], rel=1e-5)
+    assert [found[p] for p in model.parameters()] == pytest.approx([1.3 * 1.4142136] * 2, rel=1e-5)
 
 
 def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
     twice = nn.Sequential(shared, lip.GroupSort2(), shared)
     assert list(propagation.backward(twice, ONE, 1.0)[1].values()) == pytest.approx([2.0], rel=1e-5)
-    mixed = nn.Sequential(lip.LipschitzResidual(shared), shared)
-    assert list(propagation.backward(mixed, ONE, 1.0)[1].values()) == pytest.approx([1.5], rel=1e-5)
-    summed = lip.LipschitzResidual(shared, a=-1.0, c=2.0)
-    assert summed.bound_backward(ONE, 3.0) == (pytest.approx(9.0), {shared.weight: pytest.approx(6.0)})
-    assert summed.bound_forward(ONE).norm == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 3e-23, 1e-8, 1e-6])
@@ -204,16 +179,9 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
             lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))),
             r"takes 3 features .* got shape \(2, 4\)",
         ),
-        (lambda: lip.BallBias(0, 1.0), "features >= 1"),
-        (lambda: lip.BallBias(2, 0.0), "radius > 0"),
-        (lambda: lip.BallBias(2, 1.0, dim=0), "axis 0 holds the examples"),
-        (lambda: lip.BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "expected 2 channels on axis 1"),
-        (lambda: lip.BallBias(2, 1.0, dim=2).bound_forward(NormBound(1.0, (2,))), "no axis 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (3, 8, 8))), "takes 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 4, 8))), "smaller than a window"),
         (lambda: lip.Scale(math.inf), "factor=inf"),
-        (lambda: lip.LipschitzResidual(lip.GroupSort2(), a=math.nan), "a=nan"),
-        (lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
         (lambda: lip.TokenMix(lip.GroupSort2()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: lip.MixerBlock(0, 4), "tokens >= 1"),
         (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),

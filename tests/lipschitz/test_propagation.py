@@ -45,11 +45,9 @@ def test_a_module_in_two_places_counts_twice() -> None:
 
 
 ELEMENTWISE = [
-    nn.Identity(), nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(1.5), nn.ELU(1.0), nn.ELU(2.0), nn.Tanh(), nn.Hardtanh(),
-    nn.Hardtanh(1.0, 2.0), nn.Sigmoid(), nn.Softplus(), nn.Softplus(beta=2.0), nn.GELU(), nn.SiLU(),
-    nn.GELU("tanh"), nn.ELU(-2.0), nn.LeakyReLU(-3.0), nn.Hardtanh(-5.0, -4.0), nn.Softplus(beta=-2.0),
-    nn.Softplus(beta=0.5, threshold=30.0), nn.ReLU6(), nn.SELU(), nn.CELU(0.3), nn.CELU(2.0), nn.Softsign(),
-    nn.RReLU(0.1, 0.3), nn.RReLU(1.5, 2.0), nn.RReLU(0.1, 0.3).eval(), nn.Dropout(0.5), nn.Dropout(0.0),
+    nn.Identity(), nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(1.5), nn.ELU(1.0), nn.ELU(2.0), nn.Tanh(), nn.Sigmoid(),
+    nn.Softplus(), nn.Softplus(beta=2.0), nn.GELU(), nn.SiLU(), nn.GELU("tanh"), nn.ELU(-2.0), nn.LeakyReLU(-3.0),
+    nn.Softplus(beta=-2.0), nn.Softplus(beta=0.5, threshold=30.0), nn.Dropout(0.5), nn.Dropout(0.0),
 ]  # fmt: skip
 
 

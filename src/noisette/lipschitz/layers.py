@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.lipschitz.projections import Constrained, FrobeniusBall, Orthogonal, project
+from noisette.lipschitz.projections import Constrained, Orthogonal, project
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
 
-__all__ = ["BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "SpectralConv2d"]
-__all__ += ["SpectralLinear"]
+__all__ = ["GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "SpectralConv2d", "SpectralLinear"]
 
 F = nn.functional
 Shape = tuple[int, ...]
@@ -42,51 +40,6 @@ def example_axis(dim: int, shape: Shape) -> int:
 def per_example_norms(x: Tensor) -> Tensor:
     """The Euclidean norm of each example over all its elements, in double precision, shape (b,)."""
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
-
-
-class BallBias(Constrained):
-    """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
-
-    So a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm of its gradient
-    is at most that at the output: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n)
-    times as long. Biases make bounds grow with depth; most Lipschitz networks have none. ``dim`` is the channel axis: 1
-    for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
-
-    >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
-    True
-    """
-
-    def __init__(self, features: int, radius: float, dim: int = 1) -> None:
-        checks.count(features=features)
-        refuse_batch_axis([dim])
-        super().__init__(FrobeniusBall(radius))
-        self.radius, self.dim = radius, dim
-        self.bias = nn.Parameter(torch.zeros(features))
-        project(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = tuple(x.shape[1:])
-        axis = self._axis(shape)
-        positions = math.prod(shape) // len(self.bias)
-        return x + self.bias.view(-1, *[1] * (len(shape) - 1 - axis)) * positions**-0.5
-
-    def matrices(self) -> Tensor:
-        return self.bias.view(1, 1, -1)
-
-    def _axis(self, shape: Shape) -> int:
-        axis = example_axis(self.dim, shape)
-        if shape[axis] != len(self.bias):
-            raise ValueError(
-                f"expected {len(self.bias)} channels on axis {self.dim}, the features of the bias, got shape {shape}"
-            )
-        return axis
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        self._axis(x.shape)
-        return NormBound(x.norm + self.norm, x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {self.bias: g}
 
 
 class _SpectralMap(Constrained):
@@ -228,10 +181,9 @@ class SpectralConv2d(_SpectralMap):
         super().__init__(projection)
         self.kernel_size, self.stride, self.padding = pair(kernel_size), pair(stride), pair(padding)
         checks.count(in_channels=in_channels, out_channels=out_channels)
-        for k in (0, 1):
-            checks.count(kernel_size=self.kernel_size[k], stride=self.stride[k])
-        if not all(isinstance(pad, int) and pad >= 0 for pad in self.padding):
-            raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
+        for taps, stride_, pad in zip(self.kernel_size, self.stride, self.padding, strict=True):
+            checks.count(kernel_size=taps, stride=stride_)
+            checks.whole(padding=pad)
         kernel = torch.empty(out_channels, in_channels, *self.kernel_size)
         self.weight = nn.Parameter(nn.init.orthogonal_(kernel))
         project(self)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz.propagation import Shown
 
-__all__ = ["HKR", "KR", "MSE", "HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
+__all__ = ["HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
 
 F = nn.functional
 
@@ -49,14 +49,6 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"expected one target for each of {len(scores)} examples, got targets of shape {tuple(targets.shape)}"
         )
-
-
-def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
-    """The score of the true class, (b,), and those of all others, (b, outputs - 1); NaN without a class."""
-    classes, known = _class_targets(scores, targets, outputs)
-    column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
-    others = torch.arange(scores.shape[1] - 1, device=scores.device)
-    return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
 
 
 def single_score(scores: Tensor) -> Tensor:
@@ -104,7 +96,7 @@ class TauCrossEntropy(Shown):
         if classes is not None:
             checks.count(classes=classes)
         if classes == 1:
-            raise ValueError("expected classes >= 2, got classes=1; use TauBCE or KR for two classes on one score")
+            raise ValueError("expected classes >= 2, got classes=1; use TauBCE for two classes on one score")
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -170,61 +162,16 @@ class MulticlassHinge(_OfOutputs):
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.outputs == 1:
             return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
-        true, others = true_and_other_scores(scores, targets, self.outputs)
+        classes, known = _class_targets(scores, targets, self.outputs)
+        column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
+        others = torch.arange(self.outputs - 1, device=scores.device)
+        true, others = scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
         hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
         return hinges / self.outputs
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """sqrt((C - 1) / C), attained where every hinge is active; 1 for one score."""
         return 1.0 if self.outputs == 1 else math.sqrt((self.outputs - 1) / self.outputs)
-
-
-class KR(_OfOutputs):
-    """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
-
-    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1. Class
-    weights are constant: weights from class counts of the batch would make the loss depend on other examples.
-
-    Source: Serrurier et al. 2021.
-
-    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), round(KR(outputs=10).lipschitz(), 6)
-    (tensor([-0.5000, -1.0000]), 1.054093)
-    """
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.outputs == 1:
-            return -class_signs(scores, targets) * single_score(scores)
-        true, others = true_and_other_scores(scores, targets, self.outputs)
-        return others.mean(1) - true
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt(C / (C - 1)), the gradient norm everywhere; 1 for one score."""
-        return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
-
-
-class HKR(Shown):
-    """:class:`KR` plus alpha times :class:`MulticlassHinge` with this margin.
-
-    Source: Serrurier et al. 2021.
-
-    >>> loss = HKR(outputs=1, alpha=10.0, margin=1.0)
-    >>> loss(torch.tensor([0.25, -1.0]), torch.tensor([1, 0])), loss.lipschitz()
-    (tensor([ 2.2500, -1.0000]), 11.0)
-    """
-
-    def __init__(self, outputs: int, alpha: float, margin: float = 1.0) -> None:
-        super().__init__()
-        checks.positive(alpha=alpha, margin=margin)
-        self.kr = KR(outputs)
-        self.hinge = MulticlassHinge(outputs, margin)
-        self.alpha = alpha
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return self.kr(scores, targets) + self.alpha * self.hinge(scores, targets)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The sum of both constants, because their gradients can have the same direction."""
-        return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
 
 
 class HuberLoss(_OfOutputs):
@@ -249,36 +196,3 @@ class HuberLoss(_OfOutputs):
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The gradient has an absolute value of at most delta for each output."""
         return self.delta * math.sqrt(self.outputs)
-
-
-class MSE(_OfOutputs):
-    """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
-
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
-    Numbers have an absolute value of at most ``target_bound``: an example with a larger one has a loss of NaN, and
-    contributes nothing. Scale or clamp targets by public constants.
-
-    >>> loss = MSE(outputs=1, target_bound=2.0)
-    >>> loss(torch.tensor([0.5]), torch.tensor([2.0])), loss.lipschitz(logit_bound=3.0)
-    (tensor([2.2500]), 10.0)
-    """
-
-    def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
-        super().__init__(outputs)
-        checks.positive(target_bound=target_bound)
-        if outputs > 1 and target_bound < 1:
-            raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
-        self.target_bound = target_bound
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        losses = residuals(scores, targets, self.outputs).square().sum(1)
-        return losses * one_or_nan(targets.abs() <= self.target_bound, losses) if self.outputs == 1 else losses
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Twice the largest distance; ValueError if the scores have no bound."""
-        if (norm := score_norm_bound(logit_bound)) == math.inf:
-            raise ValueError(
-                "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or behind it, or use HuberLoss"
-            )
-        return 2 * (norm + self.target_bound)
