@@ -202,7 +202,6 @@ def test_constants_of_the_losses_are_those_of_the_table() -> None:
     stated = {
         "TauCrossEntropy(tau)": (layers.TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
         "TauBCE(tau)": (layers.TauBCE(3.0), "1 ", 1.0),
-        "MulticlassHinge(outputs, margin)": (layers.MulticlassHinge(4), "sqrt((C - 1) / C)", 0.75**0.5),
         "HuberLoss(outputs, delta)": (layers.HuberLoss(9, 0.5), "delta sqrt C", 1.5),
     }
     for call, (loss, said, constant) in stated.items():

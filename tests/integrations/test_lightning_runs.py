@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_its_own_weights_records_and_ledger_alone(tmp_path: P
     ledger = tmp_path / "ledger.jsonl"
     whole = ledger.read_text()
     os.rename(tmp_path / "private-run", tmp_path / "hidden")
-    with pytest.raises(FileNotFoundError, match=r"private-run.*by which the run knows its records"):
+    with pytest.raises(FileNotFoundError, match="move it along with its ledger"):
         trainer(tmp_path).fit(private(), loader(), ckpt_path=checkpoint)
     os.rename(tmp_path / "hidden", tmp_path / "private-run")
     ledger.write_text("".join(whole.splitlines(keepends=True)[:1]))

@@ -218,7 +218,7 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
     [
         lambda: nn.Sequential(
             *(Standardise(-0.2, 0.4), lip.BoundedInput(6.0), lip.SpectralConv2d(1, 8, 3, padding=1), lip.GroupSort2()),
-            *(lip.L2NormPool2d(2), lip.MixerBlock(tokens=16, channels=8), lip.BoundedInput(2.0)),
+            *(nn.MaxPool2d(2), lip.MixerBlock(tokens=16, channels=8), lip.BoundedInput(2.0)),
             *(nn.Flatten(), lip.SpectralLinear(128, 10)),
         ),
         lambda: nn.Sequential(

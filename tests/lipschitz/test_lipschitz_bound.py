@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lipschitz_networks import dense, joint, sum_of_gradients
-from noisette import FlatClipping, LipschitzBound, PrivacyError, PrivateRun, privatize
+from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError, PrivateRun, privatize
 from noisette.accounting import Ledger
 from noisette.lipschitz import NormBound, Sensitivities
 from noisette.lipschitz.bound import largest_gradient_ratio
@@ -270,8 +270,8 @@ LAYERS = {
 def test_numbers_outside_their_domain_are_refused() -> None:
     with pytest.raises(ValueError, match="slack"):
         bound_of(dense(6, 4), 6, slack=-0.1)
-    with pytest.raises(TypeError, match=r"expected logit_clipping=FlatClipping\(C\), got a float"):
-        bound_of(dense(6, 4), 6, logit_clipping=0.1)
+    with pytest.raises(ValueError, match="rule with one constant clipping norm"):
+        bound_of(dense(6, 4), 6, logit_clipping=AdaptiveClip(0.1))
     with pytest.raises(ValueError, match="no trainable parameter"):
         bound_of(dense(6, 4).requires_grad_(False), 6)
 

@@ -34,7 +34,6 @@ class Layer:
     formula: Formula
     reached: float = 0.97  # least fraction of the bound on a parameter's gradient
     stretched: float = 0.93  # least fraction of the bound on the input's gradient
-    rounded: float = 1e-11  # relative tolerance of the formula
 
 
 def sorted_pairs(x: Tensor) -> Tensor:
@@ -44,12 +43,6 @@ def sorted_pairs(x: Tensor) -> Tensor:
         out[:, k] = torch.where(x[:, k] < x[:, k + 1], x[:, k], x[:, k + 1])
         out[:, k + 1] = torch.where(x[:, k] < x[:, k + 1], x[:, k + 1], x[:, k])
     return out
-
-
-def window_norms(x: Tensor, k: int) -> Tensor:
-    corners = [(i, j) for i in range(0, x.shape[2] - k + 1, k) for j in range(0, x.shape[3] - k + 1, k)]
-    norms = [x[:, :, i : i + k, j : j + k].pow(2).sum((2, 3)).sqrt() for i, j in corners]
-    return torch.stack(norms, 2).unflatten(2, (-1, x.shape[3] // k))
 
 
 def mlp(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -74,9 +67,9 @@ LAYERS: dict[str, Layer] = {
     ),
     "conv": Layer(lambda: lip.SpectralConv2d(2, 4, 3, padding=1), (2, 8, 8), scaled_conv(9, padding=1), 0.5, 0.75),
     "conv of every figure": Layer(
-        lambda: lip.SpectralConv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0)),
+        lambda: lip.SpectralConv2d(2, 3, 3, stride=2, padding=1),
         (2, 5, 4),
-        scaled_conv(4, stride=(2, 1), padding=(1, 0)),
+        scaled_conv(4, stride=2, padding=1),
         0.4,
         0.7,
     ),
@@ -86,7 +79,6 @@ LAYERS: dict[str, Layer] = {
     "pair sort": Layer(lambda: lip.GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
     "pair sort of maps": Layer(lambda: lip.GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
     "pair sort of sequences": Layer(lambda: lip.GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
-    "l2 pool": Layer(lambda: lip.L2NormPool2d(2), (3, 4, 5), lambda m, x: window_norms(x, 2), rounded=1e-4),
     "centring of channels": Layer(
         lambda: lip.LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4
     ),
@@ -145,11 +137,11 @@ def test_a_layer_computes_its_formula_and_its_gradients_in_double_precision(laye
     x = torch.randn(3, *layer.shape, dtype=torch.float64, requires_grad=True)
     tensors = [x, *module.parameters()]
     found, expected = module(x), layer.formula(module, x)
-    torch.testing.assert_close(found, expected, rtol=layer.rounded, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
     back = torch.randn_like(found)
     gradients = torch.autograd.grad(found, tensors, back)
     truth = torch.autograd.grad(expected, tensors, back)
-    torch.testing.assert_close(gradients, truth, rtol=layer.rounded, atol=1e-12)
+    torch.testing.assert_close(gradients, truth, rtol=1e-11, atol=1e-12)
     alone = torch.cat([module(one) for one in x.split(1)])
     torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
     assert module(x[:0]).shape == (0, *alone.shape[1:])

@@ -22,18 +22,6 @@ def tau_bce(tau: float) -> Callable[[Scores, int], float]:
     return lambda z, y: math.log(1 + math.exp(-tau * (z[0] if y else -z[0]))) / tau
 
 
-def hinge(margin: float) -> Callable[[Scores, int], float]:
-    def loss(z: Scores, y: int) -> float:
-        if len(z) == 1:
-            return max(0.0, margin / 2 - (z[0] if y else -z[0]))
-        pulls = [
-            (len(z) - 1) * max(0.0, margin / 2 - s) if k == y else max(0.0, margin / 2 + s) for k, s in enumerate(z)
-        ]
-        return sum(pulls) / len(z)
-
-    return loss
-
-
 def away(z: Scores, y: int) -> Scores:
     return [z[0] - y] if len(z) == 1 else [s - (k == y) for k, s in enumerate(z)]
 
@@ -48,9 +36,6 @@ CASES = [
     (lip.TauCrossEntropy(tau=20.0, classes=10), 10, tau_cross_entropy(20.0), 1.41421356),
     (lip.TauCrossEntropy(tau=1.0), 2, tau_cross_entropy(1.0), 1.41421356),
     (lip.TauBCE(tau=0.5), 1, tau_bce(0.5), 1.0),
-    (lip.MulticlassHinge(outputs=10, margin=0.7), 10, hinge(0.7), 0.94868330),
-    (lip.MulticlassHinge(outputs=2), 2, hinge(1.0), 0.70710678),
-    (lip.MulticlassHinge(outputs=1, margin=0.7), 1, hinge(0.7), 1.0),
     (lip.HuberLoss(outputs=9, delta=0.2), 9, huber(0.2), 0.6),
     (lip.HuberLoss(outputs=1, delta=2.0), 1, huber(2.0), 2.0),
 ]
@@ -172,8 +157,7 @@ def test_the_loss_of_a_target_that_is_no_class_is_nan_and_that_of_no_other(loss:
         (lambda: lip.TauCrossEntropy(tau=0.0), "finite tau > 0"),
         (lambda: lip.TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
         (lambda: lip.TauBCE(tau=math.inf), "finite tau > 0"),
-        (lambda: lip.MulticlassHinge(outputs=0), "outputs >= 1"),
-        (lambda: lip.MulticlassHinge(outputs=3, margin=0.0), "finite margin > 0"),
+        (lambda: lip.HuberLoss(outputs=0), "outputs >= 1"),
         (lambda: lip.HuberLoss(outputs=3, delta=0.0), "finite delta > 0"),
         (lambda: lip.TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
         (lambda: lip.TauBCE(tau=1.0).lipschitz(math.nan), "logit_bound >= 0"),

@@ -54,14 +54,12 @@ def test_layers_of_equal_shape_are_projected_in_one_batch() -> None:
 F = nn.functional
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 5), ((2, 4), (1, 2), 2)], ids=str
-)
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 5)], ids=str)
 def test_overlap_and_output_size_are_those_of_a_convolution_of_ones(kernel, stride, padding) -> None:
     layer = lip.SpectralConv2d(1, 1, kernel, stride, padding)
     for size in ((7, 7), (8, 10)):
         image = torch.ones(1, 1, *size, dtype=torch.float64, requires_grad=True)
-        output = F.conv2d(image, torch.ones(1, 1, *layer.kernel_size).double(), stride=stride, padding=padding)
+        output = F.conv2d(image, torch.ones(1, 1, kernel, kernel).double(), stride=stride, padding=padding)
         [looks] = torch.autograd.grad(output.sum(), image)
         assert layer.output_shape((1, *size)) == tuple(output.shape[1:])
         assert layer.max_overlap(size) == max(1, int(looks.max()))
@@ -148,7 +146,7 @@ ONE = NormBound(1.0, (4,))
 def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> None:
     model = nn.Sequential(
         *(lip.BoundedInput(1.0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.Scale(1.3), lip.GroupSort2()),
-        *(lip.L2NormPool2d(2), lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
+        *(nn.MaxPool2d(2), lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
     )
     _, found = propagation.backward(model, NormBound(math.inf, (2, 6, 6)), math.sqrt(2))
     assert propagation.forward(model[:3], NormBound(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
@@ -159,15 +157,6 @@ def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
     twice = nn.Sequential(shared, lip.GroupSort2(), shared)
     assert list(propagation.backward(twice, ONE, 1.0)[1].values()) == pytest.approx([2.0], rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 3e-23, 1e-8, 1e-6])
-def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) -> None:
-    x = (size * torch.tensor([[[[1.0, 0.3], [-0.7, 0.2]]]])).requires_grad_()
-    [gradient] = torch.autograd.grad(lip.L2NormPool2d(2)(x).sum(), x)
-    assert gradient.isfinite().all()
-    assert float(gradient.double().norm()) <= 1 + 1e-6
-    assert float(lip.L2NormPool2d(2)(x).detach()) <= float(x.detach().double().norm()) + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -190,8 +179,6 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
         (lambda: lip.LayerCentering(3).bound_forward(NormBound(1.0, (3, 4))), "no axis 3"),
         (lambda: lip.GroupSort2(0), "axis 0 holds the examples"),
         (lambda: lip.GroupSort2().bound_forward(NormBound(1.0, (3, 4))), "is odd"),
-        (lambda: lip.L2NormPool2d(3).bound_forward(NormBound(1.0, (3, 4, 2))), "3 x 3"),
-        (lambda: lip.L2NormPool2d(0), "k >= 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, problem) -> None:

@@ -24,7 +24,6 @@ from noisette.nn.lipschitz import (
     BoundedInput,
     GroupSort2,
     HuberLoss,
-    MulticlassHinge,
     Scale,
     SpectralConv2d,
     SpectralLinear,
@@ -402,7 +401,6 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
     ("loss", "outputs", "wrong"),
     [
         (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
-        (MulticlassHinge(4), 4, [-1, 4, math.nan]),
         (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
         (HuberLoss(1), 1, [math.nan, math.inf]),
     ],

@@ -47,7 +47,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "convolution": (
         lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.GroupSort2(), lip.L2NormPool2d(2)),
+            *(lip.BoundedInput(X0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.GroupSort2(), nn.MaxPool2d(2)),
             *(lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
         ),
         (2, 6, 6),
@@ -58,13 +58,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             *(lip.Scale(2.0), nn.AvgPool2d(2), nn.Flatten(), lip.SpectralLinear(16, 3)),
         ),
         (1, 8, 8),
-    ),
-    "global pooling": (
-        lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 2, 3, padding=1), lip.GroupSort2(), lip.L2NormPool2d(5)),
-            *(nn.Flatten(), lip.SpectralLinear(2, 3)),
-        ),
-        (1, 5, 5),
     ),
     "sphere": (
         lambda: nn.Sequential(lip.SphereInput(X0), lip.SpectralLinear(4, 4), nn.Tanh(), lip.SpectralLinear(4, 3)),

@@ -17,7 +17,6 @@ from functools import cache, partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -25,15 +24,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from noisette.accounting.budget import check_numbers
-from noisette.core.batches import Batch
 from noisette.errors import PrivacyError, plain
-from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
 
 _IN_CHECKPOINT = "private_run"
 _Module: Any = object  # the class of the user's module stands behind in the order of methods
+Microbatch = int | Literal["auto"]
 
 
 def make_private(
@@ -44,7 +42,7 @@ def make_private(
     max_grad_norm: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    microbatch_size: int | Literal["auto"] = "auto",
+    microbatch_size: Microbatch = "auto",
     ledger: Path | str | None = None,
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
@@ -54,16 +52,10 @@ def make_private(
     and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is called with a batch of
     one record, for each record; what it logs is private and left out.
 
-    With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
-    and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.
-
     Args:
         module: a ``LightningModule`` with one optimizer.
-        public_size: declared number of training records. It is not computed from the data set.
-        delta: probability with which epsilon may fail; below one over ``public_size``.
+        public_size, epsilon, delta, noise_multiplier: of a ``fit``, as for :func:`noisette.privatize`.
         max_grad_norm: the clipping norm of one example.
-        epsilon: the privacy budget of a ``fit``, together with everything in ``ledger``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
         microbatch_size: examples that are processed at once, which only bounds memory.
         ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
             logs; later fits of this module add to it.
@@ -72,8 +64,7 @@ def make_private(
     together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
     checkpoint), are not covered for the records of the validation loader. ``training_step`` is a loss as of
     :meth:`noisette.PrivateRun.accumulate`: it keeps nothing between its calls, and what it prints, or writes otherwise
-    than by ``self.log`` and metrics of torchmetrics, is yours. With manual optimization the guarantee is that of
-    :mod:`noisette.integrations.boundary`: the criterion is yours as well.
+    than by ``self.log`` and metrics of torchmetrics, is yours.
 
     Raises:
         ValueError: lists what is wrong with the numbers, or with the module; ``fit``, with trainer and loader.
@@ -91,6 +82,16 @@ def make_private(
     return module
 
 
+def _noted(name: str) -> Any:
+    """A property of the user's module that the run hears of where it is read."""
+
+    def read(self: PrivateHooks) -> Any:
+        self._private_run.read(name)
+        return getattr(super(PrivateHooks, self), name)
+
+    return property(read)
+
+
 class PrivateHooks(_Module):
     """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
 
@@ -101,9 +102,7 @@ class PrivateHooks(_Module):
         callbacks = list(given) if isinstance(given, list | tuple) else [given]
         if self.trainer.state.fn == "fit":
             self._private_run.take_over(self)
-            lightning = module_of_lightning(self)
-            assert lightning is not None
-            callbacks.append(_closing(lightning.__module__.removesuffix(".core.module"))())
+            callbacks.append(_closing(module_of_lightning(self).__module__.removesuffix(".core.module"))())
         return callbacks
 
     def train_dataloader(self) -> Steps:
@@ -112,40 +111,18 @@ class PrivateHooks(_Module):
     def on_train_start(self) -> None:
         own = super().training_step
         number = (0,) * (len(signature(own).parameters) > 1)  # of the batch
-
-        def step(rows: Any) -> Any:
-            return own(rows, *number)
-
+        step = lambda rows: own(rows, *number)  # noqa: E731
         self._private_run.begin(self, step, [*_transfer_hooks(self, super())])
-        self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number.
-
-        With manual optimization the module's own step gets the batch, and Lightning no loss.
-        """
-        if not self.automatic_optimization:
-            self._private_run.give_batch(self)
-            return None
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number."""
         self._private_run.accumulate(self)
         return torch.full((), math.nan, device=self.device)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """With manual optimization, what the module returns is behind a boundary that gradients do not pass."""
-        run = self._private_run
-        if run.boundary is None or run.is_called:
-            return super().__call__(*args, **kwargs)
-        run.is_called = True  # by the boundary
-        try:
-            return run.boundary.call(*args, **kwargs)
-        finally:
-            run.is_called = False
-
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if not self.automatic_optimization:
-            super().backward(loss, *args, **kwargs)
+        """Nothing: the gradients are those that the run has added up."""
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -181,23 +158,6 @@ class PrivateHooks(_Module):
 
     # What a step may not do with private values
 
-    @property
-    def logger(self) -> Any:
-        self._check_no_logger()
-        return super().logger
-
-    @property
-    def loggers(self) -> Any:
-        self._check_no_logger()
-        return super().loggers
-
-    def _check_no_logger(self) -> None:
-        if self._private_run.computes_loss:
-            raise PrivacyError(
-                "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
-                "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
-            )
-
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""
         if not self._private_run.leaves_out(self.trainer, *args[:1]):
@@ -212,15 +172,7 @@ class PrivateHooks(_Module):
         if not self._private_run.computes_loss:
             super().print(*args, **kwargs)
 
-    @property
-    def current_epoch(self) -> int:
-        self._private_run.read("current_epoch")
-        return super().current_epoch
-
-    @property
-    def global_step(self) -> int:
-        self._private_run.read("global_step")
-        return super().global_step
+    logger, loggers, current_epoch, global_step = map(_noted, ("logger", "loggers", "current_epoch", "global_step"))
 
     # The numbers of steps are no batch that a hook of the user's could change
 
@@ -289,20 +241,15 @@ _MUTED = _Muted()  # in the place of each metric: a captured step expects the sa
 @contextmanager
 def muted_metrics(module: nn.Module) -> Iterator[None]:
     """Within it, metrics that the module holds do nothing."""
-    held = [
-        (part._modules, name, metric)
-        for part in module.modules()
-        if not _is_metric(part)
-        for name, metric in part._modules.items()
-        if _is_metric(metric)
-    ]
-    for modules, name, _ in held:
-        modules[name] = _MUTED
+    parts = [part._modules for part in module.modules() if not _is_metric(part)]
+    held = [(parts_of, name, metric) for parts_of in parts for name, metric in parts_of.items() if _is_metric(metric)]
+    for parts_of, name, _ in held:
+        parts_of[name] = _MUTED
     try:
         yield
     finally:
-        for modules, name, metric in held:
-            modules[name] = metric
+        for parts_of, name, metric in held:
+            parts_of[name] = metric
 
 
 def _is_metric(part: object) -> bool:
@@ -327,53 +274,46 @@ _OWN_HOOKS = {
 }
 
 
-def module_of_lightning(module: Any) -> type | None:
-    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``."""
-    of_lightning = (base for base in type(module).__mro__ if base.__name__ == "LightningModule")
-    return next((base for base in of_lightning if base.__module__ in _MODULES), None)
+def module_of_lightning(module: Any) -> Any:
+    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``, or ``None``."""
+    return next((base for base in type(module).__mro__ if base.__module__ in _MODULES), None)
 
 
 def _problems_of_module(module: Any) -> Iterator[str]:
-    lightning = module_of_lightning(module)
+    lightning, own = module_of_lightning(module), type(module).__name__
     if lightning is None:
-        yield f"expected a LightningModule, got a {type(module).__name__}"
+        yield f"expected a LightningModule, got a {own}"
         return
-    for hook in ("training_step", "configure_optimizers"):
-        if getattr(type(module), hook, None) is getattr(lightning, hook):
-            yield f"{type(module).__name__} has no {hook}"
     for hook, why in _OWN_HOOKS.items():
         if getattr(type(module), hook) is not getattr(lightning, hook):
-            yield f"{type(module).__name__} overrides {hook}: {why}"
+            yield f"{own} overrides {hook}: {why}"
+    if not module.automatic_optimization:
+        yield f"{own} steps its optimizer itself: return the loss from training_step, or write a loop of privatize"
 
 
 def _problems_of_fit(module: Any) -> Iterator[str]:
-    trainer = module.trainer
-    if trainer.accumulate_grad_batches != 1:
-        yield (
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: give the loader the whole batch_size; memory "
-            "is bounded by microbatches"
-        )
-    if trainer.gradient_clip_val:
-        yield f"gradient_clip_val={trainer.gradient_clip_val}: each record is clipped to max_grad_norm; leave it out"
-    if trainer.precision not in _PRECISIONS:
-        yield f'precision="{trainer.precision}": use one of {", ".join(_PRECISIONS)}'
-    if trainer.fast_dev_run or trainer.overfit_batches:
-        name = "fast_dev_run" if trainer.fast_dev_run else "overfit_batches"
-        yield f"{name}: each step on private records has its price; try the module on public ones, without make_private"
-    elif trainer.limit_train_batches != 1.0:
-        yield f"limit_train_batches={trainer.limit_train_batches}: shorten the training by max_steps"
-    if type(trainer.strategy).__name__ not in _STRATEGIES:
-        yield f'strategy {type(trainer.strategy).__name__}: use strategy="ddp", or shard with noisette.privatize'
-    elif getattr(trainer.strategy, "_start_method", "popen") != "popen":
-        yield 'a strategy that spawns or forks: use strategy="ddp", which starts the script once for each device'
-    if trainer.max_epochs == -1 and trainer.max_steps == -1:
-        yield "max_epochs=-1: declare max_epochs or max_steps; the noise depends on the number of steps"
-    for callback in trainer.callbacks:
-        for base in type(callback).__mro__:
-            if base.__name__ in _FINDERS:
-                yield f"the callback {type(callback).__name__}: {_FINDERS[base.__name__]}"
-    if getattr(module, "_compiler_ctx", None) is not None:
-        yield "torch.compile: the private step is captured and compiled by itself; give fit the module itself"
+    trainer, strategy = module.trainer, type(module.trainer.strategy).__name__
+    named = "accumulate_grad_batches", "gradient_clip_val", "limit_train_batches"
+    accumulated, clipped, limit = (f"{name}={getattr(trainer, name)}" for name in named)
+    tried = next((name for name in ("fast_dev_run", "overfit_batches") if getattr(trainer, name)), "")
+    spawns = getattr(trainer.strategy, "_start_method", "popen") != "popen"
+    compiled = getattr(module, "_compiler_ctx", None) is not None
+    found = {
+        f"{accumulated}: give the loader the whole batch_size": trainer.accumulate_grad_batches != 1,
+        f"{clipped}: each record is clipped to max_grad_norm; leave it out": trainer.gradient_clip_val,
+        f'precision="{trainer.precision}": use one of {", ".join(_PRECISIONS)}': trainer.precision not in _PRECISIONS,
+        f"{tried}: each step has its price; try the module on public records, without make_private": tried,
+        f"{limit}: shorten the training by max_steps": not tried and trainer.limit_train_batches != 1.0,
+        f'strategy {strategy}: use strategy="ddp", or shard with noisette.privatize': strategy not in _STRATEGIES,
+        'a strategy that spawns or forks: use strategy="ddp"': spawns,
+        "max_epochs=-1: declare max_epochs or max_steps": trainer.max_epochs == trainer.max_steps == -1,
+        "torch.compile: the private step is compiled by itself; give fit the module itself": compiled,
+    }
+    yield from (problem for problem, is_so in found.items() if is_so)
+    kinds = {
+        base.__name__: type(callback).__name__ for callback in trainer.callbacks for base in type(callback).__mro__
+    }
+    yield from (f"the callback {kinds[finder]}: {why}" for finder, why in _FINDERS.items() if finder in kinds)
 
 
 def problems_of_loader(loader: Any) -> Iterator[str]:
@@ -381,23 +321,17 @@ def problems_of_loader(loader: Any) -> Iterator[str]:
     if not isinstance(loader, DataLoader):
         yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
     elif isinstance(loader.dataset, IterableDataset):
-        yield (
-            "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
-            "as list(dataset)"
-        )
+        yield "the training records are an IterableDataset: give one with len and indexing, such as list(dataset)"
     elif not loader.batch_size:
         yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
-    elif not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
-        loader.sampler, "replacement", False
-    ):
+    elif type(sampler := loader.sampler) not in (RandomSampler, SequentialSampler) or vars(sampler).get("replacement"):
         yield (
-            f"the training loader has a {type(loader.sampler).__name__}: batches are Poisson samples, in which each "
+            f"the training loader has a {type(sampler).__name__}: batches are Poisson samples, in which each "
             "record is with the same probability; leave the sampler out"
         )
 
 
 _DECLARED = "declared"
-_RECORDS = "private-run"  # folder beside the ledger, with a folder for each unfinished run
 
 
 def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
@@ -412,7 +346,7 @@ def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]
 
 
 def _fingerprint_of(ledger: Path, run: str) -> Path:
-    return ledger.parent / _RECORDS / run
+    return ledger.parent / "private-run" / run
 
 
 class Step(int):
@@ -435,11 +369,9 @@ class Steps:
 class LightningRun:
     """The private runs of a module, one for each ``fit``."""
 
-    def __init__(
-        self, declared: Mapping[str, Any], microbatch_size: int | Literal["auto"], ledger: Path | str | None
-    ) -> None:
+    def __init__(self, declared: Mapping[str, Any], microbatch_size: Microbatch, ledger: Path | str | None) -> None:
         self._declared = declared
-        self._microbatch_size: int | Literal["auto"] = microbatch_size
+        self._microbatch_size: Microbatch = microbatch_size
         self._given_ledger = None if ledger is None else Path(ledger).resolve()
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
         self._processes = 1
@@ -452,8 +384,6 @@ class LightningRun:
         self._read: set[str] = set()  # the numbers of the trainer that a loss has read
         self.computes_loss = False  # whether private values are being computed
         self.validated: set[str] | None = None  # what validation logs, where it was tried before the training
-        self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
-        self.is_called = False  # whether the boundary calls the module
 
     def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
         return self  # a copy of the module, as for averages of weights, is of the same run
@@ -472,18 +402,12 @@ class LightningRun:
             trainer.strategy.configure_ddp = lambda: None
 
     def steps(self, module: Any, of_module: Any) -> Steps:
-        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
-
-        What is wrong is refused by :meth:`begin`: an error here would leave changes that Lightning makes meanwhile.
-        """
+        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own."""
         if self._loader is None:
-            if self._source is module:
-                loader = of_module()
-            else:
-                made = getattr(self._source, "train_dataloader", None)
-                loader = made() if callable(made) else self._source
+            made = of_module if self._source is module else getattr(self._source, "train_dataloader", None)
+            loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
-            if self._refused:
+            if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
                 return Steps(1)
             self._loader = loader
         return Steps(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
@@ -502,11 +426,7 @@ class LightningRun:
         self._saved = saved
 
     def begin(self, module: Any, step: Callable[..., Any], hooks: Sequence[Callable[..., Any]]) -> None:
-        """Start the run, or go on with that of the checkpoint, when module and optimizer are ready.
-
-        ``step`` is the module's own ``training_step``, and ``hooks`` are its own that change a batch on its way to the
-        device.
-        """
+        """Start the run, or go on with that of the checkpoint, by the module's own ``training_step`` and ``hooks``."""
         if self._refused:
             raise ValueError("\n".join(self._refused))
         trainer = module.trainer
@@ -515,36 +435,18 @@ class LightningRun:
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
         clip = PerExampleClip(module, max_grad_norm=self._declared["max_grad_norm"])
-        if not module.automatic_optimization:
-            self.boundary = Boundary(clip, optimizer, mean=True)
-            for each in trainer.strategy._lightning_optimizers:
-                each.step = partial(_step, each)
         try:
             run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
-            self._close_boundary()
             raise
         self._run, self._saved, self._told = run, None, self._numbers(trainer)
-        if self.boundary is not None:
-            self.boundary.begin(run)
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
 
-    def try_checkpoint(self, trainer: Any) -> None:
-        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
-        if trainer.checkpoint_callbacks and self._processes == 1:
-            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
-                trainer.save_checkpoint(Path(folder, "first.ckpt"))
-
     def leaves_out(self, trainer: Any, *names: str) -> bool:
-        """Whether values of these names are logged by a loss, and so are private and left out.
-
-        Raises:
-            PrivacyError: one is monitored, and validation does not log it: the end of the epoch would find nothing.
-        """
+        """Whether a loss logs these names, whose values are private; not if one is monitored that validation lacks."""
         if not self.computes_loss:
             return False
         validated = self.validated or set()
@@ -561,8 +463,8 @@ class LightningRun:
 
     def _numbers(self, trainer: Any) -> dict[str, Any]:
         """What is declared, by the names that users know, for a later process to compare."""
-        of_trainer = {"steps of max_epochs or max_steps": _last_step(trainer)}
-        return {**self._declared, **of_trainer, "batch size of the loader": self._batch_size}
+        steps = {"steps of max_epochs or max_steps": _last_step(trainer)}
+        return {**self._declared, **steps, "batch size of the loader": self._batch_size}
 
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
@@ -589,55 +491,30 @@ class LightningRun:
         try:
             return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
         except FileNotFoundError as error:
-            if folder.is_dir() or not ledger.is_file():
-                raise
-            raise FileNotFoundError(
-                f"{folder} is not there, by which the run knows its records: move it along with its ledger"
-            ) from error
+            if ledger.is_file():
+                error.add_note(f"the run knows its records by {folder}: move it along with its ledger")
+            raise
 
     # A step
 
     def accumulate(self, module: Any) -> None:
         """Draw a batch and add up the clipped gradients of its records."""
-        run, batch = self._next()
-        with self._computing(module):
-            for rows in batch.microbatches(self._microbatch_size):
-                # Numbers that a loss has read are given to it as well: a captured step is kept while they are the same.
-                numbers = tuple([getattr(module, name) for name in sorted(self._read)])
-                run.accumulate(partial(_loss_of_one, self._step, self._hooks, numbers), self._convert(rows))
-
-    def give_batch(self, module: Any) -> None:
-        """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
-        assert self.boundary is not None
-        _, batch = self._next()
-        self.boundary.begin_batch(len(batch.indices))
-        if not len(batch.indices):  # the release is noise alone, and is made all the same
-            module.optimizers().step()
-            return
-        with self._computing(module):
-            rows = self._convert(next(batch.microbatches(WHOLE)))
-            for hook in self._hooks:
-                rows = hook(rows, 0)
-            self._step(rows)
-
-    def _next(self) -> tuple[PrivateRun, Batch]:
-        if self._run is None:
+        run = self._run
+        if run is None:
             raise PrivacyError("training_step of a private module is called by trainer.fit alone")
         batch = next(self._batches, None)
         if batch is None:
             raise PrivacyError(
-                f"all {self._run.steps} steps of this run are spent, {self._run.steps_lost} of them lost in a crash: "
-                "leave out min_epochs and min_steps"
+                f"all {run.steps} steps of this run are spent, {run.steps_lost} of them lost in a crash: leave out "
+                "min_epochs and min_steps"
             )
-        return self._run, batch
-
-    @contextmanager
-    def _computing(self, module: Any) -> Iterator[None]:
-        """Within it the values that are computed are private: nothing is logged. The run ends where it fails."""
-        self.computes_loss = True
+        self.computes_loss = True  # what is computed is private: nothing is logged
         try:
             with muted_metrics(module):
-                yield
+                for rows in batch.microbatches(self._microbatch_size):
+                    # Numbers that a loss has read are given to it: a captured step is kept while they are the same.
+                    numbers = tuple([getattr(module, name) for name in sorted(self._read)])
+                    run.accumulate(partial(_loss_of_one, self._step, self._hooks, numbers), self._convert(rows))
         except BaseException:
             self.close()  # nothing of the batch stays in the module, which callbacks may save
             raise
@@ -645,8 +522,15 @@ class LightningRun:
             self.computes_loss = False
 
     def read(self, name: str) -> None:
-        if self.computes_loss:
-            self._read.add(name)
+        """What a loss reads of these attributes of the module is noted, and that is no logger."""
+        if not self.computes_loss:
+            return
+        if name in ("logger", "loggers"):
+            raise PrivacyError(
+                "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
+                "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
+            )
+        self._read.add(name)
 
     def epsilon(self) -> float:
         assert self._run is not None
@@ -689,12 +573,6 @@ class LightningRun:
             self._hook.remove()
             run.close()
             self._run, self._batches = None, iter(())
-            self._close_boundary()
-
-    def _close_boundary(self) -> None:
-        if self.boundary is not None:
-            self.boundary.close()
-            self.boundary = None
 
 
 def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object, module: Any, rows: Any) -> Tensor:
@@ -710,13 +588,6 @@ def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object
     return loss
 
 
-def _step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
-    """The step of an optimizer of Lightning's, which otherwise gives the optimizer a closure, also without one."""
-    optimizer._on_before_step()
-    optimizer.optimizer.step(*(() if closure is None else (closure,)))
-    optimizer._on_after_step()
-
-
 def _after_release(module: Any, optimizer: Any, *_: object) -> None:
     for callback in module.trainer.callbacks:
         callback.on_before_optimizer_step(module.trainer, module, optimizer)
@@ -724,6 +595,5 @@ def _after_release(module: Any, optimizer: Any, *_: object) -> None:
 
 
 def _last_step(trainer: Any) -> int:
-    lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
-    lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
-    return min(lengths)
+    lengths = trainer.max_epochs * trainer.num_training_batches, trainer.max_steps
+    return min(length for length in lengths if length > -1)

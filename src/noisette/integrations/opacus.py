@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,6 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
-from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
 from noisette.core.trees import map_leaves
 from noisette.errors import PrivacyError
 from noisette.integrations.boundary import WHOLE, Boundary
@@ -27,11 +26,6 @@ from noisette.run.private import PrivateRun, privatize
 
 DPLSTM, DPGRU, DPRNN = nn.LSTM, nn.GRU, nn.RNN  # those of torch are private as they are
 _ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}
-_CLIPPING: dict[str, Callable[[float], Any]] = {
-    "flat": FlatClipping,
-    "per_layer": PerLayerClipping,
-    "automatic": AutomaticClipping,
-}
 _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
 
 
@@ -78,8 +72,7 @@ class PrivacyEngine:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
         Args:
-            module: the model; its trainable parameters are trained.
-            optimizer: of these parameters. It gets the attributes ``noise_multiplier``, ``max_grad_norm`` and
+            module, optimizer: the optimizer gets the attributes ``noise_multiplier``, ``max_grad_norm`` and
                 ``expected_batch_size``.
             data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
                 expected size.
@@ -87,8 +80,7 @@ class PrivacyEngine:
             max_grad_norm: the clipping norm of one example.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
-            batch_first, poisson_sampling, noise_generator: what would not be private is refused.
-            clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
+            batch_first, poisson_sampling, noise_generator, clipping: other than their defaults are refused.
             grad_sample_mode: accepted; gradients are the same in each mode. With ``"ghost"`` ``criterion`` is returned
                 as well, in front of the loader, as it is.
             budget: of :meth:`make_private_with_epsilon`.
@@ -105,11 +97,11 @@ class PrivacyEngine:
             "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
             "the data_loader has no batch_size: give it one, not a batch_sampler": not data_loader.batch_size,
             f"loss_reduction={loss_reduction!r}: use mean or sum": loss_reduction not in ("mean", "sum"),
-            f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}": clipping not in _CLIPPING,
+            f"clipping={clipping!r}: use flat, or PerExampleClip(clipping=...) and privatize": clipping != "flat",
         }
         if any(found.values()):
             raise ValueError("\n".join(problem for problem, is_so in found.items() if is_so))
-        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
+        clip = PerExampleClip(module, max_grad_norm=max_grad_norm, capture="eager")
         boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
         batch_size = data_loader.batch_size or 1
         try:
@@ -161,21 +153,12 @@ class PrivacyEngine:
     def get_epsilon(self, delta: float) -> float:
         return self._begun.epsilon(delta=delta)
 
-    def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Write model, optimizer and privacy cost into a folder, from which ``PrivateRun.resume`` goes on.
-
-        The ledger must be a file: ``PrivacyEngine(ledger=PATH)``.
-        """
-        self._begun.save(path)
-
 
 class PrivateModule(nn.Module):
     """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
 
-    Tensors among the arguments have a row for each record, and those that are returned have the records on their first
-    axis; a number that the model computes for a record, such as its loss, comes back as the mean over the rows, or with
-    ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the
-    model itself.
+    Tensors among the arguments, and those that are returned, have a row for each record; a number that the model
+    computes for a record, such as its loss, comes back as the mean over the rows, or as their sum.
     """
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:

@@ -8,14 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_regressor
-from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -25,8 +23,6 @@ from torch.optim.swa_utils import AveragedModel
 from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
-from noisette.data.columns import Columns, Date, Ignored, Number
-from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
@@ -52,16 +48,15 @@ _WIDTH = 88  # of the statement
 _CURVATURE = 2.0
 _WAYS_OUT = {
     "size": "size=N, the public number of rows; it need not be exact",
-    "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound; or "
-    "columns=, the kinds of a frame's columns",
+    "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound",
     "classes": "classes=[...], all labels that are possible",
     "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
 }
 
 
 _FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
-    "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
-    "or encode them with OneHotEncoder(categories=...)",
+    "could not convert string": "X holds texts, where numbers were expected; encode them with "
+    "OneHotEncoder(categories=...)",
     "Complex data": "Complex data not supported: X holds complex numbers; give their parts as columns of their own",
     "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
     "X.reshape(1, -1) if it is one row",
@@ -134,30 +129,6 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
     return low, np.where(low < high, high, low + np.maximum(1.0, np.abs(low)))
 
 
-def columns_of(columns: Columns | Path | str) -> Columns:
-    """The declared columns, read where a file is named; numbers without bounds are refused by name."""
-    declared = columns if isinstance(columns, Columns) else Columns.read(columns)
-    unbounded = [
-        f"{name!r}: declare low and high, by which its values are scaled"
-        for name, column in declared.declared.items()
-        if isinstance(column, Number) and column.low is None
-    ]
-    refuse("columns", unbounded)
-    return declared
-
-
-def bounds_of_columns(columns: Columns) -> np.ndarray:
-    """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
-    low = [
-        -1.0 if isinstance(column, Number | Date) and place == 0 else 0.0
-        for name in columns.names
-        for column in [columns.declared[name]]
-        if not isinstance(column, Ignored)
-        for place in range(len(column.inputs(name)))
-    ]
-    return np.array([low, np.ones(len(low))])
-
-
 # The model
 
 
@@ -179,17 +150,12 @@ class Knots(nn.Module):
         return torch.cat([x, heights.clamp(min=0).flatten(1) / 2], dim=1)
 
 
-def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Sequential:
-    """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind knots."""
-    layers: list[nn.Module] = []
-    width = features * (1 + knots)
-    for units in hidden_layer_sizes:
-        layers += [nn.Linear(width, units), nn.Tanh()]
-        width = units
-    last = nn.Linear(width, outputs)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)
+def linear(features: int, outputs: int) -> nn.Linear:
+    """A linear layer whose weights begin at zero."""
+    layer = nn.utils.skip_init(nn.Linear, features, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, loss: Loss) -> nn.Module:
@@ -243,91 +209,59 @@ def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, norm: f
 
 @dataclass(eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
-    """Trains a small model on rows of bounded numbers; the subclasses know the targets."""
+    """Trains a linear model on rows of bounded numbers; the subclasses know the targets."""
 
     epsilon: float = 3.0
     _: KW_ONLY
     delta: float | None = None
     size: int | None = None
     bounds: Pair | Mapping[str, Pair] | None = None
-    columns: Columns | Path | str | None = None
-    hidden_layer_sizes: Sequence[int] | int = ()
     n_knots: int | None = None
     epochs: float | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
     ledger: Ledger | Path | str | None = None
-    random_state: Any = None
     undeclared_from_rows: bool = False
 
-    @contextmanager
-    def _unchanged_if_it_fails(self) -> Iterator[None]:
-        before = dict(vars(self))
-        try:
-            yield
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
-
-    def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
-        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
+    def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+        """Rows of numbers, and targets; the shape of a row is noted."""
+        vars(self).pop("model_", None)  # a fit that fails leaves none
         if is_regressor(self):
             _check_numeric_targets(y)
-        if self.columns is None:
-            with values_kept_out():
-                rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
-            return rows, np.asarray(targets)
-        if isinstance(X, Mapping):
-            self.n_features_in_ = len(X)
-        else:
-            validate_data(self, X, skip_check_array=True)
-        targets = column_or_1d(y, dtype=np.float64 if is_regressor(self) else None, warn=True)
-        assert_all_finite(targets, input_name="y")
-        check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
-        return X, targets
+        with values_kept_out():
+            rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
+        return rows, np.asarray(targets)
 
     def _fit(
         self,
-        X: Any,  # noqa: N803
+        rows: np.ndarray,
         targets: Tensor,
         outputs: int,
         loss: Loss,
         declared: Declarations,
-        *,
         curvature: float | None,
     ) -> Self:
         """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
         size = declared.given("size", self.size, lambda: len(targets))
-        bounds = None
-        if self.columns is None:
-            bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X))
+        bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(rows))
         declared.refuse_missing()
         size, batch_size, knots = plain(size), plain(self.batch_size), plain(self.n_knots)
         assert size is not None
-        hidden = plain(self.hidden_layer_sizes)
-        hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
+        assert bounds is not None
         checks.all_of(
             lambda: checks.count(size=size),
             lambda: checks.positive(epsilon=self.epsilon),
-            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
             lambda: knots is None or checks.whole(n_knots=knots),
-            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
             lambda: self.epochs is None or checks.positive(epochs=self.epochs),
             lambda: batch_size is None or checks.count(batch_size=batch_size),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
-            lambda: self._note_bounds(bounds, X),
+            lambda: self._note_bounds(bounds, rows.shape[1]),
         )
         features = self.bounds_.shape[1]
         knots = knots_for(features, size) if knots is None else knots
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
-            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=hidden)
-        fixed, weights, by_rule = (
-            nn.Sequential(Knots(knots), UnitNorm()),
-            sum(p.numel() for p in model.parameters()),
-            batches_for(size),
-        )
+        model = linear(features * (1 + knots), outputs)
+        fixed, weights = nn.Sequential(Knots(knots), UnitNorm()), sum(p.numel() for p in model.parameters())
+        by_rule = batches_for(size)
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
         self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
@@ -337,7 +271,7 @@ class PrivateEstimator(BaseEstimator):
         run = privatize(
             PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,
-            (self._inputs(X), targets),
+            (self._inputs(rows), targets),
             expected_batch_size=self.batch_size_,
             public_size=size,
             epochs=by_rule.epochs if self.epochs is None else self.epochs,
@@ -365,32 +299,20 @@ class PrivateEstimator(BaseEstimator):
         self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, norm, declared.read)
         return self
 
-    def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
-        if self.columns is None:
-            assert bounds is not None
-            names = getattr(self, "feature_names_in_", None)
-            self.columns_ = None
-            self.bounds_ = feature_bounds(bounds, None if names is None else list(names), X.shape[1])
-        elif self.bounds is not None:
-            raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
-        else:
-            self.columns_ = columns_of(self.columns)
-            self.bounds_ = bounds_of_columns(self.columns_)
+    def _note_bounds(self, bounds: Pair | Mapping[str, Pair], features: int) -> None:
+        names = getattr(self, "feature_names_in_", None)
+        self.bounds_ = feature_bounds(bounds, None if names is None else list(names), features)
 
-    def _inputs(self, X: Any) -> Tensor:  # noqa: N803
+    def _inputs(self, rows: np.ndarray) -> Tensor:
         """Rows with each number clipped to its declared bounds and mapped to [0, 1], float32."""
-        if self.columns_ is not None:
-            X = self.columns_.encode(X)  # noqa: N806
         low, high = self.bounds_
-        return torch.as_tensor(((np.clip(X, low, high) - low) / (high - low)).astype(np.float32))
+        return torch.as_tensor(((np.clip(rows, low, high) - low) / (high - low)).astype(np.float32))
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
-        check_is_fitted(self)
-        if self.columns_ is None:
-            with values_kept_out():
-                X = validate_data(self, X, reset=False, dtype=np.float64)  # noqa: N806
-        inputs = self._inputs(X)
+        check_is_fitted(self, "model_")
+        with values_kept_out():
+            inputs = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
         return torch.cat([self.model_(part).double() for part in inputs.split(_PREDICTED_AT_ONCE)])
 
     def __sklearn_clone__(self) -> Self:
@@ -432,7 +354,7 @@ def values_kept_out() -> Iterator[None]:
 
 @dataclass(eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, PrivateEstimator):
-    """Classifier with differential privacy: logistic regression on fixed piecewise linear features, or a small network.
+    """Classifier with differential privacy: logistic regression on fixed piecewise linear features.
 
     Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, each row is scaled to
     norm one, and the weights are trained by DP-SGD with settings that need no search (``training.defaults``).
@@ -443,19 +365,13 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         size: the public number of rows; it need not be exact.
         bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
             columns to (low, high). Values outside count as the nearer bound.
-        columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
-            column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
-        class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
-            ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.
-        hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number; 8 unless given, or fewer where ``size`` is small for the features.
         epochs: passes over the declared size; by rule unless given, as the next two.
         batch_size: expected number of rows in a batch.
         learning_rate: of SGD with momentum 0.9.
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
-        random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
         undeclared_from_rows: read what is not declared from the rows, which epsilon does not cover, as ``privacy_``
             says. For trials on public data.
 
@@ -485,25 +401,21 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     _: KW_ONLY
     classes: Sequence[Any] | int | None = None
-    class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
 
         A ``ValueError`` lists what is not declared, with the ways out.
         """
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            check_classification_targets(y)
-            declared = Declarations(self.undeclared_from_rows)
-            labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-            codes, outputs, loss = torch.zeros(len(y), dtype=torch.int64), 1, _cross_entropy
-            if labels is not None:
-                self.classes_ = _declared_labels(labels)
-                codes, outputs = _codes(self.classes_, y), len(self.classes_)
-                if self.class_weight is not None:
-                    loss = partial(_weighted, _weights(self.class_weight, self.classes_))
-            return self._fit(X, codes, outputs, loss, declared, curvature=None)
+        X, y = self._validated(X, y)  # noqa: N806
+        check_classification_targets(y)
+        declared = Declarations(self.undeclared_from_rows)
+        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
+        codes, outputs = torch.zeros(len(y), dtype=torch.int64), 1
+        if labels is not None:
+            self.classes_ = _declared_labels(labels)
+            codes, outputs = _codes(self.classes_, y), len(self.classes_)
+        return self._fit(X, codes, outputs, _cross_entropy, declared, None)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -520,23 +432,6 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
 def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
-
-
-def _weighted(weights: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return (weights[y] * F.cross_entropy(model(x), y, reduction="none")).sum()
-
-
-def _weights(given: Any, labels: np.ndarray) -> Tensor:
-    """The weight of each label, float32, the largest one 1."""
-    known = labels.tolist()
-    if not isinstance(given, Mapping) or not set(given) <= set(known):
-        raise ValueError(
-            f'expected class_weight as a mapping from some of the labels {known} to numbers, got {given!r}; "balanced" '
-            "would count private labels"
-        )
-    checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
-    weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
-    return weights / weights.max()
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
@@ -564,7 +459,7 @@ def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, PrivateEstimator):
-    """Regression with differential privacy: least squares on fixed piecewise linear features, or a small network.
+    """Regression with differential privacy: least squares on fixed piecewise linear features.
 
     Args:
         target_bounds: (low, high): targets outside count as the nearer bound, and predictions lie within.
@@ -585,20 +480,19 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on these rows and the number to predict for each; otherwise as :meth:`PrivateClassifier.fit`."""
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            declared = Declarations(self.undeclared_from_rows)
-            pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
-            scaled = np.zeros(len(y))
-            if pair is not None:
-                self.target_bounds_ = np.asarray(pair, dtype=np.float64)
-                if self.target_bounds_.shape != (2,):
-                    raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
-                check_ascending("target_bounds", self.target_bounds_)
-                low, high = self.target_bounds_
-                scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
-            targets = torch.as_tensor(scaled, dtype=torch.float32)
-            return self._fit(X, targets, 1, _squared_error, declared, curvature=_CURVATURE)
+        X, y = self._validated(X, y)  # noqa: N806
+        declared = Declarations(self.undeclared_from_rows)
+        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
+        scaled = np.zeros(len(y))
+        if pair is not None:
+            self.target_bounds_ = np.asarray(pair, dtype=np.float64)
+            if self.target_bounds_.shape != (2,):
+                raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
+            check_ascending("target_bounds", self.target_bounds_)
+            low, high = self.target_bounds_
+            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+        targets = torch.as_tensor(scaled, dtype=torch.float32)
+        return self._fit(X, targets, 1, _squared_error, declared, _CURVATURE)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

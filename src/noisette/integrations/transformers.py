@@ -12,7 +12,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Subset
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.models.auto import modeling_auto
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
@@ -31,7 +29,7 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.run.checkpoint import SavedRun, check_declared_again
-from noisette.run.collation import PaddedBuckets, collated, row_of
+from noisette.run.collation import PaddedBuckets, row_of
 from noisette.run.loading import record
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
@@ -103,21 +101,12 @@ class Padding:
     padded_fields: Mapping[str, float]
 
     def bucketed(self, records: Any, collate: Collate) -> Any:
-        if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+        if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
         padded: Any = CollatedRecords(records, collate)
         for fills in self._fills_of(padded):
             padded = PaddedBuckets(padded, self.edges, pad=fills)
         return padded
-
-    def together(self, collate: Collate, records: list[Any]) -> Any:
-        """A batch for evaluation: as in training, but all texts are padded to the bucket of the longest one."""
-        padded = [CollatedRecords(records, collate)[index] for index in range(len(records))]
-        for fills in self._fills_of(padded):
-            longest = PaddedBuckets(padded, self.edges, pad=fills).longest_edge
-            alike = PaddedBuckets(padded, [longest], pad=fills)
-            padded = [alike[index] for index in range(len(records))]
-        return collated(padded)
 
     def _fills_of(self, records: Any) -> list[dict[int | str, float]]:
         """Fields of these that are as long as the text, and as its target, with what fills them up."""
@@ -132,9 +121,8 @@ class Padding:
         elif kinds & (_OF_TEXTS | _OF_TOKENS):
             of_text["labels"] = _IGNORED_LABEL
         more, names = self.padded_fields, records[0].keys() if len(records) else set()
-        of_target = {name: fill for name, fill in of_target.items() if name not in more}
-        found: list[dict[int | str, float]] = [{**of_text, **more}, {**of_target}]
-        kept = [{name: fill for name, fill in fills.items() if name in names} for fills in found]
+        found = of_text | dict(more), {name: fill for name, fill in of_target.items() if name not in more}
+        kept: list[dict[int | str, float]] = [{n: fill for n, fill in fills.items() if n in names} for fills in found]
         return [fills for fills in kept if fills]
 
 
@@ -167,10 +155,13 @@ def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: M
 
 
 _OF_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
+_WITHOUT_MEANING = (
+    *("dataloader_drop_last", "data_seed", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
+    *("enable_jit_checkpoint", "torch_empty_cache_steps"),
+)
 _REFUSED = {
     "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
     "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
-    "dataloader_drop_last": "Poisson batches have no last one; leave it out",
     "torch_compile": "the private step is captured and compiled by itself; leave it out",
     "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
     **dict.fromkeys(("fsdp", "parallelism_config"), "shard with fully_shard and train with noisette.privatize"),
@@ -178,12 +169,8 @@ _REFUSED = {
     "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
     "debug": "it prints values that the model computes of private records; leave it out",
     "include_num_input_tokens_seen": "the number of tokens in private records is not released; leave it out",
-    "data_seed": "batches are drawn with a secret key; leave it out",
-    "ignore_data_skip": "a run goes on with the steps that it has left, with fresh batches; leave it out",
-    "restore_callback_states_from_checkpoint": "callbacks begin anew; leave it out",
-    "enable_jit_checkpoint": "a checkpoint is written between steps alone; use save_steps",
+    **dict.fromkeys(_WITHOUT_MEANING, "it has no meaning in a private training; leave it out"),
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
-    "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
     **dict.fromkeys(_OF_DDP, "the run adds up the ranks' gradients by itself; leave it out"),
 }
 
@@ -198,10 +185,7 @@ class PrivateTrainingArguments(TrainingArguments):
     that is missing, and every setting that contradicts the guarantee.
 
     Args:
-        epsilon: the privacy budget of the training, together with everything in ``ledger``.
-        delta: probability with which epsilon may fail; below one over ``public_size``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
-        public_size: declared number of training records. It is not computed from the data set.
+        epsilon, delta, noise_multiplier, public_size: as for :func:`noisette.privatize`.
         bucket_edges: the lengths to which texts are padded, ascending, chosen without a look at private lengths; a
             longer text is cut.
         padded_fields: fields of a record, beside those of transformers, that have a value for each token, and what
@@ -275,7 +259,7 @@ class PrivateTrainer(Trainer):
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of
     ``train`` together are (epsilon, delta)-differentially private. Evaluation, and choices made by it
-    (``load_best_model_at_end``, ``reduce_lr_on_plateau``), are not covered for the records of ``eval_dataset``.
+    (``load_best_model_at_end``), are not covered for the records of ``eval_dataset``.
     ``compute_loss`` is a loss as of :meth:`noisette.PrivateRun.accumulate`: it keeps nothing between its calls, and
     what it prints, or writes otherwise than by ``self.log``, is yours.
     """
@@ -307,7 +291,6 @@ class PrivateTrainer(Trainer):
                 self._rehearse(run)
                 self._train(run)
                 epsilon = self._epsilon(run)
-                self._set_optimizer("eval")
         finally:
             self.is_in_train, self._state_of_loss = False, None
             clip.close()
@@ -320,24 +303,6 @@ class PrivateTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         raise TypeError("a PrivateTrainer has no training loader: the private run draws its batches; call train()")
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """As always, with each record collated alone and padded as in training, to the longest bucket in its batch."""
-        with self._padding_together():
-            return super().get_eval_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        with self._padding_together():
-            return super().get_test_dataloader(test_dataset)
-
-    @contextmanager
-    def _padding_together(self) -> Iterator[None]:
-        own = self.data_collator
-        self.data_collator = cast(Any, partial(self._padding.together, own))
-        try:
-            yield
-        finally:
-            self.data_collator = own
 
     @property
     def _padding(self) -> Padding:
@@ -389,35 +354,21 @@ class PrivateTrainer(Trainer):
             noise_multiplier=args.noise_multiplier,
             ledger=ledger,
         )
-        _warn_of_what_is_spent(run, args)
+        _warn_of_what_is_spent(run, args.epsilon)
         return run
 
     def _create_scheduler(self, steps: int) -> None:
         self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
-        has_metric = self.args.eval_strategy != "no" and self.args.metric_for_best_model is not None
-        if self._follows_a_metric and not has_metric:
-            raise ValueError(
-                f"a {type(self.lr_scheduler).__name__} follows a metric of the evaluation: give eval_strategy and "
-                "metric_for_best_model; the training loss is private"
-            )
-
-    @property
-    def _follows_a_metric(self) -> bool:
-        """Whether the schedule goes on at each evaluation, not at each step."""
-        return isinstance(self.lr_scheduler, ReduceLROnPlateau) or type(self.lr_scheduler).__name__ == "GreedyLR"
+        if (kind := type(self.lr_scheduler).__name__) in ("ReduceLROnPlateau", "GreedyLR"):
+            raise ValueError(f"a {kind} follows a metric, of which training gives none; take a schedule of the steps")
 
     def _checkpoint_activations(self) -> None:
         """Have the model recompute activations, if the arguments say so; as ``Trainer`` does."""
         args, model = self.args, self.model
-        if not getattr(args, "activation_checkpointing", args.gradient_checkpointing):
-            return
-        given = getattr(args, "activation_checkpointing_kwargs", args.gradient_checkpointing_kwargs)
-        others: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-        if hasattr(model, "activation_checkpointing_enable"):
-            layers, offload = others.pop("every_n_layers", 1), others.pop("offload", False)
-            model.activation_checkpointing_enable(others or None, every_n_layers=layers, offload=offload)
-        else:
-            model.gradient_checkpointing_enable(others or None)
+        if getattr(args, "activation_checkpointing", args.gradient_checkpointing):
+            new = hasattr(model, "activation_checkpointing_enable")
+            enable = model.activation_checkpointing_enable if new else model.gradient_checkpointing_enable
+            enable(getattr(args, "activation_checkpointing_kwargs", args.gradient_checkpointing_kwargs) or None)
 
     def _rehearse(self, run: PrivateRun) -> None:
         """Try what could otherwise fail only after steps were paid for: an evaluation, its metrics, a checkpoint."""
@@ -426,35 +377,13 @@ class PrivateTrainer(Trainer):
         self.state, self.control, self._is_silent = copy.deepcopy(self.state), copy.copy(self.control), True
         try:
             if self.args.eval_strategy != "no":
-                self._determine_best_metric(self._metrics_of_few(), trial=None)
+                self._determine_best_metric(self.evaluate(), trial=None)
             if self.args.save_strategy != "no" and not run.steps_spent:
                 with TemporaryDirectory(prefix="rehearsal-", dir=_folder(self.args)) as folder:
                     self._write_checkpoint(run, Path(folder))
-                    self._check_disk(run, sum(file.stat().st_size for file in Path(folder).rglob("*")))
         finally:
             (self.callback_handler, self.state, self.control), self._is_silent = kept, False
         self.model.train()
-
-    def _metrics_of_few(self) -> dict[str, float]:
-        """Metrics of one batch; of all records where that fails, because a metric may need both classes, say."""
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        if self.args.world_size == 1 and all(hasattr(records, "__len__") for records in sets.values()):
-            few = {name: _first(records, self.args.eval_batch_size) for name, records in sets.items()}
-            with suppress(Exception):
-                return self.evaluate(few.get("", few))
-        return self.evaluate()
-
-    def _check_disk(self, run: PrivateRun, size: int) -> None:
-        """Check that the checkpoints to come, each of at least so many bytes, fit on the disk."""
-        args, steps = self.args, self.state.save_steps
-        number = run.steps_left // steps if args.save_strategy == "steps" and steps else 1
-        if args.save_total_limit:
-            number = min(number, args.save_total_limit + 1)
-        if (free := shutil.disk_usage(_folder(args)).free) < number * size:
-            raise ValueError(
-                f"{number} checkpoints of {size:,} bytes or more do not fit in {args.output_dir}, where {free:,} bytes "
-                "are free: give save_total_limit, larger save_steps or another output_dir. No step was taken"
-            )
 
     def _train(self, run: PrivateRun) -> None:
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
@@ -480,7 +409,6 @@ class PrivateTrainer(Trainer):
         """One release and the step of the optimizer, after which so much of the epochs has passed."""
         self.state.global_step = run.steps_taken
         self._call("on_step_begin")
-        self._set_optimizer("train")
         for rows in batch.microbatches(self.args.per_device_train_batch_size):
             inputs = self._prepare_inputs(rows)
             with self.compute_loss_context_manager(), self._losses_computed() as loss:
@@ -488,8 +416,7 @@ class PrivateTrainer(Trainer):
         self._call("on_pre_optimizer_step")
         self.optimizer.step()
         self._call("on_optimizer_step")
-        if not self._follows_a_metric:
-            self.lr_scheduler.step()
+        self.lr_scheduler.step()
         self.optimizer.zero_grad()
         self.state.global_step, self.state.epoch = run.steps_taken, epoch
         self._call("on_step_end")
@@ -534,12 +461,7 @@ class PrivateTrainer(Trainer):
                     shutil.rmtree(old)
             self._call("on_save")
 
-    def _set_optimizer(self, mode: str) -> None:
-        """Put an optimizer that has two kinds of weights, as those without a schedule have, in this mode."""
-        getattr(self.optimizer, mode, lambda: None)()
-
     def _write_checkpoint(self, run: PrivateRun, folder: Path) -> None:
-        self._set_optimizer("eval")
         self.save_model(str(folder), _internal_call=True)
         run.save(folder / _RUN, {"declared": declared(self.args), "schedule": self.lr_scheduler.state_dict()})
         best = _folder(self.args) / f"checkpoint-{self.state.best_global_step}"
@@ -555,12 +477,6 @@ class PrivateTrainer(Trainer):
         self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
 
 
-def _first(records: Any, number: int) -> Any:
-    """The first records of a data set, in its own type where the trainer looks at that."""
-    chosen = range(min(number, len(records)))
-    return records.select(chosen) if hasattr(records, "select") else Subset(records, chosen)
-
-
 def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | None:
     if not asked:
         return None
@@ -572,20 +488,16 @@ def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | Non
     return Path(found)
 
 
-def _warn_of_what_is_spent(run: PrivateRun, args: PrivateTrainingArguments) -> None:
+def _warn_of_what_is_spent(run: PrivateRun, epsilon: float | None) -> None:
     """Warn where a new run has little of its budget, because its ledger holds an earlier one."""
-    assert args.delta is not None, "checked by the arguments"
     earlier = sum(run.terms.beside(run.ledger).values())
-    if not earlier or args.epsilon is None:
-        return
-    spent = run.epsilon(delta=args.delta)
-    warnings.warn(
-        f"{run.ledger.path} holds {earlier} earlier releases, which have spent epsilon={spent:.4g} of "
-        f"{args.epsilon:g}: within the rest, this training has noise multiplier {run.noise_multiplier:.4g}. For other "
-        "records give another output_dir or ledger; for the same ones take a larger epsilon, or go on with the "
-        "earlier training by resume_from_checkpoint",
-        stacklevel=4,
-    )
+    if earlier and epsilon is not None:
+        warnings.warn(
+            f"{run.ledger.path} holds {earlier} earlier releases: within the rest of epsilon={epsilon:g} the noise "
+            f"multiplier is {run.noise_multiplier:.4g}. For other records give another output_dir or ledger; for the "
+            "same ones take a larger epsilon, or go on with the earlier training by resume_from_checkpoint",
+            stacklevel=4,
+        )
 
 
 def _folder(args: TrainingArguments) -> Path:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,10 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from noisette import errors as checks
-from noisette.clipping.rules import FlatClipping
 from noisette.core import vmap
 from noisette.core.backward import user_hooks_disabled
-from noisette.core.clip import Accumulator, Group, clipping_factors
+from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum
 from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
@@ -40,11 +39,21 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     return (*weights, *norms)
 
 
-def clipped_at_scores(gradients: Tensor, losses: Tensor, bound: float) -> Tensor:
-    """Each example's gradient at the scores, clipped to ``bound``; zeros where it or the loss is not finite."""
+def score_clipping(rule: ClippingRule | None) -> Group:
+    """How each example's gradient at the scores is clipped; to an infinite norm without a rule."""
+    group, *others = [Group(("scores",), math.inf)] if rule is None else rule.groups(["scores"])
+    if others or group.count is not None:
+        raise ValueError(
+            "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
+            f"{type(rule).__name__}"
+        )
+    return group
+
+
+def clipped_at_scores(gradients: Tensor, losses: Tensor, group: Group) -> Tensor:
+    """Each example's gradient at the scores, scaled down by its group; zeros where it or the loss is not finite."""
     norms = gradients.double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-    factors = clipping_factors([Group(("scores",), bound)], norms.unsqueeze(0))[0]
-    factors = factors.view(-1, *[1] * (gradients.dim() - 1))
+    factors = clipping_factors([group], norms.unsqueeze(0))[0].view(-1, *[1] * (gradients.dim() - 1))
     return torch.where(factors.isfinite(), gradients * factors.to(gradients.dtype), 0)
 
 
@@ -320,7 +329,7 @@ class LipschitzBound:
             constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-            loss.
+            loss: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
@@ -344,12 +353,10 @@ class LipschitzBound:
         *,
         loss: LipschitzLoss,
         input_shape: Sequence[int],
-        logit_clipping: FlatClipping | None = None,
+        logit_clipping: ClippingRule | None = None,
         slack: float = 1e-4,
     ) -> None:
         checks.not_negative(slack=slack)
-        if not isinstance(logit_clipping, FlatClipping | None):
-            raise TypeError(f"expected logit_clipping=FlatClipping(C), got a {type(logit_clipping).__name__}")
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
@@ -440,7 +447,8 @@ class LipschitzBound:
         at_scores = gradient_at_scores(losses, calls, self._trained())
         sensitivities = self.sensitivities()
         self._refuse_grown_bounds(sensitivities)
-        at_scores = clipped_at_scores(at_scores, losses, self.score_gradient_bound())
+        group = replace(score_clipping(self.logit_clipping), bound=self.score_gradient_bound())
+        at_scores = clipped_at_scores(at_scores, losses, group)
         self._pending.add(self._gradients(calls[-1], at_scores))
         self._held = self._held or sensitivities
 
@@ -522,8 +530,7 @@ class LipschitzBound:
     def score_gradient_bound(self) -> float:
         """Bound on one example's gradient at its scores: the loss's Lipschitz constant, or a smaller clipping norm."""
         norm = propagation.forward(self.model, self._input).norm
-        constant = self.loss.lipschitz(norm if norm < math.inf else None)
-        return constant if self.logit_clipping is None else min(constant, float(self.logit_clipping.max_grad_norm))
+        return min(self.loss.lipschitz(norm if norm < math.inf else None), score_clipping(self.logit_clipping).bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
         """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz.propagation import Shown
 
-__all__ = ["HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
+__all__ = ["HuberLoss", "TauBCE", "TauCrossEntropy"]
 
 F = nn.functional
 
@@ -134,47 +134,7 @@ class TauBCE(Shown):
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
 
-class _OfOutputs(Shown):
-    """A loss of this many scores for each example."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
-        self.outputs = outputs
-
-
-class MulticlassHinge(_OfOutputs):
-    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
-
-    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1, with
-    its hinge alone. ``margin`` lies between the true score and the others.
-
-    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
-    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
-    (0.9, 0.948683)
-    """
-
-    def __init__(self, outputs: int, margin: float = 1.0) -> None:
-        super().__init__(outputs)
-        checks.positive(margin=margin)
-        self.margin = margin
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.outputs == 1:
-            return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
-        classes, known = _class_targets(scores, targets, self.outputs)
-        column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
-        others = torch.arange(self.outputs - 1, device=scores.device)
-        true, others = scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
-        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
-        return hinges / self.outputs
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt((C - 1) / C), attained where every hinge is active; 1 for one score."""
-        return 1.0 if self.outputs == 1 else math.sqrt((self.outputs - 1) / self.outputs)
-
-
-class HuberLoss(_OfOutputs):
+class HuberLoss(Shown):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
     With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
@@ -185,9 +145,10 @@ class HuberLoss(_OfOutputs):
     """
 
     def __init__(self, outputs: int, delta: float = 1.0) -> None:
-        super().__init__(outputs)
+        super().__init__()
+        checks.count(outputs=outputs)
         checks.positive(delta=delta)
-        self.delta = delta
+        self.outputs, self.delta = outputs, delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         distance = residuals(scores, targets, self.outputs)

@@ -262,11 +262,6 @@ class PaddedBuckets:
         """The records, by which a resumed run recognises the data set."""
         return self._records
 
-    @property
-    def longest_edge(self) -> int:
-        """The length of the largest bucket that holds a record."""
-        return self.edges[int(self._edge_of.max(initial=0))]
-
     def collate(self, at: np.ndarray) -> Any:
         """The records with these indices, which are of one bucket, as one microbatch."""
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)
