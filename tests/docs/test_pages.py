@@ -202,7 +202,7 @@ def test_constants_of_the_losses_are_those_of_the_table() -> None:
     stated = {
         "TauCrossEntropy(tau)": (layers.TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
         "TauBCE(tau)": (layers.TauBCE(3.0), "1 ", 1.0),
-        "HuberLoss(outputs, delta)": (layers.HuberLoss(9, 0.5), "delta sqrt C", 1.5),
+        "HuberLoss(delta)": (layers.HuberLoss(0.5), "delta |", 0.5),
     }
     for call, (loss, said, constant) in stated.items():
         assert f"`{call}` | {said}" in page

@@ -20,9 +20,8 @@ MORE = {
     "modules of torch": (
         lambda: nn.Sequential(
             *(lip.BoundedInput(1.0), lip.SpectralConv2d(3, 8, 3, padding=1), nn.ELU(), nn.AvgPool2d(2)),
-            *(nn.MaxPool2d(2), nn.PixelUnshuffle(2), nn.ZeroPad2d(1), nn.Flatten(), nn.Unflatten(1, (32, 16))),
-            *(lip.TokenMix(lip.SpectralLinear(32, 3)), nn.Flatten(), lip.BoundedInput(0.5), nn.Softplus()),
-            lip.SpectralLinear(48, 3),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Unflatten(1, (16, 8)), lip.TokenMix(lip.SpectralLinear(16, 3))),
+            *(nn.Flatten(), lip.BoundedInput(0.5), nn.Softplus(), lip.SpectralLinear(24, 3)),
         ),
         (3, 16, 16),
     ),

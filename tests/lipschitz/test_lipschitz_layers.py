@@ -94,7 +94,6 @@ LAYERS: dict[str, Layer] = {
         (5, 3),
         lambda m, x: torch.einsum("btc,st->bsc", x, m.module.weight),
     ),
-    "mixer of sequences": Layer(lambda: lip.MixerBlock(3, 4), (3, 4), mixed, 0.9, 0.9),
     "mixer of maps": Layer(
         lambda: lip.MixerBlock(4, 4),
         (4, 2, 2),

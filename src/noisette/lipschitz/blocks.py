@@ -121,15 +121,15 @@ class TokenMix(nn.Module):
 class MixerBlock(nn.Module):
     """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
-    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
+    Inputs are maps (b, channels, height, width) with ``tokens`` positions, or (b, channels, tokens, 1). Each
     half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
     its axis, or one more where that is odd.
 
     Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
 
     >>> block = MixerBlock(tokens=49, channels=64)
-    >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
-    (torch.Size([2, 64, 7, 7]), torch.Size([2, 49, 64]))
+    >>> block(torch.zeros(2, 64, 7, 7)).shape
+    torch.Size([2, 64, 7, 7])
     """
 
     def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
@@ -140,8 +140,6 @@ class MixerBlock(nn.Module):
         self.mix_channels = _mlp(channels, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
-            return self.mix_channels(self.mix_tokens(x))
         mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
         return mixed.transpose(1, 2).reshape(x.shape)
 
@@ -156,12 +154,8 @@ class MixerBlock(nn.Module):
         return g, propagation.sum_sensitivities([of_tokens, of_channels])
 
     def _as_sequence(self, x: NormBound) -> NormBound:
-        maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
-        if not maps and x.shape != (self.tokens, self.channels):
-            raise ValueError(
-                f"this MixerBlock takes examples of shape ({self.tokens}, {self.channels}), or {self.channels} maps of "
-                f"{self.tokens} positions, got {x.shape}"
-            )
+        if len(x.shape) != 3 or (x.shape[0], x.shape[1] * x.shape[2]) != (self.channels, self.tokens):
+            raise ValueError(f"this MixerBlock takes {self.channels} maps of {self.tokens} positions, got {x.shape}")
         return NormBound(x.norm, (self.tokens, self.channels))
 
 

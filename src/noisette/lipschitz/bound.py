@@ -112,10 +112,7 @@ def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Te
 
 
 class LossWatch(TorchFunctionMode):
-    """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or one of another call.
-
-    ``outside`` are the tensors from outside that the loss used before.
-    """
+    """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or of another call."""
 
     def __init__(self, of_model: Iterable[Tensor], outside: OutsideTensors) -> None:
         super().__init__()
@@ -165,22 +162,17 @@ _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 class ModelCall(NamedTuple):
-    """The scores of one call of the model for all examples, (b, 1, ...), twice.
-
-    The loss is computed from ``leaf``, which has the numbers of ``scores`` and no graph. So the backward pass of the
-    loss ends at the scores, and that of the model begins at them, with a gradient of bounded norm.
-    """
+    """The scores of one call of the model for all examples, (b, 1, ...), twice."""
 
     scores: Tensor
-    leaf: Tensor
+    leaf: Tensor  # without a graph: the loss is computed from it, and the model's backward pass begins at the scores
 
 
 @contextmanager
 def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[ModelCall]]:
     """Within it every call of the model with gradients enabled adds to the list, and no hook of the user runs.
 
-    Bounds are about what modules compute, which a hook may change. A call that the bounds are not about, such as one
-    with an example of another shape than ``shape``, is a PrivacyError.
+    A call that the bounds are not about, such as one with an example of another shape, is a PrivacyError.
     """
     calls: list[ModelCall] = []
 
@@ -429,7 +421,7 @@ class LipschitzBound:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
-        model. Hooks that are registered on the model do not run, because the bounds are about its modules alone.
+        model, whose hooks do not run.
 
         Raises:
             PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
@@ -533,10 +525,7 @@ class LipschitzBound:
         return min(self.loss.lipschitz(norm if norm < math.inf else None), score_clipping(self.logit_clipping).bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
-        """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.
-
-        The noise cannot follow a later microbatch, because whether there is one depends on the records.
-        """
+        """Check that no bound exceeds that of the first microbatch; whether there is a later one depends on records."""
         for name, held in (self._held or {}).items():
             if (grown := sensitivities[name]) > held:
                 raise PrivacyError(

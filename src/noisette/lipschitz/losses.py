@@ -60,23 +60,6 @@ def single_score(scores: Tensor) -> Tensor:
     return scores.squeeze(1)
 
 
-def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
-    """-1 for class 0 and 1 for class 1, in the precision of the scores; NaN for any other target."""
-    classes, known = _whole_below(2, scores, targets)
-    return (2 * classes - 1) * known
-
-
-def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
-    """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
-    if outputs > 1:
-        classes, known = _class_targets(scores, targets, outputs)
-        one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
-        return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
-    _check_one_per_example(scores, targets)
-    finite = one_or_nan(targets.isfinite(), scores)
-    return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
-
-
 class TauCrossEntropy(Shown):
     """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
 
@@ -127,7 +110,8 @@ class TauBCE(Shown):
         self.tau = tau
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return -F.logsigmoid(self.tau * class_signs(scores, targets) * single_score(scores)) / self.tau
+        classes, known = _whole_below(2, scores, targets)
+        return -F.logsigmoid(self.tau * (2 * classes - 1) * known * single_score(scores)) / self.tau
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The absolute gradient is the predicted probability of the other class."""
@@ -135,25 +119,24 @@ class TauBCE(Shown):
 
 
 class HuberLoss(Shown):
-    """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
+    """Half the squared distance of one score to the target, a number; linear beyond ``delta``.
 
-    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
-
-    >>> loss = HuberLoss(outputs=1, delta=0.5)
+    >>> loss = HuberLoss(delta=0.5)
     >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
     (tensor([0.0200, 0.8750]), 0.5)
     """
 
-    def __init__(self, outputs: int, delta: float = 1.0) -> None:
+    def __init__(self, delta: float = 1.0) -> None:
         super().__init__()
-        checks.count(outputs=outputs)
         checks.positive(delta=delta)
-        self.outputs, self.delta = outputs, delta
+        self.delta = delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        distance = residuals(scores, targets, self.outputs)
-        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta).sum(1)
+        _check_one_per_example(scores, targets)
+        finite = one_or_nan(targets.isfinite(), scores)
+        distance = (single_score(scores) - targets.to(scores.dtype)) * finite
+        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient has an absolute value of at most delta for each output."""
-        return self.delta * math.sqrt(self.outputs)
+        """The absolute gradient is at most delta."""
+        return self.delta

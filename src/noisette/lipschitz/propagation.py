@@ -153,13 +153,8 @@ def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) 
 def _window_pixels(module: Any) -> int:
     """The pixels of a window of a pooling layer; PrivacyError if windows overlap or extend beyond the image."""
     kernel, stride = pair(module.kernel_size), pair(module.stride)
-    if (
-        kernel != stride
-        or pair(module.padding) != (0, 0)
-        or pair(getattr(module, "dilation", 1)) != (1, 1)
-        or module.ceil_mode
-        or getattr(module, "divisor_override", None)
-    ):
+    shifted = pair(module.padding) != (0, 0) or pair(getattr(module, "dilation", 1)) != (1, 1) or module.ceil_mode
+    if kernel != stride or shifted or getattr(module, "divisor_override", None):
         raise PrivacyError(
             f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
             "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
@@ -185,10 +180,7 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
 # For exactly these classes, and none of their subclasses, which may compute something else.
 _rules: dict[type[nn.Module], LipschitzFunction] = {
     **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), LipschitzFunction(lambda _: 1.0)),
-    **dict.fromkeys(
-        (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d),
-        LipschitzFunction(lambda _: 1.0, reshapes=True),
-    ),
+    **dict.fromkeys((nn.Flatten, nn.Unflatten), LipschitzFunction(lambda _: 1.0, reshapes=True)),
     nn.LeakyReLU: LipschitzFunction(lambda own: max(1.0, abs(own.negative_slope))),
     nn.ELU: LipschitzFunction(lambda own: max(1.0, abs(own.alpha))),
     nn.Sigmoid: LipschitzFunction(lambda _: 0.25, lambda _: 0.5),
