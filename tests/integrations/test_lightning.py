@@ -33,17 +33,6 @@ class Inputs(Classifier):
         return batch | {"x": torch.cat([x[:, :2], x[:, 2:] - x[:, 2:].mean(0)], 1)}
 
 
-class Reconstruction(Classifier):
-    """A batch that is one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 2), nn.GELU(), nn.Linear(2, 3))
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return F.mse_loss(self(batch), batch)
-
-
 class Records(torch.utils.data.Dataset):
     """Records one by one, each a dictionary."""
 
@@ -86,17 +75,12 @@ def of_inputs(module: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module(x * torch.tensor([1.0, 1.0, 0.0])), y)
 
 
-def of_tensor(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(module(x), x)
-
-
 @pytest.mark.parametrize(
     ("module", "dataset", "loss_of", "precision"),
     [
         (Classifier, TensorDataset(*rows()), of_tuple, "32-true"),
         (Classifier, list(zip(*rows(), strict=True)), of_tuple, "64-true"),
         (Inputs, Records(), of_inputs, "64-true"),
-        (Reconstruction, rows()[0], of_tensor, "32-true"),
     ],
 )
 @pytest.mark.usefixtures("little_noise")

@@ -16,14 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from noisette import Ledger, PrivateClassifier, PrivateRegressor
 from noisette.core.noise import SecretKey
-from noisette.integrations.scikit_learn import (
-    Declarations,
-    Knots,
-    PrivateEstimator,
-    UnitNorm,
-    bounds_of_rows,
-    feature_bounds,
-)
+from noisette.integrations.scikit_learn import Knots, PrivateEstimator, UnitNorm, bounds_of_rows, feature_bounds
 from noisette.ranks import Alone
 
 RNG = np.random.default_rng(0)
@@ -56,7 +49,6 @@ def test_probabilities_are_in_the_order_of_the_classes(fitted: PrivateClassifier
     assert fitted.classes_.tolist() == ["inside", "outside"]
     p = fitted.predict_proba(X)
     np.testing.assert_allclose(p.sum(1), 1)
-    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(X)), p)
     assert (fitted.predict(X) == fitted.classes_[p.argmax(1)]).all()
     assert p[np.flatnonzero(np.abs(X[:, 0]) > 0.9), 1].min() > 0.5
 
@@ -172,23 +164,6 @@ def test_errors_about_the_form_of_rows_contain_no_value(make: Any) -> None:
 # Declarations
 
 
-def test_what_is_missing_is_listed_and_what_is_read_from_the_rows_is_noted() -> None:
-    def never() -> int:
-        pytest.fail("the rows were read")
-
-    declared, reading = Declarations(may_read=False), Declarations(may_read=True)
-    assert declared.given("size", None, never) is None
-    assert declared.given("bounds", None, never) is None
-    assert declared.given("classes", [0, 1], never) == [0, 1]  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="not declared: size, bounds") as error:
-        declared.refuse_missing()
-    assert all(way in str(error.value) for way in ("size=N", "bounds=(low, high)", "undeclared_from_rows=True"))
-    assert reading.given("size", None, lambda: 7) == 7
-    assert reading.given("bounds", (0, 1), never) == (0, 1)  # type: ignore[arg-type]
-    reading.refuse_missing()
-    assert (declared.read, reading.read) == ([], ["size"])
-
-
 @pytest.mark.parametrize("bounds", [(0, 1), ([0, 0], np.ones(2)), {"a": (0, 1), "b": (0, 1)}])
 def test_forms_of_bounds(bounds: object) -> None:
     pair = feature_bounds(bounds, ["a", "b"], 2)  # type: ignore[arg-type]
@@ -202,7 +177,7 @@ def test_forms_of_bounds(bounds: object) -> None:
         ((0, np.inf), "finite"),
         ((0, [1, 2, 3]), "each a number or 2 numbers"),
         (5, "as \\(low, high\\)"),
-        ({"a": (0, 1), "c": (0, 1)}, "'b' has no bounds; there is no column 'c'"),
+        ({"a": (0, 1), "c": (0, 1)}, r"columns \['a', 'b'\], got those of \['a', 'c'\]"),
     ],
 )
 def test_wrong_bounds_are_refused(bounds: object, said: str) -> None:

@@ -80,13 +80,6 @@ def test_translations_have_a_bucket_for_source_and_target(tmp_path: Path) -> Non
     assert trainer.train().global_step == 3
 
 
-def test_labels_that_nobody_declared_are_named(tmp_path: Path) -> None:
-    records = [{"input_ids": [5] * n, "labels": [0] * n} for n in (2, 3) * 4]
-    args = arguments(tmp_path, max_steps=3, per_device_train_batch_size=8)
-    with pytest.raises(ValueError, match="the field 'labels' has another shape in some records"):
-        PrivateTrainer(model(), args, train_dataset=records).train()
-
-
 def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> None:
     seen: list[int] = []
 

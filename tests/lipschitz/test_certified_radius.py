@@ -144,11 +144,6 @@ def test_features_without_a_lipschitz_constant_are_refused_with_the_way_out() ->
         certify(nn.Linear(4, 2), x.float())
 
 
-def test_scores_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"scores of shape \(b, classes\), \(b, 1\) or \(b,\), got \(3, 2, 2\)"):
-        certify(nn.Identity(), torch.rand(3, 2, 2))
-
-
 def test_weights_outside_of_their_set_are_refused_and_projected_ones_are_not() -> None:
     model = nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(4, 4), lip.GroupSort2(), lip.SpectralLinear(4, 3))
     x = torch.randn(5, 4)

@@ -76,8 +76,7 @@ class PrivacyEngine:
                 ``expected_batch_size``.
             data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
                 expected size.
-            noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``.
-            max_grad_norm: the clipping norm of one example.
+            noise_multiplier, max_grad_norm: the clipping norm of one example, and the noise in units of it.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
             batch_first, poisson_sampling, noise_generator, clipping: other than their defaults are refused.
@@ -131,10 +130,7 @@ class PrivacyEngine:
     ) -> tuple[Any, ...]:
         """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``.
 
-        Args:
-            target_epsilon, target_delta: the budget.
-            epochs: passes over the declared size.
-            given: the other arguments of :meth:`make_private`.
+        ``given`` are the other arguments of :meth:`make_private`.
         """
         budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta}
         return self.make_private(noise_multiplier=None, **budget, **given)
@@ -144,14 +140,10 @@ class PrivacyEngine:
         """What has ``get_epsilon``, as in Opacus."""
         return self
 
-    @property
-    def _begun(self) -> PrivateRun:
+    def get_epsilon(self, delta: float) -> float:
         if self._run is None:
             raise PrivacyError("call make_private first: there is no run whose cost could be told")
-        return self._run
-
-    def get_epsilon(self, delta: float) -> float:
-        return self._begun.epsilon(delta=delta)
+        return self._run.epsilon(delta=delta)
 
 
 class PrivateModule(nn.Module):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -27,25 +27,13 @@ from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
-from noisette.training.defaults import (
-    MAX_GRAD_NORM,
-    MOMENTUM,
-    SIGNAL,
-    TABLE_NORM,
-    batches_for,
-    delta_for,
-    knots_for,
-    learning_rate_for,
-)
+from noisette.training import defaults
 
-Value = TypeVar("Value")
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
 
 _ROWS_AT_ONCE = 4096
 _PREDICTED_AT_ONCE = 10_000
 _WIDTH = 88  # of the statement
-# Of the squared error of a linear model whose inputs are a row of norm one and a one for the bias.
-_CURVATURE = 2.0
 _WAYS_OUT = {
     "size": "size=N, the public number of rows; it need not be exact",
     "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound",
@@ -74,7 +62,7 @@ class Declarations:
     read: list[str] = field(default_factory=list)  # the names of what was read from the rows
     missing: list[str] = field(default_factory=list)
 
-    def given(self, name: str, declared: Value | None, from_rows: Callable[[], Value]) -> Value | None:
+    def given(self, name: str, declared: Any, from_rows: Callable[[], Any]) -> Any:
         """The declaration of this name, or what the rows say, or ``None``, for which :meth:`refuse_missing` raises."""
         if declared is not None:
             return declared
@@ -94,33 +82,28 @@ class Declarations:
 Pair = tuple[Any, Any]
 
 
-def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int) -> np.ndarray:
+def feature_bounds(
+    bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int, argument: str = "bounds"
+) -> np.ndarray:
     """The lowest and the highest value of each feature, float64, shape (2, features), from any form of bounds."""
     if isinstance(bounds, Mapping):
         if names is None:
             raise ValueError("bounds by name need X as a frame whose columns have names; or give bounds=(lows, highs)")
-        problems = [f"{name!r} has no bounds" for name in names if name not in bounds]
-        problems += [f"there is no column {name!r}" for name in bounds if name not in names]
-        if problems:
-            raise ValueError(f"bounds: {'; '.join(problems)}")
+        if set(bounds) != set(names):
+            raise ValueError(f"expected bounds of the columns {list(names)}, got those of {list(bounds)}")
         bounds = [list(side) for side in zip(*(bounds[name] for name in names), strict=True)]  # type: ignore[assignment]
     try:
         low, high = bounds
         pair = np.array([np.broadcast_to(np.asarray(v, dtype=np.float64), (features,)) for v in (low, high)])
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"expected bounds as (low, high), each a number or {features} numbers, one for each feature: {error}"
+            f"expected {argument} as (low, high), each a number or {features} numbers, one for each feature: {error}"
         ) from error
-    check_ascending("bounds", pair)
-    return pair
-
-
-def check_ascending(name: str, pair: np.ndarray) -> None:
-    """Check that declared bounds, shape (2, ...), are finite, each low one below its high one."""
     with np.errstate(over="ignore"):
         usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
     if not usable:
-        raise ValueError(f"expected {name} to be finite, each low one below its high one")
+        raise ValueError(f"expected {argument} to be finite, each low one below its high one")
+    return pair
 
 
 def bounds_of_rows(rows: np.ndarray) -> Pair:
@@ -135,9 +118,8 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
 class Knots(nn.Module):
     """Each number in [0, 1], and the heights of ``knots`` triangles above it: (b, n) to (b, n + n * knots).
 
-    The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
-    is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
-    refine a line; what is zero stays zero, so an indicator takes part only where it is one.
+    The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero, so an indicator takes
+    part only where it is one. Triangles are half as high as numbers, so that they refine a line.
     """
 
     def __init__(self, knots: int) -> None:
@@ -152,9 +134,9 @@ class Knots(nn.Module):
 
 def linear(features: int, outputs: int) -> nn.Linear:
     """A linear layer whose weights begin at zero."""
-    layer = nn.utils.skip_init(nn.Linear, features, outputs)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    layer: Any = nn.utils.skip_init(nn.Linear, features, outputs)
+    for p in layer.parameters():
+        nn.init.zeros_(p)
     return layer
 
 
@@ -223,6 +205,9 @@ class PrivateEstimator(BaseEstimator):
     ledger: Ledger | Path | str | None = None
     undeclared_from_rows: bool = False
 
+    _loss: ClassVar[Loss]
+    _curvature: ClassVar[float | None] = None
+
     def _validated(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Rows of numbers, and targets; the shape of a row is noted."""
         vars(self).pop("model_", None)  # a fit that fails leaves none
@@ -230,17 +215,9 @@ class PrivateEstimator(BaseEstimator):
             _check_numeric_targets(y)
         with values_kept_out():
             rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
-        return rows, np.asarray(targets)
+        return np.asarray(rows), np.asarray(targets)
 
-    def _fit(
-        self,
-        rows: np.ndarray,
-        targets: Tensor,
-        outputs: int,
-        loss: Loss,
-        declared: Declarations,
-        curvature: float | None,
-    ) -> Self:
+    def _fit(self, rows: np.ndarray, targets: Tensor, outputs: int, declared: Declarations) -> Self:
         """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
         size = declared.given("size", self.size, lambda: len(targets))
         bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(rows))
@@ -258,16 +235,16 @@ class PrivateEstimator(BaseEstimator):
             lambda: self._note_bounds(bounds, rows.shape[1]),
         )
         features = self.bounds_.shape[1]
-        knots = knots_for(features, size) if knots is None else knots
+        knots = defaults.knots_for(features, size) if knots is None else knots
         model = linear(features * (1 + knots), outputs)
         fixed, weights = nn.Sequential(Knots(knots), UnitNorm()), sum(p.numel() for p in model.parameters())
-        by_rule = batches_for(size)
+        by_rule = defaults.batches_for(size)
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
-        self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+        self.delta_ = defaults.delta_for(size) if self.delta is None else plain(self.delta)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=defaults.MOMENTUM)
         # At the larger norm no gradient of a rare class is cut, which a fit needs that has enough signal for the noise.
-        has_signal = curvature is None and float(self.epsilon) * size >= SIGNAL * math.sqrt(weights)
-        norm = TABLE_NORM if has_signal else MAX_GRAD_NORM
+        has_signal = self._curvature is None and float(self.epsilon) * size >= defaults.SIGNAL * math.sqrt(weights)
+        norm = defaults.TABLE_NORM if has_signal else defaults.MAX_GRAD_NORM
         run = privatize(
             PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,
@@ -282,17 +259,17 @@ class PrivateEstimator(BaseEstimator):
         with run:
             self.learning_rate_ = plain(self.learning_rate)
             if self.learning_rate_ is None:
-                self.learning_rate_ = learning_rate_for(
+                self.learning_rate_ = defaults.learning_rate_for(
                     dimensions=weights,
                     noise_multiplier=run.noise_multiplier,
                     expected_batch_size=self.batch_size_,
                     steps=run.steps,
-                    momentum=MOMENTUM,
-                    curvature=curvature,
+                    momentum=defaults.MOMENTUM,
+                    curvature=self._curvature,
                 )
             optimizer.param_groups[0]["lr"] = self.learning_rate_
             _warn_of_noise(run, self.batch_size_, weights)
-            self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
+            self.model_ = nn.Sequential(fixed, _train(run, model, fixed, self._loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
         self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
         self.read_from_rows_ = tuple(declared.read)
@@ -300,10 +277,9 @@ class PrivateEstimator(BaseEstimator):
         return self
 
     def _note_bounds(self, bounds: Pair | Mapping[str, Pair], features: int) -> None:
-        names = getattr(self, "feature_names_in_", None)
-        self.bounds_ = feature_bounds(bounds, None if names is None else list(names), features)
+        self.bounds_ = feature_bounds(bounds, getattr(self, "feature_names_in_", None), features)
 
-    def _inputs(self, rows: np.ndarray) -> Tensor:
+    def _inputs(self, rows: Any) -> Tensor:
         """Rows with each number clipped to its declared bounds and mapped to [0, 1], float32."""
         low, high = self.bounds_
         return torch.as_tensor(((np.clip(rows, low, high) - low) / (high - low)).astype(np.float32))
@@ -402,6 +378,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     _: KW_ONLY
     classes: Sequence[Any] | int | None = None
 
+    _loss = staticmethod(lambda model, x, y: F.cross_entropy(model(x), y))
+
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
 
@@ -415,23 +393,16 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         if labels is not None:
             self.classes_ = _declared_labels(labels)
             codes, outputs = _codes(self.classes_, y), len(self.classes_)
-        return self._fit(X, codes, outputs, _cross_entropy, declared, None)
+        return self._fit(X, codes, outputs, declared)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
         return torch.softmax(self._outputs(X), dim=1).numpy()
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        return torch.log_softmax(self._outputs(X), dim=1).numpy()
-
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The most probable class of each row, shape (n,)."""
         highest = self._outputs(X).argmax(dim=1).numpy()  # which checks first that there was a fit
         return self.classes_[highest]
-
-
-def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
@@ -478,6 +449,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     _: KW_ONLY
     target_bounds: Pair | None = None
 
+    _loss = staticmethod(lambda model, x, y: (model(x)[:, 0] - y).square() / 2)
+    _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
+
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on these rows and the number to predict for each; otherwise as :meth:`PrivateClassifier.fit`."""
         X, y = self._validated(X, y)  # noqa: N806
@@ -485,21 +459,13 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
         scaled = np.zeros(len(y))
         if pair is not None:
-            self.target_bounds_ = np.asarray(pair, dtype=np.float64)
-            if self.target_bounds_.shape != (2,):
-                raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
-            check_ascending("target_bounds", self.target_bounds_)
-            low, high = self.target_bounds_
+            low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
             scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
         targets = torch.as_tensor(scaled, dtype=torch.float32)
-        return self._fit(X, targets, 1, _squared_error, declared, _CURVATURE)
+        return self._fit(X, targets, 1, declared)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""
         scores = self._outputs(X)[:, 0].clamp(-1, 1).numpy()
         low, high = self.target_bounds_
         return low + (scores + 1) * (high - low) / 2
-
-
-def _squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return (model(x)[:, 0] - y).square() / 2

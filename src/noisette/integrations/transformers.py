@@ -36,15 +36,9 @@ from noisette.run.private import PrivateRun, privatize
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out
-_ONE_FOR_EACH_TOKEN: dict[str, float] = {
-    "attention_mask": 0,
-    "token_type_ids": 0,
-    "position_ids": 0,
-    "special_tokens_mask": 1,
-    "global_attention_mask": 0,
-    "mm_token_type_ids": 0,
-    "bbox": 0,
-}
+_ONE_FOR_EACH_TOKEN = dict.fromkeys(
+    ("attention_mask", "token_type_ids", "position_ids", "global_attention_mask", "mm_token_type_ids", "bbox"), 0.0
+) | {"special_tokens_mask": 1.0}
 _OF_TARGETS: dict[str, float] = {"decoder_attention_mask": 0, "labels": _IGNORED_LABEL}  # with a length of their own
 
 
@@ -154,10 +148,10 @@ def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: M
     return loss
 
 
-_OF_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _WITHOUT_MEANING = (
     *("dataloader_drop_last", "data_seed", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
-    *("enable_jit_checkpoint", "torch_empty_cache_steps"),
+    *("enable_jit_checkpoint", "torch_empty_cache_steps", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
+    *("ddp_broadcast_buffers", "ddp_static_graph"),
 )
 _REFUSED = {
     "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
@@ -171,7 +165,6 @@ _REFUSED = {
     "include_num_input_tokens_seen": "the number of tokens in private records is not released; leave it out",
     **dict.fromkeys(_WITHOUT_MEANING, "it has no meaning in a private training; leave it out"),
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
-    **dict.fromkeys(_OF_DDP, "the run adds up the ranks' gradients by itself; leave it out"),
 }
 
 
