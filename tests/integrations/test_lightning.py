@@ -183,26 +183,6 @@ def test_loaders_of_data_modules_and_modules_are_taken(tmp_path: Path) -> None:
     assert training.global_step == released(tmp_path / "two") == 3
 
 
-class Stopping(lightning.Callback):
-    """Stops the trainer after some steps."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        trainer.should_stop = trainer.global_step >= self.after
-
-
-@pytest.mark.parametrize(("every", "after"), [(3, 5), (None, 4)])
-def test_epsilon_is_that_of_the_last_step(tmp_path: Path, every: int | None, after: int) -> None:
-    training = trainer(tmp_path, max_epochs=5, callbacks=[Stopping(after)], log_every_n_steps=every)
-    training.fit(private(), loader())
-    assert training.global_step == released(tmp_path) == after
-    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
-        spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
-    assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent)
-
-
 def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
     training = trainer(tmp_path, max_epochs=1)
     training.fit(private(public_size=13, delta=1e-4), loader())

@@ -120,23 +120,6 @@ def test_a_loss_that_adds_up() -> None:
     assert_mean(model, records, LOOPS[0])
 
 
-def test_after_the_last_step_the_model_is_itself() -> None:
-    model, records = net(), data()
-    given = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 1, "max_grad_norm": C, "public_size": B}
-    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(records, batch_size=B)
-    wrapped, _, loader = PrivacyEngine().make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, **given
-    )
-    for x, y in loader:
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-    with pytest.warns(UserWarning, match="all steps of the run were taken"):
-        assert list(loader) == []
-
-
 def test_masks_are_secret() -> None:
     """Also where the loop seeds torch's generator."""
     masks = []

@@ -99,13 +99,3 @@ def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> No
     assert whole["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
     assert whole["text"] == ["a", "a"]
     assert set(seen) == {1}
-
-
-def test_a_collator_without_the_record_on_the_first_axis_is_refused() -> None:
-    def time_first(records: list[Any]) -> dict[str, Any]:
-        return {"input_ids": torch.tensor([r["input_ids"] for r in records]).mT}
-
-    with pytest.raises(ValueError, match=r"the field 'input_ids' of one record the shape \(3, 1\).*first axis"):
-        PADDING.bucketed([{"input_ids": [1, 2, 3]}], time_first)
-    found = PADDING.bucketed([{"input_ids": [1, 2, 3]}], lambda r: {"input_ids": time_first(r)["input_ids"].mT})
-    assert found[0]["input_ids"].tolist() == [1, 2, 3, 0]

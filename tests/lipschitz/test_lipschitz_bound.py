@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,26 +157,6 @@ def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
                 assert abs(z) < 6.1
 
 
-def hooks_of(model: nn.Module) -> list[object]:
-    return [table for module in model.modules() for name, table in vars(module).items() if "hooks" in name and table]
-
-
-def test_nothing_is_attached_to_the_model_between_calls() -> None:
-    model = dense(6, 8, 4)
-    before = hooks_of(model)
-    bound = bound_of(model, 6)
-    x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
-    add(bound, bound.loss, x, y)
-    assert hooks_of(model) == before
-    with pytest.raises(PrivacyError, match="one value"):
-        bound.accumulate(lambda model, x, y: model(x), x, y)
-    assert hooks_of(model) == before
-    bound.close()
-    assert hooks_of(model) == before
-    assert model(x).grad_fn is not None
-    assert deepcopy(model)(x).grad_fn is not None
-
-
 class Understated(nn.Module):
     """A layer that states half of its true bound."""
 
@@ -251,19 +230,6 @@ def test_a_parameter_without_a_sensitivity_is_refused() -> None:
     model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
     with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
-
-
-def test_layers_lists_the_bounds_of_each_layer() -> None:
-    bound = bound_of(dense(6, 8, 4), 6, slack=0.0)
-    lines = bound.layers()
-    assert [(line.name, line.kind) for line in lines] == [
-        ("0", "BoundedInput"), ("1", "SpectralLinear"), ("2", "GroupSort2"), ("3", "SpectralLinear")
-    ]  # fmt: skip
-    assert lines[0].input_norm == math.inf
-    assert lines[1].input_norm == 2.0
-    assert {name: value for line in lines for name, value in line.sensitivities.items()} == pytest.approx(
-        bound.sensitivities()
-    )
 
 
 SENSITIVITIES = {"a": 0.01, "b": 0.03, "c": 0.002}

@@ -77,7 +77,6 @@ LAYERS: dict[str, Layer] = {
     "conv of one pixel": Layer(lambda: lip.SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
     "patch conv": Layer(lambda: lip.PatchConv2d(2, 9, patch=2), (2, 6, 4), scaled_conv(1, stride=2)),
     "pair sort": Layer(lambda: lip.GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
-    "pair sort of maps": Layer(lambda: lip.GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
     "pair sort of sequences": Layer(lambda: lip.GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
     "centring of channels": Layer(
         lambda: lip.LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4
