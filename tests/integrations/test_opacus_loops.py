@@ -98,8 +98,10 @@ def test_a_whole_training_and_its_price() -> None:
     assert engine._run is not None
     assert engine._run.steps_taken == 30, "empty batches are released by the loader"
     assert 3.5 < engine.get_epsilon(1e-2) <= 4.0
-    wrapped.eval()
-    assert type(wrapped(records.tensors[0])) is Tensor
+    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters()), "the model is itself again"
+    with pytest.warns(UserWarning, match="all steps of the run were taken"):
+        assert list(loader) == []
     assert set(wrapped.state_dict()) == {f"_module.{name}" for name in model.state_dict()}
 
 

@@ -32,9 +32,6 @@ class Watching(TrainerCallback):
         self.events: list[str] = []
         self.gradients: dict[str, Tensor] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.events.append("train")
-
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.events.append("step")
 
@@ -42,9 +39,6 @@ class Watching(TrainerCallback):
         self.events.append("released")
         if not self.gradients:
             self.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.events.append("end")
 
 
 def loss_of_text(model: Any, place: Tensor) -> Tensor:
@@ -69,7 +63,7 @@ def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
     trainer = PrivateTrainer(model(0.1), arguments(tmp_path), train_dataset=records(), callbacks=[watching])
     done = trainer.train()
     assert done.global_step == 8  # two epochs at a rate of 2 / 8
-    assert watching.events == ["train", *["step", "released"] * 8, "end"]
+    assert watching.events == ["step", "released"] * 8
     assert done.metrics["epsilon"] <= 8.0
     with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
         spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)

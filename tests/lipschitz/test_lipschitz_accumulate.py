@@ -88,10 +88,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a part of the model": (lambda model, x, y: model[1](model[0](x)).sum(), "do not come from a call of the model"),
     "a constant": (lambda m, x, y: of_one(m, torch.ones_like(m[1].weight[:1]), y), "do not depend on the example"),
     "another vmap": (lambda m, x, y: torch.vmap(lambda row: m(row[None]).sum())(x).sum(), "inside of another vmap"),
-    "an inner gradient": (
-        lambda model, x, y: torch.func.grad(lambda x: model(x).sum())(x).square().sum(),
-        "another transformation of torch.func",
-    ),
 }
 
 

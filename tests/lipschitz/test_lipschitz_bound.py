@@ -197,7 +197,6 @@ def test_the_search_comes_close_to_bounds_that_hold_and_changes_nothing() -> Non
 
 LAYERS = {
     "plain linear layer": (nn.Sequential(BoundedInput(1.0), nn.Linear(6, 4)), "SpectralLinear"),
-    "batch norm": (nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
     "no bounded input": (nn.Sequential(SpectralLinear(6, 4)), "BoundedInput"),
     "frozen and unknown in between": (
         nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 6), nn.Linear(6, 4).requires_grad_(False)),
