@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, Ledger, Neighbouring, PoissonGaussian
+from noisette.accounting import FixedSizeGaussian, Gaussian, Ledger, PoissonGaussian
 from noisette.accounting.ledger import Tally
 from noisette.accounting.ledger_file import End, Entry, Kind, Series, repaired
 from noisette.errors import PrivacyError

@@ -24,7 +24,6 @@ from noisette.accounting import (
     RepeatAndSelect,
     UserLevel,
     noise_multiplier_for,
-    sampling_rate_for,
     steps_for,
 )
 from noisette.accounting.calibrate import check_ranges, schedule
@@ -97,11 +96,7 @@ def in_words(event: Event) -> str:
             )
 
 
-_SOLVERS: dict[str, Callable[..., float]] = {
-    "noise_multiplier": noise_multiplier_for,
-    "steps": steps_for,
-    "sampling_rate": sampling_rate_for,
-}
+_SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
 
 
 @plain_errors()
@@ -143,8 +138,8 @@ def account(
 ) -> None:
     """Compute the privacy cost of a training run, or the parameter that a budget leaves open.
 
-    Give four of epsilon, delta, noise, steps and sampling rate. The result is the least epsilon, delta or noise, the
-    most steps or the largest sampling rate. `account` and `calibrate` are one command.
+    Give the sampling rate and three of epsilon, delta, noise and steps. The result is the least epsilon, delta or
+    noise, or the most steps. `account` and `calibrate` are one command.
 
     `noisette account --size 60000 --expected-batch-size 600 --epochs 60 --noise 1.3 --delta 1e-5`
 
@@ -171,7 +166,7 @@ def account(
             bands=bands,
         ),
         partial(_check_batches, batch, size, group_size, bands),
-        partial(_check_solved, missing, accountant, epochs, bands is None and group_size == 1),
+        partial(_check_solved, missing, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -229,42 +224,31 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
         raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
-def _check_solved(missing: list[str], accountant: str, epochs: float | None, plain: bool) -> None:
-    if not set(missing) & _SOLVERS.keys():
-        return
-    if not plain:
-        raise ValueError("noise, steps and rate are found for Poisson batches of records; give epsilon or delta alone")
-    if "sampling_rate" in missing and epochs is not None:
-        raise ValueError("epochs need a sampling_rate, which is missing; give steps")
-    if not ACCOUNTANTS[accountant].upper_bound:
-        raise ValueError(
-            f"{accountant} is no upper bound: its result keeps no budget; choose another accountant, or compute its "
-            "epsilon with noisette account"
-        )
+def _check_solved(missing: list[str], plain: bool) -> None:
+    if "sampling_rate" in missing:
+        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
+    if not plain and set(missing) & _SOLVERS.keys():
+        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
 
 
 def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool) -> None:
     given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
-    entry = ACCOUNTANTS[accountant]
     if as_json:
         facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
-        facts |= {"accountant": accountant, "upper_bound": entry.upper_bound}
-        typer.echo(json.dumps(facts | {"neighbouring": event.relation, "sampling": event.sampling}))
+        facts |= {"accountant": accountant, "neighbouring": event.relation, "sampling": event.sampling}
+        typer.echo(json.dumps(facts))
         return
-    shown = rounded_up if entry.upper_bound else "{:.5g}".format
     rows = {
         **{name: f"{number:,}" if isinstance(number, int) else f"{number:.6g}" for name, number in given.items()},
-        "epsilon": shown(epsilon),
-        "delta": shown(delta),
+        "epsilon": rounded_up(epsilon),
+        "delta": rounded_up(delta),
         "noise_multiplier": rounded_up(given["noise_multiplier"]),
         "steps": f"{steps:,}",
     }
-    if found == "sampling_rate":
-        rows["sampling_rate"] = rounded_down(given["sampling_rate"])
     if isinstance(event, BandedGaussian):
         rows["bands"] += ": a round that was begun counts as a whole"
     rows |= {"sampling": event.sampling, "neighbouring": event.relation}
-    rows["accountant"] = f"{accountant} ({entry.description})"
+    rows["accountant"] = f"{accountant} ({ACCOUNTANTS[accountant].description})"
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in dict.fromkeys([found, "epsilon", "delta", "noise_multiplier", "steps", *rows]):
         table.add_row(name.replace("_", " "), rows[name], style="bold" if name == found else None)

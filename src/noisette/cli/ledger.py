@@ -310,10 +310,7 @@ def price(
             "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
-            "prices": [
-                {"accountant": name, "epsilon": json_number(value), "upper_bound": ACCOUNTANTS[name].upper_bound}
-                for name, value in epsilons.items()
-            ],
+            "prices": [{"accountant": name, "epsilon": json_number(value)} for name, value in epsilons.items()],
             "no_price": refusals,
             "declarations": declarations,
             "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
