@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.core.forms import Examples, compact, find_rule
-from noisette.rules.conv import GRAM_PLANS, KernelGradients, conv_over_time, explicit_plans, few_operations
+from noisette.rules.conv import GRAM_PLANS, KernelGradients, explicit_plans, few_operations
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -157,12 +157,6 @@ def test_measured_choice_is_exact() -> None:
     """From sixteen examples on the plans are measured; all have the same result."""
     for operation, w in ((torch.conv2d, double(3, 2, 3, 3)), (torch.conv_transpose2d, double(2, 3, 3, 2))):
         check(operation, double(20, 2, 6, 5), w, Examples(20), padding=1)
-
-
-@pytest.mark.parametrize("pad", [0, 1])
-def test_convolution_over_time_is_rewritten(pad: int) -> None:
-    x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
-    torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
 
 
 def test_volumes_folded_into_the_batch_are_refused() -> None:

@@ -396,15 +396,6 @@ CASES = [
     Case("depthwise", depthwise, floats(3, 5, 4)),
     Case("every padding", every_padding, floats(2, 4, 5)),
     Case("frame by frame", frame_by_frame, floats(4, 2, 5, 4)),
-    Case(
-        "convolution over time",
-        lambda: Forward(
-            lambda m, x: F.conv_tbc(x.transpose(0, 1), m.w, m.b, 2).transpose(0, 1),
-            w=parameter(3, 2, 4),
-            b=parameter(4),
-        ),
-        floats(5, 2),
-    ),
 ]
 
 
