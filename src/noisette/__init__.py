@@ -18,8 +18,7 @@ _PUBLIC = {
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
     "run.per_example": ("PerExampleClip",),
     "clipping.rules": (
-        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
-        "PerLayerClipping",
+        *("AdaptiveClip", "AutomaticClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"),
     ),
     "core.loss": ("Loss",),
     "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captured_check import graphs_of
-from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
+from noisette import AdaptiveClip, AutomaticClipping, FlatClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.clip import ClippingRule, Engine
@@ -79,7 +79,7 @@ def test_repeated_rows_count_for_nothing(b: int) -> None:
     assert graph_calls(clip) == 2
 
 
-RULES = [AdaptiveClip(0.1), AutomaticClipping(C), CustomClipping(lambda n: C / (1 + n), C), PerLayerClipping(C)]
+RULES = [AdaptiveClip(0.1), AutomaticClipping(C), FlatClipping(C), PerLayerClipping(C)]
 
 
 @pytest.mark.parametrize(("rule", "engine"), list(zip(RULES, [BookKeeping(), ReweightGP()] * 2, strict=True)))
