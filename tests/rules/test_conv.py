@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -121,21 +120,6 @@ def run_lattice(kind: Callable[..., st.SearchStrategy], axes: int, cases: int) -
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_lattice(kind, axes: int) -> None:
     run_lattice(kind, axes, 25)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", either)
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_long_lattice(kind, axes: int) -> None:
-    run_lattice(kind, axes, 1000)
-
-
-def test_full_lattice_in_one_dimension() -> None:
-    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1, 2, "same"]):
-        if padding == "same" and stride > 1:
-            continue
-        numbers = {"stride": stride, "dilation": dilation, "padding": padding}
-        check(torch.conv1d, double(B, 2, 8), double(3, 2, kernel), Examples(B), **numbers)
 
 
 def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:

@@ -17,7 +17,7 @@ from noisette import PerExampleClip
 from noisette.core import forms
 from noisette.core.forms import Dense, Examples, compact, find_rule
 from noisette.rules import conv as kernels
-from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, fastest, few_operations, norm_plans
+from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, fastest, few_operations
 from rule_oracle import TOLERANCE, double
 
 CPU = torch.device("cpu")
@@ -252,14 +252,3 @@ def test_nothing_is_measured_within_a_trace() -> None:
     run(*tensors)  # measures other plans, for another context
     with few_operations(), pytest.raises(RuntimeError, match="before it is traced"):
         make_fx(run)(*tensors)
-
-
-def test_plans_of_unbounded_memory_are_left_out() -> None:
-    """A patch embedding would take a Gram matrix of all pixels; large weights, explicit gradients of every example."""
-    patches = Case(torch.conv2d, (3, 64, 64), (64, 3, 16, 16), {"stride": 16})
-    late = CASES["many parts"]
-    with few_operations():
-        forms = [gradients(case, *inputs(case, 2)[:3]) for case in (patches, late)]
-        plans = [norm_plans(form) for form in forms]
-    assert set(plans[0]) == {"gram of patches", "unfold, dropped", "backend, dropped", "grouped, dropped"}
-    assert set(plans[1]) == {"gram of pixels"}
