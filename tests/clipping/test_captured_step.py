@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,15 +226,8 @@ def failing_compiler(*_: object, **__: object) -> None:
     raise OSError("no space left")
 
 
-@pytest.mark.parametrize("why", ["no compiler", "a compiler that fails"])
-def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(
-    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if why == "no compiler":
-        monkeypatch.delenv("CXX", raising=False)
-        monkeypatch.setenv("PATH", str(tmp_path))
-    else:
-        monkeypatch.setattr(torch, "compile", lambda *_, **__: failing_compiler)
+def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: failing_compiler)
     model = mlp()
     clip = PerExampleClip(model, C, capture="compiled")
     clip.accumulate(cross_entropy, *batch())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from noisette.clipping.engines import BookKeeping
 B, E = 3, 6
 CAUSAL = torch.ones(4, 4).triu(1).bool()
 
-LAYERS = {
+LAYERS: dict[str, dict[str, Any]] = {
     "packed": {},
     "without bias": {"bias": False},
     "batch second": {"batch_first": False},
@@ -47,7 +49,7 @@ def without_a_batch(m: Forward, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("forward", [itself, memory, of_three, without_a_batch])
 @pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
-def test_each_weight_is_that_of_a_linear_layer(forward, settings: dict[str, object]) -> None:
+def test_each_weight_is_that_of_a_linear_layer(forward, settings: dict[str, Any]) -> None:
     def make() -> nn.Module:
         return Forward(forward, layer=nn.MultiheadAttention(E, 2, **{"batch_first": True} | settings))
 

@@ -107,16 +107,6 @@ def test_gradients_replace_their_factors(b: int) -> None:
     assert [ref() for ref in factors] == [None, None]
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_no_examples(size: int) -> None:
-    x, dy, w = double(0, 2, size, size), double(0, 3, size, size), double(3, 2, 1, 1)
-    form = rule_of(torch.conv2d)(Examples(0), dy, x, w, None)
-    for same in (form, compact(form)):
-        assert same.explicit().shape == (0, 3, 2, 1, 1)
-        assert same.squared_norms().shape == (0,)
-        assert not same.weighted_sum(double(0)).any()
-
-
 LARGE = {
     "patch embedding": (lambda: nn.Conv2d(3, 768, 16, 16), (3, 224, 224)),
     "patches of 32": (lambda: nn.Conv2d(3, 768, 32, 32), (3, 256, 256)),

@@ -127,7 +127,7 @@ class CapturedSteps:
             python_values(self._model, [function.loss, *(group.factor for group in groups), *others]),
         )
         if key not in self._kinds and self._has_room():
-            dtypes = {tensor.dtype for tensor in (*self._model.parameters(), *tensors)} | ({lower} - {None})
+            dtypes = [tensor.dtype for tensor in (*self._model.parameters(), *tensors)] + ([lower] if lower else [])
             self._kinds[key] = _Kind(Captured(self._schedule, dtypes))
         return self._kinds.get(key)
 
