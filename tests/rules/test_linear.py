@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.clip import Engine
-from noisette.core.forms import AS_COMPUTED, REWRITES, Examples
+from noisette.core.forms import AS_COMPUTED, REWRITES, Dense, Examples, Outer
 from noisette.rules.linear import (
     BrainOuter,
+    GroupedOuter,
     add_other,
+    factor_gradients,
     linear_bias,
     linear_weight,
     matmul_other,
@@ -66,6 +68,58 @@ def test_channels(places: tuple[int, ...]) -> None:
     aligned = [-1, *[1] * len(places)]
     form = unbroadcast_channels(Examples(B), dy, p)
     check_form(form, by_autograd(lambda v: x + v.view(aligned), p, dy, B))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "place", "form"),
+    [
+        ("bi,io->bo", [(B, 3), (3, 5)], 1, Outer),
+        ("bti,oi->bto", [(B, 2, 3), (5, 3)], 1, Outer),
+        ("oi,bti->bto", [(5, 3), (B, 2, 3)], 0, Outer),
+        ("...i,oi->...o", [(B, 2, 7, 3), (5, 3)], 1, Outer),
+        ("bsi,io->bo", [(B, 6, 3), (3, 5)], 1, Outer),
+        ("bti,hio->bhto", [(B, 2, 3), (6, 3, 5)], 1, GroupedOuter),
+        ("bhti,hio->bhto", [(B, 6, 2, 3), (6, 3, 5)], 1, GroupedOuter),
+        ("bhti,oih->bhto", [(B, 6, 2, 3), (5, 3, 6)], 1, GroupedOuter),
+        ("b...i,...io->b...o", [(B, 2, 7, 3), (7, 3, 5)], 1, GroupedOuter),
+        ("bi,oij,bj->bo", [(B, 3), (4, 3, 5), (B, 5)], 1, GroupedOuter),
+        ("bti,oij,btj->bto", [(B, 2, 3), (4, 3, 5), (B, 2, 5)], 1, GroupedOuter),
+        ("bti,oij,btj->bto", [(B, 9, 3), (4, 3, 5), (B, 9, 5)], 1, Dense),
+        ("cio,bi->bco", [(2, 3, 5), (B, 3)], 0, GroupedOuter),
+        ("bi,i->bi", [(B, 3), (3,)], 1, Dense),
+        ("bti,i->bt", [(B, 2, 3), (3,)], 1, Dense),
+        ("bi,ij->b", [(B, 3), (3, 4)], 1, Dense),  # only the weight has j
+        ("bi,ijk->bj", [(B, 3), (3, 4, 6)], 1, Dense),
+        ("b...i,...io->b...o", [(B, 2, 7, 3), (1, 3, 5)], 1, Dense),
+        ("b...i,...io->b...o", [(B, 2, 7, 3), (2, 1, 3, 5)], 1, Dense),
+        ("bi,io->bo", [(B, 1), (3, 5)], 1, Dense),  # the data is broadcast
+        ("bi,io->bo", [(B, 3), (1, 5)], 1, Dense),  # the weight is broadcast
+        ("bii,i->b", [(B, 3, 3), (3,)], 1, Dense),
+        ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 1, Dense),
+        ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 2, Dense),
+    ],
+)
+def test_factor(equation: str, shapes: list[tuple[int, ...]], place: int, form: type) -> None:
+    tensors = [double(*shape) for shape in shapes]
+    dy = torch.randn_like(torch.einsum(equation, *tensors))
+
+    def output(weight: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *tensors[:place], weight, *tensors[place + 1 :])
+
+    found = factor_gradients(Examples(B), dy, equation, tensors, place)
+    check_form(found, by_autograd(output, tensors[place], dy, B))
+    assert type(found) is form
+
+
+def test_diagonal_of_a_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes a diagonal of a weight"):
+        factor_gradients(Examples(B), double(B), "bi,ii->b", [double(B, 3), double(3, 3)], 1)
+
+
+@pytest.mark.parametrize("shape", [(B, 3), (1, 3)])
+def test_a_weight_that_holds_the_examples_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"a weight holds the {B} examples"):
+        factor_gradients(Examples(B), double(B, 3), "bi,bi->bi", [double(B, 3), double(*shape)], 1)
 
 
 def factors(t: int, o: int, i: int) -> tuple[Tensor, Tensor]:

@@ -93,29 +93,20 @@ def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], k
 
 @leaves(torch.einsum)
 def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A linear layer: a tensor of each example and a weight, with a sum over all letters that they share."""
+    """With one more letter for the examples, in front of each operand that depends on them."""
     equation, *operands = args
-    operands = operands[0] if type(operands[0]) in (list, tuple) else operands
-    terms, arrow, out = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("", "", "")
-    if len(operands) != 2 or not arrow:
+    if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
         return NotImplemented
-    (w, weight), (x, input) = sorted(zip(terms.split(","), operands, strict=True), key=lambda pair: is_wrapped(pair[1]))
-    if is_wrapped(weight) or "..." in w:
+    letter = next((letter for letter in ascii_letters if letter not in equation), None)
+    factors, result = equation.split("->")
+    terms = [
+        f"{letter}{term.strip()}" if is_wrapped(operand) else term
+        for term, operand in zip(factors.split(","), operands, strict=True)
+    ]
+    inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
+    if letter is None:
         return NotImplemented
-    unused = [letter for letter in ascii_letters if letter not in equation]
-    dots = "".join(unused[: input.dim() + len("...") - len(x)])
-    x, out = x.replace("...", dots), out.replace("...", dots)
-    kept, fresh = [letter for letter in x if letter not in w], [letter for letter in w if letter not in x]
-    summed, sizes = [letter for letter in w if letter in x], dict(zip(x, input.shape, strict=False))
-    is_linear = summed and sorted(out) == sorted(kept + fresh) and len(set(x)) == len(x) and len(set(w)) == len(w)
-    if not is_linear or any(sizes.get(letter, n) != n for letter, n in zip(w, weight.shape, strict=True)):
-        return NotImplemented
-    rows = physical(input).permute(0, *(1 + x.index(letter) for letter in kept + summed)).flatten(1 + len(kept))
-    matrix = run(Tensor.permute, (weight, [w.index(letter) for letter in fresh + summed]), {})
-    matrix = run(Tensor.reshape, (matrix, (-1, rows.shape[-1])), {})
-    output = _no_view(run(F.linear, (rows, matrix), {}))
-    output = output.reshape(*rows.shape[:-1], *(weight.shape[w.index(letter)] for letter in fresh))
-    return output.permute(0, *(1 + (kept + fresh).index(letter) for letter in out))
+    return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
 
 def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any:
