@@ -27,6 +27,7 @@ _PUBLIC = {
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "run.pca": ("PrivatePCA",),
     "ranks": ("Alone", "Ranks"),
+    "rules.rule_check": ("rule",),
     "run.collation": ("PaddedBuckets",),
     "run.explain": ("explain",),
     "run.loading": ("OwnRecords",),

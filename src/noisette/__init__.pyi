@@ -56,6 +56,7 @@ from noisette.lipschitz.certified_radius import certified_accuracy as certified_
 from noisette.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
+from noisette.rules.rule_check import rule as rule
 from noisette.run.collation import PaddedBuckets as PaddedBuckets
 from noisette.run.explain import explain as explain
 from noisette.run.loading import OwnRecords as OwnRecords

@@ -267,8 +267,8 @@ class _Forms:
             listed = "\n  ".join(problems)
             raise MissingRuleError(
                 f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
-                "Write the operation with others of torch, freeze the parameter, or use an engine that needs no rule: "
-                "noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
+                "Write the operation with others of torch, freeze the parameter, register a rule with noisette.rule, "
+                "or use an engine that needs none: noisette.engines.PerExampleLoop() or noisette.engines.Vmap()."
             )
         if not self._arrived:
             return {}

@@ -455,7 +455,7 @@ class Recorder(TorchFunctionMode):
                 warnings.warn(
                     f"each example gets a copy of a weight of shape {tuple(weight.shape)}, because {func.__name__} has "
                     f"no rule for it here: the gradients of {self._count} examples take {gradients:.0f} MiB. Write it "
-                    "with other operations of torch",
+                    "with other operations of torch, or register a rule with noisette.rule",
                     stacklevel=2,
                 )
         return self._copies[key]
