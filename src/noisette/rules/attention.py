@@ -102,7 +102,7 @@ def embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[T
     return [(table, touched_rows(each, gradients.reshape(*each.shape, -1), table, padding_idx))]
 
 
-@rewrite(F.multi_head_attention_forward)
+@rewrite(F.multi_head_attention_forward, always=True)
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
