@@ -39,8 +39,9 @@ def test_a_record_that_raises_adds_nothing(of: noisette.Loss, capture: str) -> N
     labels[BAD] = 9
     clip = PerExampleClip(model(), 0.1, capture=capture, errors="skip")  # pyright: ignore[reportArgumentType]
     for y in (Y, labels, labels):
+        clip.pop_sums()
         clip.accumulate(of, X, y)
-        [total] = clip.pop_sums()
+    [total] = clip.pop_sums()
     expected = clipped_sum(model(), of, (X[good], labels[good]), 0.1).sums
     torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
 
