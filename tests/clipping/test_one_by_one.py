@@ -40,24 +40,13 @@ def rows(b: int = 5) -> Tensor:
     return torch.randn(b, 3, dtype=torch.float64)
 
 
-def remembering(model: nn.Module, x: Tensor) -> Tensor:
-    """Values in a table made in the call, as a model that caches does within one call."""
-    table = torch.zeros(3, dtype=x.dtype)
-    table[x[0] > 0] = 1.0
-    return (model(x) * table[:2]).square().sum() * (1 + x.nonzero().shape[0])
-
-
 SINGLE: dict[str, Loss] = {
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
     "boolean selection": lambda m, x: m(x)[x[:, :2] > 0].square().sum(),
     "autograd function": lambda m, x: Cube.apply(m(x)).square().sum(),
-    "inner gradient": lambda m, x: torch.autograd.grad(
-        m(z := x.clone().requires_grad_()).sum(), z, create_graph=True
-    )[0].square().sum() + m(x).sum(),
-    "table": remembering,
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -108,4 +108,4 @@ _multi_head_attention = types.FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-rewrite(F.multi_head_attention_forward)(_multi_head_attention)
+rewrite(F.multi_head_attention_forward, always=True)(_multi_head_attention)
