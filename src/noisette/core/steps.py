@@ -115,6 +115,7 @@ class DpSgd:
         self._batch: Batch | None = None  # drawn and not yet released
         self._opened: _Opened | None = None  # since the first records of this batch were read
         self._seed = 0  # of torch's generators within the batch
+        self._secret: RandomStates | None = None  # of these generators, from which the next batch goes on
         self._written: list[str] = []  # parameters that somebody wrote within a batch: no step may follow
         self._detach = weakref.finalize(self, _remove, _hooks(self))
         self._detach.atexit = False
@@ -216,7 +217,10 @@ class DpSgd:
         left = self.steps_left / max(1, self.steps_taken - self._first_step)
         self.bound.begin_batch(left, self._seed_of_all_ranks("branches"))
         self._opened = _Opened([p._version for p in self._weights.values()], RandomStates.now(), let_go)
-        self._seed = seed_secretly()
+        if self._secret is None:
+            self._seed = seed_secretly()
+        else:
+            self._secret.restore()
 
     def _end_batch(self) -> None:
         """Put the model and torch's generators back as they were when the first records of the batch were read; refuse
@@ -242,6 +246,7 @@ class DpSgd:
         if opened is None:
             return [], []
         opened.let_go_of_noise()
+        self._secret = RandomStates.now() if torch.initial_seed() == self._seed else None
         opened.random.restore()
         return opened.versions, self.bound.end_batch()
 
