@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.steps.methods import METHODS, OURS
 from benchmarks.steps.report import Report, cell_label, method_label
-from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
-from papers.drawing import log_scale
+from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, log_scale, svg
 
 _INCHES = 9.0
 _HUES = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
+from noisette.run.private import PrivateRun
 from noisette.training.feature_cache import cached_features
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
@@ -28,68 +28,49 @@ _AT_ONCE = 100
 class Examples(TensorDataset):
     """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    With ``views`` they are the features of these views of each image, (n, views, ...). What a public network gives for
-    whole examples takes long, and is kept on disk for later runs.
-
-    On another machine the features are rounded differently, so a resumed run recognises its records by the split.
+    What a public network gives for whole examples takes long, and is kept on disk for later runs. On another machine
+    the features are rounded differently, so a resumed run recognises its records by the split.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        fixed: nn.Module | None,
-        device: torch.device,
-        views: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device, views), targets)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
         self.known_by = (split.inputs, split.targets)
 
 
-def _features(
-    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None
-) -> Tensor:
+def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
     """As :func:`features_of`, those of a public network from an earlier run if there was one."""
-    if views is None and isinstance(fixed, nn.Sequential):
+    if isinstance(fixed, nn.Sequential):
         for part in fixed:
-            inputs = _features(inputs, part, device, None)
+            inputs = _features(inputs, part, device)
         return inputs.to(device)
-    if views is None and isinstance(fixed, ImageFeatures | TextFeatures):
+    if isinstance(fixed, ImageFeatures | TextFeatures):
         return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
-    return features_of(inputs, fixed, device, views)
+    return features_of(inputs, fixed, device)
 
 
 @torch.no_grad()
-def features_of(
-    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
-    """The fixed features of inputs (n, ...), or of their views, with which they have one axis more."""
-
-    def of(part: Tensor) -> Tensor:
-        if views is None:
-            return fixed(part.to(device))
-        made = views(part.to(device))
-        return fixed(made.flatten(0, 1)).unflatten(0, made.shape[:2])
-
-    shape = of(inputs.new_zeros((1, *inputs.shape[1:]))).shape[1:]
+def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """The fixed features of inputs (n, ...)."""
+    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
     shown = Console(stderr=True)
     for place, part in track(
         pairs, "features", -(-len(inputs) // _AT_ONCE), console=shown, disable=not shown.is_terminal
     ):
-        place.copy_(of(part))
+        place.copy_(fixed(part.to(device)))
     return features
 
 
 @dataclass
 class Outcome:
-    """A finished run, which is private unless it is said."""
+    """A run and what is measured of it."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: Any  # a PrivateRun, or a PlainRun without privacy
+    run: PrivateRun
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
     resumed: int = 0  # how many times
@@ -102,11 +83,11 @@ class Outcome:
 
     @property
     def epsilon(self) -> float:
-        """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
+        """The privacy cost of the whole run at the recipe's delta."""
         return self.run.epsilon(delta=self.recipe.privacy.delta)
 
 
-Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless it has no privacy
+Watch = Callable[[PrivateRun, Point], None]
 
 
 @torch.no_grad()

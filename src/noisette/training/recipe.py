@@ -42,12 +42,7 @@ _FROM_PUBLIC: Mapping[str, Entry] = {
     "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {
-    **_FROM_PUBLIC,
-    "group": Entry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
-    "layer": Entry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
-    "instance": Entry(_at("noisette.nn.conversion:_InstanceNorm"), "instance norm"),
-}
+BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": Entry(_at("torch.nn:GroupNorm"), "group norm")}
 
 BATCHES: Mapping[str, Entry] = {
     "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
@@ -64,7 +59,6 @@ COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "
 OPTIMIZERS: Mapping[str, Entry] = {
     "sgd": Entry(_at("noisette.training.optimizers:sgd"), "stochastic gradient descent, with momentum"),
     "adam": Entry(_at("noisette.training.optimizers:adam"), "steps scaled by running means of the noised gradients"),
-    "adam-bc": Entry(_at("noisette.training.optimizers:adam_bc"), "the same without the variance of the noise in them"),
 }
 
 ALLOCATIONS: Mapping[str, Entry] = {
@@ -167,14 +161,13 @@ class DataSection:
 
 @declared
 class ModelSection:
-    """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
+    """A model of ``noisette.nn.models`` or ``package.module:callable``, and first weights."""
 
     name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: _Texts = ("features",)  # modules that keep these weights
     # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
     batch_norm: Annotated[str, _one_of(BATCH_NORMS)] | None = None
-    weight_standardised: bool = False  # whether the trained convolutions have standardised weights
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
     # how many principal components of public examples take the place of fixed features; 0 for none
     whitened: _Whole = 0
@@ -241,14 +234,12 @@ class ProjectionSection:
 class AugmentationSection:
     """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
 
-    A model whose first part is fixed takes fixed views, see :func:`noisette.nn.fixed_views`; another draws new ones in
-    each step, see :class:`noisette.nn.MirrorAndShift`.
+    Each step draws new ones, see :class:`noisette.nn.MirrorAndShift`.
     """
 
     views: _Count = 1  # how many
     flip: bool = False  # whether some are mirrored, left to right
-    shift: _Whole = 0  # the most pixels by which they are shifted along each axis; of fixed views just that many
-    test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
+    shift: _Whole = 0  # the most pixels by which they are shifted along each axis
 
     @property
     def moves(self) -> bool:
@@ -264,13 +255,10 @@ class TrainingSection:
     lr: _Rate | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
     optimizer: Annotated[str, _one_of(OPTIMIZERS)] = "sgd"
     momentum: _BelowOne = 0.0  # of SGD
-    # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
-    floor: _Positive | None = None
     cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
     # instead of the cosine: the learning rate changes linearly to this one and stays there
     lr_end: _Rate | None = None
     lr_epochs: _Positive = 10.0  # the number of epochs that this takes
-    warmup: _BelowOne = 0.0  # the share of the steps over which the learning rate rises from zero
     averaging: _BelowOne = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     average_last: _BelowOne = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
     seed: Annotated[int, _checked(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
@@ -307,8 +295,6 @@ class Recipe:
 
     def _of_models(self) -> Iterator[str]:
         model, public = self.model, self.public
-        if model.weight_standardised and model.weights is not None and model.frozen:
-            yield "frozen weights are not standardised; give frozen = [], or leave out weight_standardised"
         if model.whitened and model.standardised:
             yield "whitened features have mean 0 already; leave out standardised, or whitened"
         if (model.weights is not None or model.backbone is not None) and self.projection.components:
@@ -344,8 +330,6 @@ class Recipe:
             yield f"with lipschitz layers bound the gradient and nothing is clipped; leave out {', '.join(given)}"
         if model.batch_norm is not None:
             yield f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
-        if model.weight_standardised:
-            yield "standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz"
         if self.augmentation != AugmentationSection():
             yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
         if self.data.target is not None or self.training.class_weights:
@@ -357,8 +341,6 @@ class Recipe:
             yield f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
         if optimizer != "sgd" and training.momentum:
             yield f'momentum is that of SGD; with optimizer = "{optimizer}" leave it out'
-        if optimizer != "adam-bc" and training.floor is not None:
-            yield f'floor is that of adam-bc; with optimizer = "{optimizer}" leave it out'
         if training.averaging and training.average_last:
             yield "averaging and average_last are two averages of the weights; give one of them"
         for batches, name in (("truncated", "largest_batch"), ("cyclic", "bands")):
@@ -507,7 +489,6 @@ _ADAM_RATE = 0.003
 _OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
-_PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
@@ -537,9 +518,7 @@ def default_recipe(
     name = model or ("linear" if backbone else suited_model(section))
     known = None if backbone else _KNOWN_TO_WORK.get(section.name)
     privacy, training = known or _suited(section, name)
-    if model is not None and Path(model).is_dir():
-        training = replace(_PRETRAINED, batch_size=training.batch_size)
-    if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
+    if optimizer == "adam" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
@@ -583,10 +562,9 @@ def check_names(recipe: Recipe) -> None:
         if name is not None and name not in data_sets.names() and not Path(name).exists():
             data_sets.load(name)  # says which there are
     model = recipe.model.name
-    if ":" not in model and model not in model_names() and not Path(model).is_dir():
+    if ":" not in model and model not in model_names():
         raise ValueError(
-            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
-            "or a folder of Hugging Face"
+            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable"
         )
     declaration_of(recipe)
 
@@ -605,7 +583,7 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
 def declaration_of(recipe: Recipe) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
     section = recipe.data
-    network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
+    network = folder_of(recipe.model.backbone) if recipe.model.backbone else None
     return Declaration(
         classes=section.classes,
         size=section.size,
@@ -615,7 +593,9 @@ def declaration_of(recipe: Recipe) -> Declaration:
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
         text=section.text,
-        numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
+        numbering=Numbering(
+            section.tokens, section.words, network if network and (network / "config.json").is_file() else None
+        ),
         decimal=section.decimal,
         thousands=section.thousands,
         encoding=section.encoding,

@@ -17,7 +17,7 @@ from noisette.data.built_in_texts import glove
 from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
 from noisette.data.words import Vocabulary
-from noisette.nn import MirrorAverage, Whitening, models
+from noisette.nn import Whitening, models
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
 from noisette.training.finished_run import WEIGHTS_FILE, FinishedRun
@@ -43,7 +43,7 @@ class SavedModel:
         Args:
             folder: as ``noisette train`` writes it.
             model: where the model is not built in: its ``module:callable``, as in ``run.json``, whose code is then run
-                and is not searched in the folder; or the folder of Hugging Face that the run began with.
+                and is not searched in the folder; or the folder of its backbone.
             text: the column of the text in new rows, if it is not the one of the run.
             public: the file of the public examples, where its norm joins them to each input and they are no built-in
                 set.
@@ -156,12 +156,11 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
     trained = model.head if isinstance(model, models.FixedFeatures) else model
     if norm is not None and norm not in NEED_PUBLIC:
         replace_batch_norm(trained, norm)
-    whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
-    whole.load_state_dict(weights)
+    model.load_state_dict(weights)
     if norm == "per-example":  # statistics of the others are constants, which are loaded as those of batch norms
         chosen = public_examples_of(recipe, data, load_public(recipe, None))
         assert chosen is not None, "a recipe with such a norm names its public examples"
         with torch.no_grad():
             given = model.features(chosen) if isinstance(model, models.FixedFeatures) else chosen
             replace_batch_norm(trained, norm, given)
-    return whole
+    return model

@@ -15,8 +15,8 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
-__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "batch_norm", "behind", "cnn", "encoder"]
+__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering"]
 __all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
 _LEAST_NORM = 1e-6
@@ -188,30 +188,6 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
 
 
-def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
-
-    Images below 32 pixels have fewer filters and 32 hidden units. Source: Tramèr & Boneh 2021, appendix C, and code.
-    """
-    need_images("scattering-cnn", shape)
-    normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
-    channels, *_ = coefficients = output_shape(normalised, shape)
-    if small := max(shape[1:]) < 32:
-        layers = [
-            *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
-        ]
-    else:
-        layers = [
-            *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
-        ]
-    convolutions = nn.Sequential(*layers, nn.Flatten())
-    flat = numbers_of(output_shape(convolutions, coefficients))
-    scores = [nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes)] if small else [nn.Linear(flat, classes)]
-    return FixedFeatures(normalised, nn.Sequential(*convolutions, *scores))
-
-
 def _normalised_coefficients(channels: int) -> list[nn.Module]:
     coefficients = Scattering2d()
     return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
@@ -298,20 +274,6 @@ _WIDTH, _HEADS = 64, 4
 _START = 0.1  # standard deviation of the first word vectors
 
 
-class BagOfWords(nn.Module):
-    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
-
-    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
-        super().__init__()
-        need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
-        self.word = _vectors(words)
-        self.scores = nn.Linear(_WIDTH, classes)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        numbers = numbers.long()
-        return self.scores(mean_of_used(self.word(numbers), numbers != 0))
-
-
 class WordTransformer(nn.Module):
     """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
 
@@ -375,7 +337,7 @@ class VectorEncoder(nn.Module):
         return self.scores(mean_of_used(encoded, used))
 
 
-transformer, bag_of_words, encoder = WordTransformer, BagOfWords, VectorEncoder  # as factories
+transformer, encoder = WordTransformer, VectorEncoder  # as factories
 
 
 def sinusoids(tokens: int, width: int) -> Tensor:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from noisette.accounting.events import event_of
 from noisette.accounting.filters import RenyiOdometer
@@ -17,7 +17,6 @@ from noisette.nn.models.backbones import PACKAGES
 from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.figures import as_svg, course_of_run, templates
 from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
@@ -27,7 +26,13 @@ _ALARMS = (0.01, 0.001)  # the false-positive rates of the table
 _RARELY = 0.01  # how often a belief may be above the stated one
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
-_PAGES = templates("noisette.training.report")
+_PAGES = Environment(
+    loader=PackageLoader("noisette.training.report", ""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
 def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
@@ -36,37 +41,31 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
     # Tied weights are written once for each of their names, since the format cannot share them.
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    title = f"Privacy statement of {facts.recipe.model.name} trained on {facts.data}"
     files = {
-        "model.safetensors": save(weights, None if facts.private else {"guarantee": "NOT PRIVATE"}),
+        "model.safetensors": save(weights),
         "report.html": page(facts).encode(errors=_UNENCODABLE),
+        "privacy.txt": as_text(statement(facts), title=title).encode(errors=_UNENCODABLE),
     }
-    if facts.private:
-        title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
-        files["privacy.txt"] = as_text(statement(facts), title=title).encode(errors=_UNENCODABLE)
     return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    course, attack_rows, sections = [], [], ()
-    attack = ""
-    if facts.private:
-        bounds = _attack(facts)
-        course = [(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)]
-        attack, attack_rows, sections = _sentence(bounds, facts.unit), _attack_rows(bounds), statement(facts).items()
+    bounds = _attack(facts)
     return _PAGES.get_template("page.html").render(
         facts=facts,
         headline=_headline(facts),
         problem=facts.test.problem if facts.test else "",
         settings=settings(facts),
-        course=course,
+        course=_course(facts),
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=set_of_tests(facts),
         confusion=_confusion(facts),
-        attack=attack,
-        attack_rows=attack_rows,
+        attack=_sentence(bounds, facts.unit),
+        attack_rows=_attack_rows(bounds),
         advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=sections,
+        sections=statement(facts).items(),
         loading=_loading(facts),
         upward=upward,
         power_of_ten=power_of_ten,
@@ -81,6 +80,21 @@ def _headline(facts: Facts) -> str:
     if test is not None and test.is_unbalanced:
         return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
     return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
+
+
+def _course(facts: Facts) -> list[tuple[str, str]]:
+    """Epsilon and the test figure after some steps; of a rare class the log loss, since accuracy says little."""
+    by_loss, rows = isinstance(facts.test, ClassFigures) and facts.test.is_unbalanced, []
+    for point in facts.points:
+        said = f"ε {upward(point.epsilon)}"
+        if point.test_rmse is not None:
+            said += f", RMSE {point.test_rmse:.4g} {facts.recipe.data.unit}".rstrip()
+        elif by_loss and point.test_log_loss is not None:
+            said += f", log loss {point.test_log_loss:.3f}"
+        elif point.test_accuracy is not None:
+            said += f", {percent(point.test_accuracy)}"
+        rows.append((f"step {point.step:,}", said))
+    return rows
 
 
 def _attack(facts: Facts) -> TradeOff:
@@ -125,10 +139,10 @@ def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
 def _loading(facts: Facts) -> str:
     """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
     recipe, given = facts.recipe, ""
-    if facts.public_weights and recipe.model.weights is None and recipe.model.backbone not in PACKAGES:
-        given = f', model=Path("{Path(recipe.model.backbone or facts.model_name).name}")'
-    elif ":" in facts.model_name:
-        given = f', model="{facts.model_name}"'
+    if recipe.model.backbone and recipe.model.backbone not in PACKAGES:
+        given = f', model=Path("{Path(recipe.model.backbone).name}")'
+    elif ":" in recipe.model.name:
+        given = f', model="{recipe.model.name}"'
     if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
         given += f', public=Path("{Path(recipe.public.data or "").name}")'
     use = "model = saved.model  # takes inputs as they were trained on\n"

@@ -52,26 +52,25 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "trained parameters": f"{facts.parameters:,}",
         **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
     }
-    groups = {
-        "Data": {**recipe["data"], "data": facts.data, **known},
-        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
+    cost = {
+        "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
+        "delta": power_of_ten(facts.recipe.privacy.delta),
+        "neighbours": facts.neighbouring,
+        "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
+        "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+        "noise multiplier": f"{facts.noise_multiplier:.4g}",
     }
-    if facts.private:
-        cost = {
-            "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
-            "delta": power_of_ten(facts.recipe.privacy.delta),
-            "neighbours": facts.neighbouring,
-            "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
-            "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
-            "noise multiplier": f"{facts.noise_multiplier:.4g}",
-        }
-        groups["Privacy"] = recipe["privacy"] | recipe["lipschitz"] | cost
-        groups["Projection"] = recipe["projection"]
     spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
     if facts.seconds is not None and facts.seconds_per_step is not None:
         spent = f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"
-    groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
-    groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
+    groups = {
+        "Data": {**recipe["data"], "data": facts.data, **known},
+        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"],
+        "Privacy": recipe["privacy"] | recipe["lipschitz"] | cost,
+        "Projection": recipe["projection"],
+        "Training": recipe["training"] | {"steps": facts.progress, "time": spent},
+        "Search": dict(rows_of_search(facts.search)) if facts.search else {},
+    }
     return {group: list(rows.items()) for group, rows in groups.items() if rows}
 
 
@@ -192,7 +191,7 @@ def _records(facts: Facts) -> Iterator[str]:
         )
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
-        if facts.public_weights and facts.recipe.model.weights is None:
+        if facts.recipe.model.backbone:
             by = "the tokenizer of a public model"
         yield (
             f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned from the "
@@ -217,9 +216,8 @@ def _model(facts: Facts) -> Iterator[str]:
             "the owner alone can read; delete them with the records."
         )
     elif facts.public_weights:
-        held = "the files of a model in a folder" if model.weights is None else "a file"
         yield (
-            f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "
+            f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
             "trained on have no guarantee here: they are taken to be public."
         )
     if not public.data:
