@@ -214,8 +214,7 @@ class PublicBatchNorm(PublicNorm):
 
     :func:`convert_batch_norm` puts it in the place of batch norm. If the norm directly follows a linear layer or a
     convolution, the gradient accounts for the effect of that layer's weight on the statistics, with the layer's public
-    inputs held fixed. Otherwise the
-    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
+    inputs held fixed. Otherwise they are constants. ``num_batches_tracked`` is the number of values behind each.
 
     Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
     sensitivity of the model's clipped gradients does not change. None for the public examples.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -231,22 +230,6 @@ class Standardise(nn.Module):
         deviation = (examples.double() - mean).square().mean(axes, keepdim=True)[0].sqrt()
         deviation[deviation <= _CONSTANT * deviation.max()] = 1.0
         return cls(mean, deviation).to(examples)
-
-    @classmethod
-    def of_channels(cls, mean: Sequence[float], scale: Sequence[float], shape: Sequence[int]) -> Self:
-        """With one declared mean and scale for each channel of an example of this shape, or one for all.
-
-        >>> Standardise.of_channels([0.5], [0.25], (1, 2, 2)).mean.shape
-        torch.Size([1, 1, 1])
-        """
-        for name, values in (("mean", mean), ("scale", scale)):
-            if len(values) not in (1, shape[0]):
-                raise ValueError(
-                    f"expected 1 or {shape[0]} values as {name}, the channels of an example of shape {tuple(shape)}, "
-                    f"got {len(values)}"
-                )
-        axes = [1] * (len(shape) - 1)
-        return cls(*(torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, *axes) for values in (mean, scale)))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale

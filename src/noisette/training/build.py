@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from noisette.accounting import Ledger
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import MirrorAndShift, Standardise, Whitening, mean_over_views, models
+from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.backbone_features import fixed_features
@@ -34,7 +33,6 @@ from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
 from noisette.training.recipe import (
-    ALLOCATIONS,
     BATCH_NORMS,
     BATCHES,
     COMPILE,
@@ -119,7 +117,9 @@ class TrainingSetup:
         if section.moves:
             moved = MirrorAndShift(flip=section.flip, shift=section.shift)
             self.losses = mean_over_views(self.losses, moved, section.views)
-        self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
+        momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
+        make = OPTIMIZERS[settings.optimizer].resolve()
+        self.optimizer: torch.optim.Optimizer = make(trained.parameters(), lr=settings.lr or 1.0, **momentum)
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
         learned = self.averaged.module if self.averaged else trained
@@ -161,11 +161,6 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
-    mean, deviation = recipe.data.mean, recipe.data.deviation
-    if mean and (words or data.words):
-        raise ValueError(f"{data.name} is text, whose words have no mean; leave out mean and deviation")
-    if mean:
-        return models.behind(Standardise.of_channels(mean, deviation, shape), model)
     return models.FixedFeatures(words, model) if words else model
 
 
@@ -235,15 +230,8 @@ def _bound(
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
         return _loss(recipe, data), *_clip(model, recipe)
-    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
-    bound = LipschitzBound(
-        model,
-        loss=loss,
-        input_shape=shape,
-        allocation=ALLOCATIONS[lipschitz.allocation].resolve()(),
-        logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
-    )
-    return loss, bound, recipe.privacy.noise_multiplier
+    loss = TauCrossEntropy(recipe.lipschitz.tau, data.classes)
+    return loss, LipschitzBound(model, loss=loss, input_shape=shape), recipe.privacy.noise_multiplier
 
 
 def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:

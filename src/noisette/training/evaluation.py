@@ -112,9 +112,9 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     present = np.flatnonzero(sizes)
     shares = sizes[present] / sizes.sum()
     found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
-    auc, log_loss, means = None, None, ()
+    auc = log_loss = None
     if np.isfinite(scores).all():
-        log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
+        log_loss = -float(found[np.arange(len(targets)), targets].mean())
         if len(present) > 1:
             chosen = present if classes > 2 else [1]
             auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
@@ -126,7 +126,6 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
         confusion=tuple(tuple(row) for row in table.tolist()),
         log_loss=log_loss,
         base_log_loss=abs(float(shares @ np.log(shares))),  # no -0.0
-        mean_probabilities=means,
     )
 
 

@@ -150,11 +150,7 @@ class FinishedRun:
         return Recipe.of(self.recipe, RUN_FILE)
 
     def recipe_with(self, model: str | Path | None, folder: Path) -> Recipe:
-        """The recipe of the run in this folder, whose model is a built-in one, or is this one that the caller trusts.
-
-        Args:
-            model: the ``module:callable`` that the run was made with, which is not searched in ``folder``; or the
-                folder of its backbone.
+        """The recipe of the run in this folder; ``model`` as for :meth:`SavedModel.of_run`, which the caller trusts.
 
         Raises:
             ValueError: the model is not built in and was not given, or is another one, or cannot be imported.

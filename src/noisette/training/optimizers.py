@@ -1,27 +1,15 @@
-"""Optimizers, learning rates and averages of weights."""
+"""Learning rates and averages of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from noisette.lipschitz.projections import project
 from noisette.training.recipe import TrainingSection
-
-
-def sgd(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
-    """Stochastic gradient descent with the momentum of the recipe; the rate is set before each step."""
-    return optim.SGD(parameters, lr=settings.lr or 1.0, momentum=settings.momentum)
-
-
-def adam(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
-    """Adam with the constants of its authors."""
-    assert settings.lr is not None, "the recipe is checked"
-    return optim.Adam(parameters, lr=settings.lr)
 
 
 def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:

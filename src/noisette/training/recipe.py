@@ -57,14 +57,8 @@ BATCHES: Mapping[str, Entry] = {
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": Entry(_at("noisette.training.optimizers:sgd"), "stochastic gradient descent, with momentum"),
-    "adam": Entry(_at("noisette.training.optimizers:adam"), "steps scaled by running means of the noised gradients"),
-}
-
-ALLOCATIONS: Mapping[str, Entry] = {
-    "global": Entry(_at("noisette.lipschitz.bound:GlobalAllocation"), "the same noise on every parameter"),
-    "per-layer": Entry(_at("noisette.lipschitz.bound:PerLayerAllocation"), "an equal share for each layer"),
-    "optimal": Entry(_at("noisette.lipschitz.bound:OptimalAllocation"), "the least noise in total"),
+    "sgd": Entry(_at("torch.optim:SGD"), "stochastic gradient descent, with momentum"),
+    "adam": Entry(_at("torch.optim:Adam"), "steps scaled by running means of the noised gradients"),
 }
 
 
@@ -99,29 +93,16 @@ def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
     return _checked(check)
 
 
-def _check_rate(name: str, rate: float) -> None:
-    checks.positive(**{name: rate})
-    if rate > _LARGEST_RATE:
-        raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
-
-
-def _check_seed(name: str, seed: int) -> None:
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
-
-
-_LARGEST_RATE = 1_000_000
 _Count = Annotated[int, _named(checks.count)]
 _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
-_Rate = Annotated[float, _checked(_check_rate)]
+_Rate = Annotated[float, pydantic.Field(gt=0, le=1_000_000)]  # above it weights would overflow
+_Seed = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
 _Weight = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Fraction = Annotated[float, _named(checks.open_fraction)]
 _BelowOne = Annotated[float, _named(checks.below_one)]
 _LIST = pydantic.Strict(False)  # a list of TOML or JSON becomes a tuple
 _Texts = Annotated[tuple[str, ...], _LIST]
-_Numbers = Annotated[tuple[float, ...], _LIST]
-_Deviations = Annotated[tuple[_Weight, ...], _LIST]
 _Bounds = Annotated[tuple[float, float], _LIST]
 _Size = Annotated[tuple[pydantic.PositiveInt, pydantic.PositiveInt], _LIST]
 
@@ -154,8 +135,6 @@ class DataSection:
     skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
     image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour
-    mean: _Numbers = ()  # known means of the channels, subtracted in front of the model; one is for all
-    deviation: _Deviations = ()  # known deviations, by which they are divided; never computed from the records
     holdout: _Fraction | None = None  # the share of the records that is drawn at random to test with
 
 
@@ -206,9 +185,6 @@ class LipschitzSection:
     """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
 
     tau: _Positive | None = None  # the loss is that of the scores times tau, divided by tau; must be given
-    # bound on an example's gradient at the scores; 0 leaves that of the loss
-    logit_clip: Annotated[float, _named(checks.not_negative)] = 0.0
-    allocation: Annotated[str, _one_of(ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
 
     @property
     def used(self) -> bool:
@@ -219,15 +195,8 @@ class LipschitzSection:
 class ProjectionSection:
     """The private principal components that the records are projected on before training; none if left out."""
 
-    components: int = 0
-    noise_multiplier: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.components or self.noise_multiplier:
-            checks.all_of(
-                lambda: checks.count(components=self.components),
-                lambda: checks.positive(noise_multiplier=self.noise_multiplier),
-            )
+    components: _Whole = 0
+    noise_multiplier: Annotated[float, _named(checks.not_negative)] = 0.0
 
 
 @declared
@@ -261,7 +230,7 @@ class TrainingSection:
     lr_epochs: _Positive = 10.0  # the number of epochs that this takes
     averaging: _BelowOne = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     average_last: _BelowOne = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
-    seed: Annotated[int, _checked(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
+    seed: _Seed = 0  # of the first weights only: noise and sampling never depend on it
     microbatch_size: _Count = 1024  # examples in memory at once, of which each view of a record is one
     # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
     compile: Annotated[str, _one_of(COMPILE)] = "auto"
@@ -302,6 +271,8 @@ class Recipe:
         if model.weights is not None and model.backbone is not None:
             yield "a backbone brings its own weights; leave out weights, or backbone"
 
+        if (self.projection.components > 0) != (self.projection.noise_multiplier > 0):
+            yield "a projection has components and a noise_multiplier; give both, or neither"
         of_features = model.standardised or model.whitened > 0
         # a file of weights holds the statistics of frozen norms
         given = model.batch_norm == "frozen" and model.weights is not None and not of_features
@@ -320,10 +291,8 @@ class Recipe:
                 yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
     def _of_lipschitz(self) -> Iterator[str]:
-        model, lipschitz, plain = self.model, self.lipschitz, PrivacySection()
-        if not lipschitz.used:
-            if lipschitz != LipschitzSection():
-                yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
+        model, plain = self.model, PrivacySection()
+        if not self.lipschitz.used:
             return
         names = ("max_grad_norm", "clipping", "engine")
         if given := [name for name in names if getattr(self.privacy, name) != getattr(plain, name)]:
@@ -348,19 +317,13 @@ class Recipe:
                 yield f'batches = "{batches}" needs {name}, and no other batches have it'
         if self.augmentation.views > 1 and not self.augmentation.moves:
             yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
-        if weights := training.class_weights:
-            names = tuple(map(str, range(data.classes))) if isinstance(data.classes, int) else data.classes
-            if data.target is not None or (names and weights.keys() != set(names)):
-                yield f"class_weights need a number for each class: {'=1,'.join(names or ['A', 'B'])}=1"
+        if training.class_weights and data.target is not None:
+            yield "class_weights are for classes, not for a number to predict; leave them out, or target"
 
     def _of_data(self) -> Iterator[str]:
         data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
             yield "grey is the colour of images that are brought to a size; give image_size"
-        if bool(data.mean) != bool(data.deviation):
-            yield "inputs are standardised by a mean and a deviation; give both, or neither"
-        if data.mean and self.projection.components:
-            yield "principal components are those of the records as they are; leave out mean and deviation"
         if data.holdout is not None and (batches == "truncated" or data.public_users is not None):
             yield "how many are held out is random, not public: leave out holdout, or truncated batches, public_users"
         if data.holdout is not None and data.test is not None:

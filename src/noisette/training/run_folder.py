@@ -131,7 +131,7 @@ class RunFolder:
     def complete(self, files: Mapping[str, bytes]) -> None:
         """Write these files and exchange the folders, or restore them on a failure.
 
-        The checkpoint is moved last, so that a crash keeps it; an older run stays where a file cannot be written.
+        The checkpoint is moved last, so that a crash keeps it.
         """
         for name, content in files.items():
             atomic_files.write(self.place / name, content)

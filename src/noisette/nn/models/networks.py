@@ -15,7 +15,7 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "batch_norm", "behind", "cnn", "encoder"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "batch_norm", "cnn", "encoder"]
 __all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering"]
 __all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
@@ -93,20 +93,6 @@ class FixedFeatures(nn.Module):
         super().train(mode)
         self.features.eval()
         return self
-
-
-def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
-    """The model behind a fixed layer, which is a part of the fixed features if the model has any.
-
-    >>> behind(Standardise(0.5), nn.Linear(2, 1))
-    Sequential(
-      (0): Standardise(mean of shape (), scale of shape ())
-      (1): Linear(in_features=2, out_features=1, bias=True)
-    )
-    """
-    if isinstance(model, FixedFeatures):
-        return FixedFeatures(nn.Sequential(layer, model.features), model.head)
-    return nn.Sequential(layer, model)
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
@@ -203,9 +189,8 @@ class Centred(nn.Module):
 def resnet(shape: Shape, classes: int, *, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
     """A ResNet-18 with a first convolution of 3 x 3 and no pooling before the stages, for images of 32 x 32 pixels.
 
-    11,173,962 parameters for 10 classes of colour images. Convolutions have no biases; shortcuts that change the shape
-    are a 1 x 1 convolution with a norm. ``width`` is the channels of the first stage, and each of the other three has
-    twice as many as the one before; ``norm`` follows each convolution.
+    Convolutions have no biases; shortcuts that change the shape are a 1 x 1 convolution with a norm. ``width`` is the
+    channels of the first stage, and each of the other three has twice as many as the one before.
 
     Source: He et al. 2016, section 4.2.
     """
@@ -275,10 +260,7 @@ _START = 0.1  # standard deviation of the first word vectors
 
 
 class WordTransformer(nn.Module):
-    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
-
-    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
-    """
+    """Word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words (0 is padding)."""
 
     def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
@@ -318,8 +300,7 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
 class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
-    Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
-    dimensions, 8 at most, a hidden layer four times as wide, and no dropout. Source: Lee & Kifer 2020, section 6.1.
+    Texts have the shape (tokens, dimensions); the zero vector is padding. Source: Lee & Kifer 2020, section 6.1.
     """
 
     def __init__(self, shape: Shape, classes: int) -> None:

@@ -99,7 +99,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Predicted classes of the test examples, and their probabilities. The rarer of two classes is what is found."""
+    """Predicted classes of the test examples. The rarer of two classes is what is found."""
 
     accuracy: float
     base_rate: float  # the share of the most frequent class
@@ -108,7 +108,6 @@ class ClassFigures:
     confusion: tuple[tuple[int, ...], ...]  # for each class how many of its examples were predicted as each class
     log_loss: float | None  # in nats; ``None`` where scores are no numbers
     base_log_loss: float  # of the shares of the classes, the best constant
-    mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share; () without a log loss
 
     @property
     def found(self) -> int | None:
@@ -144,9 +143,6 @@ class ClassFigures:
             precision, recall = right / predicted if predicted else 0.0, right / examples if examples else 0.0
             both = f"{percent(precision)} and {percent(recall)}, F1 {2 * right / max(1, predicted + examples):.3f}"
             rows.append((f"precision and recall of {names[k]}", both))
-            if self.mean_probabilities:
-                share = percent(examples / sum(map(sum, self.confusion)))
-                rows.append((f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({share} are)"))
         return rows
 
 
@@ -180,7 +176,6 @@ class Point:
     epsilon: float
     test_accuracy: float | None
     test_rmse: float | None = None  # of a predicted number instead, in its unit
-    test_log_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -197,13 +192,9 @@ class SearchFacts:
     median: int
     at_most: int  # the ninth decile
     none: float  # the chance of no run
-    compared: int  # a number of runs which it would cost ``epsilon_of_all`` to release, with the same noise
-    epsilon_of_all: float
-    # Where records were held out: the noisy score of the chosen run, the share of the records, and the deviation of
-    # the noise; all are ``None`` where the test figures decided.
-    score: float | None
-    held_out: float | None
-    score_deviation: float | None
+    score: float | None  # of the chosen run, noised; ``None`` before it is made
+    held_out: float  # the share of the records that it was measured on
+    score_deviation: float  # of its noise
 
     @property
     def runs(self) -> str:
@@ -264,7 +255,6 @@ class Facts:
     steps_taken: int
     test_accuracy: float | None  # of the saved model
     seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
-    seconds_per_step: float | None
     device: str
     points: tuple[Point, ...]
     epsilon: float  # the cost of ``released``, at the recipe's delta
@@ -335,7 +325,6 @@ def facts_of(outcome: Outcome) -> Facts:
         steps_taken=run.steps_taken,
         test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
-        seconds_per_step=outcome.seconds / max(1, run.steps_taken),
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
         epsilon=outcome.epsilon,

@@ -1,9 +1,8 @@
-"""The report of a run as one HTML page, the bounds on attacks that it shows, and the other files of a run folder."""
+"""The report of a run as one HTML page, and the other files of a run folder."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,18 +11,15 @@ from noisette.accounting.events import event_of
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.data import names
-from noisette.nn.models.backbones import PACKAGES
 from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
+from noisette.training.report.statement import as_text, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
     from torch import nn
 
-_ALARMS = (0.01, 0.001)  # the false-positive rates of the table
-_RARELY = 0.01  # how often a belief may be above the stated one
+_ALARMS = (0.01, 0.001)  # false-positive rates
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = Environment(
@@ -33,6 +29,13 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_LOADING = """
+from noisette.training.saved_model import SavedModel
+
+saved = SavedModel.of_run(Path("."))  # what is not in the folder is asked for by name
+model = saved.model  # takes inputs as they were trained on
+# for the rows of a CSV: saved.predict(saved.read(Path("rows.csv"))); noisette predict does it without code
+"""
 
 
 def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
@@ -52,7 +55,6 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    bounds = _attack(facts)
     return _PAGES.get_template("page.html").render(
         facts=facts,
         headline=_headline(facts),
@@ -62,11 +64,9 @@ def page(facts: Facts) -> str:
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=set_of_tests(facts),
         confusion=_confusion(facts),
-        attack=_sentence(bounds, facts.unit),
-        attack_rows=_attack_rows(bounds),
-        advice=advice(facts.search, facts.epsilon) if facts.search else "",
+        attack=_sentence(_attack(facts), facts.unit),
         sections=statement(facts).items(),
-        loading=_loading(facts),
+        loading=_LOADING,
         upward=upward,
         power_of_ten=power_of_ten,
     )
@@ -83,14 +83,12 @@ def _headline(facts: Facts) -> str:
 
 
 def _course(facts: Facts) -> list[tuple[str, str]]:
-    """Epsilon and the test figure after some steps; of a rare class the log loss, since accuracy says little."""
-    by_loss, rows = isinstance(facts.test, ClassFigures) and facts.test.is_unbalanced, []
+    """Epsilon and the test figure after some steps."""
+    rows = []
     for point in facts.points:
         said = f"ε {upward(point.epsilon)}"
         if point.test_rmse is not None:
             said += f", RMSE {point.test_rmse:.4g} {facts.recipe.data.unit}".rstrip()
-        elif by_loss and point.test_log_loss is not None:
-            said += f", log loss {point.test_log_loss:.3f}"
         elif point.test_accuracy is not None:
             said += f", {percent(point.test_accuracy)}"
         rows.append((f"step {point.step:,}", said))
@@ -102,20 +100,6 @@ def _attack(facts: Facts) -> TradeOff:
     events = {event_of(event): times for event, times in facts.released}
     accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
     return TradeOff(accountant.compose(events))
-
-
-def _attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
-    """What is measured, and the most that any attack reaches of it, rounded upwards."""
-    rows = [
-        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in _ALARMS),
-        ("members found minus false alarms (advantage)", attack.advantage),
-        ("right answers, where members and others are equally many", attack.accuracy),
-        (
-            f"certainty about a member, 50 % before, exceeded in at most {100 * _RARELY:g} of 100 trainings",
-            attack.posterior(exceeded=_RARELY),
-        ),
-    ]
-    return [(name, most(share)) for name, share in rows]
 
 
 def _sentence(attack: TradeOff, unit: str) -> str:
@@ -134,24 +118,3 @@ def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
         return []
     return list(zip(facts.class_names, facts.test.confusion, strict=True))
-
-
-def _loading(facts: Facts) -> str:
-    """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
-    recipe, given = facts.recipe, ""
-    if recipe.model.backbone and recipe.model.backbone not in PACKAGES:
-        given = f', model=Path("{Path(recipe.model.backbone).name}")'
-    elif ":" in recipe.model.name:
-        given = f', model="{recipe.model.name}"'
-    if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
-        given += f', public=Path("{Path(recipe.public.data or "").name}")'
-    use = "model = saved.model  # takes inputs as they were trained on\n"
-    if facts.features or recipe.data.columns or recipe.data.text:
-        use = 'names, values = saved.predict(saved.read(Path("rows.csv")))\n'
-    elif len(facts.input_shape) == 3 and recipe.data.name not in names() and not Path(recipe.data.name).suffix:
-        use = 'files, inputs = saved.read_images(Path("images"))\nnames, values = saved.predict(inputs)\n'
-    return (
-        "from pathlib import Path\n\n"
-        "from noisette.training.saved_model import SavedModel\n\n"
-        f'saved = SavedModel.of_run(Path("."){given})\n{use}'
-    )

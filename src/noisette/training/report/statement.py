@@ -60,9 +60,9 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
         "noise multiplier": f"{facts.noise_multiplier:.4g}",
     }
-    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
-    if facts.seconds is not None and facts.seconds_per_step is not None:
-        spent = f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"
+    spent = "not published, since it tells about the number of runs"
+    if facts.seconds is not None:
+        spent = f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
         "Model": recipe["model"] | recipe["public"] | recipe["augmentation"],
@@ -129,27 +129,13 @@ def _bounds(data: DataSection, between: str) -> str:
 def rows_of_search(search: SearchFacts) -> Rows:
     """Name and value of each fact, for tables: first the settings that were found."""
     rows = [(name, f"{shown(value)}, from {search.over[name]}") for name, value in search.settings.items()]
-    score = "on public test examples"
-    if search.score is not None and search.held_out is not None and search.score_deviation is not None:
-        over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
-        score = (
-            f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
-            "records, which were not trained on; the noise has the standard deviation "
-            f"{percent(search.score_deviation)}"
-        )
-    all_of_them = f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}"
-    return [*rows, ("runs", search.runs), ("score", score), ("to release all", all_of_them)]
-
-
-def advice(search: SearchFacts, epsilon: float) -> str:
-    """That releasing all runs would be cheaper, "" where it would not be."""
-    if search.epsilon_of_all > epsilon:
-        return ""
-    return (
-        f"Releasing all of {search.compared} runs with the same noise would cost epsilon "
-        f"{upward(search.epsilon_of_all)}, no more than this search of {search.mean:g} runs on average, "
-        f"{upward(epsilon)}: rather train that many times with noisette train, and choose afterwards as you like."
+    assert search.score is not None, "a run was chosen"
+    over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
+    score = (
+        f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
+        f"records, which were not trained on; the noise has the standard deviation {percent(search.score_deviation)}"
     )
+    return [*rows, ("runs", search.runs), ("score", score)]
 
 
 # How the guarantee is kept
@@ -165,30 +151,21 @@ def _records(facts: Facts) -> Iterator[str]:
     if facts.word_vectors:
         words, length = facts.word_vectors
         yield (
-            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
-            f"public and are not trained. {alone}"
-        )
-    if data.mean:
-        yield (
-            "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."
+            f"Words: each is one of {words:,} fixed vectors of {length} numbers, which are taken to be public. {alone}"
         )
     if data.columns:
         columns = Columns.of(data.columns)
         yield (
-            f"Inputs: {columns.width}, made from {len(columns.names)} columns by a declaration (names, bounds, "
-            "categories and what a missing or another value counts as), which is in run.json. Numbers are clipped to "
-            "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
-            "written by looking at them, that has no guarantee."
+            f"Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json, which is "
+            "taken to be public: if it was written by looking at the records, that has no guarantee. Numbers are "
+            "clipped to their bounds, and nothing was learned from the records."
         )
     if data.image_size is not None:
         width, height = data.image_size
         colour = "grey" if data.grey else "colour"
         yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
     if data.skip_unlabelled:
-        yield (
-            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
-            "itself, and nothing was computed from them."
-        )
+        yield f"Records: the rows with a value in the column {data.label!r}; each other row was left out by itself."
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
         if facts.recipe.model.backbone:
@@ -211,9 +188,8 @@ def _model(facts: Facts) -> Iterator[str]:
         name = Path(model.backbone).name
         yield (
             f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
-            f"on: {learned_from(model.backbone)}. Those examples have no guarantee here: they are taken to be public, "
-            "and to hold none of these records. Features of the records are kept in the user's cache, in files that "
-            "the owner alone can read; delete them with the records."
+            f"on: {learned_from(model.backbone)}, which is taken to be public and to hold none of these records. "
+            "Features of the records are kept in the user's cache, for the owner alone; delete them with the records."
         )
     elif facts.public_weights:
         yield (
@@ -238,25 +214,20 @@ def _privacy(facts: Facts) -> Iterator[str]:
     projection = facts.recipe.projection
     if projection.components:
         yield (
-            f"Before training the records were projected on {projection.components} principal components, which were "
-            "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
-            f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
-            "release."
+            f"Before training the records were projected on {projection.components} principal components, found from "
+            "the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
+            f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
         )
-    yield (
-        f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
-        "other."
-    )
+    yield f"Sampling: {facts.sampling}. {_batches(facts)} An empty batch is released like any other."
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
         before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
         yield (
-            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named "
-            f"above times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most. "
-            "So all steps together release as much as C times the sums, with the noise named above; what a record adds "
-            "to that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory "
-            "alone. A resumed run starts with independent noise."
+            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above "
+            f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most; all "
+            "steps together release as much as C times the sums with the noise named above. A resumed run starts with "
+            "independent noise."
         )
 
 
@@ -276,15 +247,14 @@ def _batches(facts: Facts) -> str:
         case BallsInBinsGaussian():
             return (
                 f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
-                "independently. Epsilon counts each pass that was begun as a whole one, and a resumed run begins a new "
-                "pass."
+                "independently. Epsilon counts a pass that was begun as a whole one; a resumed run begins a new pass."
             )
         case BandedGaussian() if event.bands > 1:
             return (
-                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key. The steps take the "
-                "groups in turn. Each record of a step's group enters its batch independently with probability "
+                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key; steps take them in "
+                "turn. Each record of a step's group enters its batch independently with probability "
                 f"{event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive "
-                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one. A resumed "
+                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one; a resumed "
                 "run draws new groups and begins a new round."
             )
         case _:
@@ -307,8 +277,7 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
     yield (
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
         f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
-        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine "
-        "computes the same sum."
+        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description})."
     )
     if not facts.parts:
         yield (
@@ -337,12 +306,6 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
 def _by_layers(facts: Facts) -> Iterator[str]:
     lipschitz, section = facts.lipschitz, facts.recipe.lipschitz
     assert lipschitz is not None, "the layers bound the gradient"
-    scores = "Nothing is clipped."
-    if section.logit_clip:
-        scores = (
-            f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the "
-            "scores nothing is clipped."
-        )
     moved, noised = (
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
@@ -350,13 +313,13 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     yield (
         "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
         "constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
-        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each "
-        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
-        "slack for rounding. The weights are projected after each step; the projection uses released values alone."
+        f"{section.tau:g}, divided by {section.tau:g}. Nothing is clipped. One record moves the sum of a batch, for "
+        f"each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each "
+        "is slack for rounding. The weights are projected after each step, from released values alone."
     )
     yield (
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
-        f'{noised} (at the last step; allocation "{section.allocation}"). In units of the noise one record moves all '
+        f"{noised} (at the last step). In units of the noise one record moves all "
         f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}."
     )
 
@@ -390,19 +353,12 @@ def _training(facts: Facts) -> Iterator[str]:
 
 def _search(search: SearchFacts) -> Iterator[str]:
     drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
-    chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
-    if search.held_out is None:
-        yield (
-            f"{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the test "
-            "figures of this run are those of the best of several, and better than on new examples."
-        )
-    else:
-        yield (
-            f"{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were held "
-            f"out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. "
-            "The ledger holds the score as a part of each run, and these records have the same guarantee as the "
-            "others."
-        )
+    yield (
+        f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by a noisy "
+        "score: the number of right answers, each counting from 0 to 1, on records that were held out with probability "
+        f"{search.held_out:g} and not trained on, plus Gaussian noise, over a public number. The ledger holds the "
+        "score as a part of each run, and these records have the same guarantee as the others."
+    )
 
 
 # The other sections of the statement
@@ -438,25 +394,22 @@ def _guarantee(facts: Facts) -> Iterator[str]:
     if data.holdout is not None:
         yield (
             f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
-            "drawn by a secret key that is independent of what records say and was forgotten when the run ended. What "
-            "was held out was not trained on. The guarantee above is for the training. The figures on the records held "
-            "out are exact and have none: they may reveal the number of these records, and something about each of "
-            "them. If they must not, publish the weights without report.html and run.json."
+            "drawn by a secret key that was forgotten when the run ended, and not trained on. The figures on the "
+            "records held out are exact and have none of the guarantee above: they may reveal the number of these "
+            "records, and something about each. If they must not, publish the weights without report.html and run.json."
         )
     if facts.search is not None:
         yield (
             "Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs "
-            "were discarded: their weights, settings and scores left no file. The number of runs is "
-            f"{facts.search.runs}. It was drawn from a key that was never written down. The guarantee does not hold "
-            "against somebody who learns how long the search took, or saw it at work: that tells about the number of "
-            f"runs, and so about the {unit} in question."
+            f"left no file. The number of runs is {facts.search.runs}, drawn from a key that was never written down. "
+            "The guarantee does not hold against somebody who learns how long the search took, or saw it at work: that "
+            f"tells about the number of runs, and so about the {unit} in question."
         )
     switches = "none."
     if privacy.allow_large_delta:
         switches = (
             "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
-            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
-            "would count as private."
+            f"{power_of_ten(1 / facts.declared_size)}: above it, publishing one record in the clear counts as private."
         )
     yield f"Unsafe switches: {switches}"
 
@@ -470,16 +423,14 @@ def _cost(facts: Facts) -> Iterator[str]:
     if facts.declarations > 1 and facts.search is None:
         yield (
             f"The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been chosen "
-            "by the results of those before it. The accountant would need all of them to be fixed before the first "
-            "release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, "
-            "where that is less and a Rényi filter has kept it."
+            "by the results of those before it. So epsilon is that of a Rényi odometer, which holds whatever was "
+            "chosen; or it is the budget, where that is less and a Rényi filter has kept it."
         )
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
     size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
     yield (
-        f"Size of the training set: {size}, a declared and public constant from which the sampling rate and the number "
-        "of steps follow. Nothing that is published was computed from the actual number of "
-        f"{'users' if data.public_users else 'records'}{actual}."
+        f"Size of the training set: {size}, a declared and public constant. Nothing that is published was computed "
+        f"from the actual number of {'users' if data.public_users else 'records'}{actual}."
     )
     if data.holdout is not None:
         yield "Test figures are exact: they are of the records held out, and have no guarantee."
@@ -497,8 +448,8 @@ def _randomness(facts: Facts) -> Iterator[str]:
         "so that the end of the tail adds less than 1e-30 to delta."
     )
     yield (
-        "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
-        "8,192. The noise is a rounded number, not an exact sample from a grid."
+        "Arithmetic: floating point. Rounding of norms and sums is covered by the larger noise. The noise is a rounded "
+        "number, not an exact sample from a grid."
     )
 
 
