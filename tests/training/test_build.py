@@ -22,7 +22,7 @@ from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
 from noisette.run.per_example import PerExampleClip
-from noisette.training.build import TrainingSetup, replace_batch_norm
+from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train
 from noisette.training.recipe import (
@@ -52,7 +52,7 @@ DATA, PUBLIC = images("mine", 1), images("others", 2)
 
 
 def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
-    needs_public = batch_norm not in (None, "group", "layer", "instance")
+    needs_public = batch_norm not in (None, "group")
     settings: dict[str, Any] = {
         "data": DataSection("mine"),
         "model": ModelSection("papers.davody_2020.networks:bn_300_100", batch_norm=batch_norm),
@@ -77,7 +77,6 @@ def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
         ("per-example", norms.PerExampleBatchNorm),
         ("frozen", norms.FrozenBatchNorm),
         ("group", nn.GroupNorm),
-        ("layer", nn.GroupNorm),
     ],
 )
 def test_every_norm_trains_and_is_published(name: str, kind: type[nn.Module]) -> None:
@@ -147,14 +146,6 @@ def test_what_does_not_fit_the_model_is_refused(settings: Recipe, data: DataSet 
         TrainingSetup(settings, DATA, data)
 
 
-def test_instance_norm_has_as_many_axes_as_the_batch_norm_before() -> None:
-    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2))
-    replace_batch_norm(model, "instance")
-    assert type(model[1]) is nn.InstanceNorm3d
-    with pytest.raises(ValueError, match="one kind, but the model has BatchNorm1d, BatchNorm2d"):
-        replace_batch_norm(nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm1d(2)), "instance")
-
-
 def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path: Path) -> None:
     saved, others = cut_short(recipe(), DATA, tmp_path, step=2, public=PUBLIC), images("others", 3)
     with pytest.raises(ValueError, match="public examples, first weights or word vectors are not those that"):
@@ -179,11 +170,7 @@ def test_features_are_standardised_by_the_public_examples() -> None:
 
 def lipschitz(**changes: Any) -> Recipe:
     training = TrainingSection(epochs=8, batch_size=50, lr=30.0, momentum=0.9, cosine=False, averaging=0.9)
-    settings = {
-        "model": ModelSection("lipschitz-dense"),
-        "lipschitz": LipschitzSection(tau=30.0, logit_clip=0.1),
-        "training": training,
-    }
+    settings = {"model": ModelSection("lipschitz-dense"), "lipschitz": LipschitzSection(tau=30.0), "training": training}
     return recipe(None, **settings | changes)
 
 
@@ -198,18 +185,9 @@ def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
         )
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> None:
-    learner = TrainingSetup(lipschitz(lipschitz=LipschitzSection(30.0, clip, "global")), DATA)
-    assert isinstance(learner.bound, LipschitzBound)
-    [part] = learner.bound.pop_sums()
-    assert part.bound == pytest.approx(2**0.5 * (clip or 2**0.5), rel=1e-3), "two layers, each with that of the scores"
-
-
-@pytest.mark.parametrize(("name", "parts"), [("global", 1), ("per-layer", 2), ("optimal", 2)])
-def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
-    learner = TrainingSetup(lipschitz(lipschitz=LipschitzSection(30.0, 0.1, name)), DATA)
-    assert len(learner.bound.pop_sums()) == parts
+def test_the_bound_is_that_of_the_loss() -> None:
+    parts = TrainingSetup(lipschitz(), DATA).bound.pop_sums()
+    assert [part.bound for part in parts] == pytest.approx([2**0.5] * 2, rel=1e-3), "each layer has that of the scores"
 
 
 def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:

@@ -40,6 +40,12 @@ def test_the_loss_of_a_class_has_its_weight_over_the_largest() -> None:
         assert value == pytest.approx(by_hand * (1.0 if target else 1 / 9), rel=1e-5)
 
 
+@pytest.mark.parametrize("weights", [{"yes": 9.0}, {"yes": 9.0, "No": 1.0}])
+def test_each_class_needs_a_weight(weights: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="class_weights need a number for each class: no=1,yes=1"):
+        TrainingSetup(replace(RECIPE, training=replace(RECIPE.training, class_weights=weights)), DATA)
+
+
 def test_weights_find_more_of_a_rare_class() -> None:
     found = []
     for weights in (RECIPE.training.class_weights, None):

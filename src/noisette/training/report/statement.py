@@ -65,7 +65,7 @@ def settings(facts: Facts) -> dict[str, Rows]:
         spent = f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
-        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"],
+        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.recipe.model.name},
         "Privacy": recipe["privacy"] | recipe["lipschitz"] | cost,
         "Projection": recipe["projection"],
         "Training": recipe["training"] | {"steps": facts.progress, "time": spent},
@@ -188,8 +188,9 @@ def _model(facts: Facts) -> Iterator[str]:
         name = Path(model.backbone).name
         yield (
             f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
-            f"on: {learned_from(model.backbone)}, which is taken to be public and to hold none of these records. "
-            "Features of the records are kept in the user's cache, for the owner alone; delete them with the records."
+            f"on: {learned_from(model.backbone)}. Those examples have no guarantee: they are taken to be public, and to "
+            "hold none of these records. Features of the records are kept in the user's cache, for the owner alone; "
+            "delete them with the records."
         )
     elif facts.public_weights:
         yield (
