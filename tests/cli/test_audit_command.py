@@ -77,7 +77,7 @@ def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
 
 
 RECIPES = {
-    "layers": RECIPE.replace('"linear"', '"lipschitz-linear"') + "[lipschitz]\ntau = 4.0\nlogit_clip = 0.1\n",
+    "layers": RECIPE.replace('"linear"', '"lipschitz-linear"') + "[lipschitz]\ntau = 4.0\n",
     "each layer": RECIPE.replace("delta = 1e-4", 'delta = 1e-4\nclipping = "per-layer"').replace('"linear"', '"mlp"'),
 }
 
@@ -206,7 +206,7 @@ def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     assert "expected a JSON object" in audit(place, out=tmp_path / "out").stderr
     (place / "run.json").write_text('{"claim": true}')
     assert "lacks 'sealed'" in audit(place, out=tmp_path / "out").stderr
-    reseal(place, {"claim": True})
+    reseal(place, {"ledger_head": json.loads((run / "run.json").read_text())["ledger_head"]})
     assert "lacks 'recipe', 'data'" in audit(place, out=tmp_path / "out").stderr
     weights = changed(run, tmp_path / "weights")
     (weights / "model.safetensors").write_bytes(b"nothing")

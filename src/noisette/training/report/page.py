@@ -29,12 +29,14 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_LOADING = """
+_LOADING = """\
+from pathlib import Path
+
 from noisette.training.saved_model import SavedModel
 
-saved = SavedModel.of_run(Path("."))  # what is not in the folder is asked for by name
+saved = SavedModel.of_run(Path("."))  # asks for what is not in the folder
 model = saved.model  # takes inputs as they were trained on
-# for the rows of a CSV: saved.predict(saved.read(Path("rows.csv"))); noisette predict does it without code
+# new rows: saved.predict(saved.read(Path("rows.csv"))); new images: saved.read_images; or noisette predict
 """
 
 

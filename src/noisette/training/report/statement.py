@@ -188,7 +188,7 @@ def _model(facts: Facts) -> Iterator[str]:
         name = Path(model.backbone).name
         yield (
             f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
-            f"on: {learned_from(model.backbone)}. Those examples have no guarantee: they are taken to be public, and to "
+            f"on: {learned_from(model.backbone)}. Those examples have no guarantee: they are taken to be public and to "
             "hold none of these records. Features of the records are kept in the user's cache, for the owner alone; "
             "delete them with the records."
         )
