@@ -87,20 +87,16 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"data": OWN | {"records_per_user": 3}}, ["give the column users"]),
     ({"data": OWN | {"users": "u"}, "training": {"batches": "cyclic", "bands": 3}}, ["with users batches are Poisson"]),
     ({"data": OWN | {"unit": "EUR"}}, ["give its bounds as target"]),
-    ({"data": OWN | {"tokens": 0}}, ["expected tokens >= 1"]),
     ({"data": OWN | {"columns": {"age": {"kind": "?"}}}}, ["one of number, date, category, hashed, ignored"]),
     ({"data": OWN | {"grey": True}}, ["give image_size"]),
     # the model and its public examples
     ({"model": {"batch_norm": "public"}}, ["takes its statistics from public examples; name their set"]),
-    ({"model": {"batch_norm": "frozen"}}, ["name their set"]),
     ({"public": {"data": "kmnist"}}, ["or for standardised or whitened features, not None; leave them out"]),
     ({"model": {"batch_norm": "group"}, "public": {"data": "kmnist"}}, ["not group; leave them out"]),
-    ({"model": {"batch_norm": "batch"}}, ["expected batch_norm to be one of public,"]),
     ({"model": {"batch_norm": "public"}, "public": {"data": "./digits"}}, ["is the set that is trained on"]),
     ({"model": {"batch_norm": "public"}, "public": {"data": "kmnist", "examples": 1}}, ["fewer have no variance"]),
     ({"model": {"whitened": 20}}, ["whitened = 20 takes its statistics from public examples"]),
     ({"model": {"whitened": 20, "standardised": True}}, ["leave out standardised, or whitened"]),
-    ({"model": {"whitened": -1}, "public": {"seed": -1}}, ["whitened >= 0", "seed >= 0"]),
     ({"model": WEIGHTS, "projection": {"components": 8, "noise_multiplier": 2.0}}, ["leave out one of the two"]),
     # layers that bound the gradient
     (
@@ -119,15 +115,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"training": {"optimizer": "adam", "momentum": 0.9}}, ["momentum is that of SGD"]),
     ({"training": {"optimizer": "adam", "lr": None}}, ["the rule for learning rates is for SGD"]),
-    ({"training": {"optimizer": "lion"}}, ["expected optimizer to be one of sgd, adam"]),
     ({"training": {"averaging": 0.9, "average_last": 0.5}}, ["give one of them"]),
     ({"training": {"lr": 1e300, "seed": 10**23}}, ["lr = 1e+300", "less than or equal to 1000000", "seed ="]),
-    ({"training": {"batches": "truncated"}}, ["needs largest_batch"]),
     ({"training": {"largest_batch": 3}}, ["no other batches have it"]),
     ({"training": {"batches": "cyclic"}}, ["needs bands"]),
-    ({"training": {"batches": "shuffled"}}, ["one of poisson, truncated, balls-in-bins, cyclic"]),
     ({"augmentation": {"views": 2}}, ["give flip = true or shift"]),
-    ({"augmentation": {"shift": -1}}, ["shift=-1"]),
     ({"training": {"class_weights": {"yes": 0.0, "no": 1.0}}}, ["class_weights"]),
     ({"data": OWN | {"target": [0, 1]}, "training": {"class_weights": {"a": 1.0}}}, ["class_weights are for classes"]),
     ({"projection": {"components": 60}}, ["give both, or neither"]),
@@ -244,11 +236,3 @@ def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings() -> N
     assert default_recipe(own).training.lr is None, "the rule gives it"
     assert default_recipe(own, optimizer="adam").training.lr is not None
     assert default_recipe(own | {"text": "review"}).training.lr is not None
-
-
-@pytest.mark.parametrize("model", ["word-counts", "ranked-word-counts", "word-counts-and-vectors"])
-def test_every_linear_layer_on_counts_has_their_settings(model: str) -> None:
-    for data in ({"name": "sst2"}, {"name": "own.csv", "text": "review", "size": 67_349}):
-        recipe = default_recipe(data, model)
-        assert (recipe.training.optimizer, recipe.training.lr, recipe.privacy.max_grad_norm) == ("sgd", 10.0, 0.7)
-        assert recipe.training.batch_size == 16_838

@@ -17,7 +17,6 @@ from torch import nn
 from command_line import noisette
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
-from noisette.nn import models
 from noisette.run.private import PrivateRun
 from noisette.training.evaluation import Outcome, Point
 from noisette.training.loop import resume, train
@@ -62,15 +61,6 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert outcome.parameters == 2 * (5 * 6 + 1), "no vector is trained"
     assert isinstance(outcome.model.features, nn.Embedding)
     assert not outcome.model.features.weight.requires_grad
-
-
-def test_the_head_sees_the_vector_of_each_word() -> None:
-    data = texts(7)
-    model = run(replace(RECIPE, training=replace(RECIPE.training, epochs=0.5)), data).model
-    assert isinstance(model, models.FixedFeatures)
-    assert data.vectors is not None
-    by_hand = torch.tensor([[data.vectors[number].tolist() for number in text] for text in data.train.inputs])
-    assert torch.equal(model(torch.as_tensor(data.train.inputs)), model.head(by_hand))
 
 
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:

@@ -139,20 +139,6 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     assert noise == pytest.approx([2.0 * 0.7] * 3)
 
 
-def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
-    rates: list[float] = []
-    recipe = study(2.0)
-    train(
-        recipe,
-        load("digits"),
-        ledger_path=None,
-        on_step=lambda run, point: rates.append(run.optimizer.param_groups[0]["lr"]),
-    )
-    line = round(1437 / 200)
-    assert rates[:line] == pytest.approx([0.5 - 0.4 * step / line for step in range(1, line + 1)])
-    assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
-
-
 def test_another_length_than_declared_changes_nothing_public() -> None:
     data = replace(load("digits"), test=None)
     fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))

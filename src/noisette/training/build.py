@@ -268,9 +268,8 @@ def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
     """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one.
 
-    The recipe's clipping norm C and noise multiplier sigma are those of each group that the rule clips alone. Noise of
-    sigma C on each of K groups is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier
-    sigma / sqrt(K).
+    Those of the recipe, C and sigma, are of each group that the rule clips alone. Noise of sigma C on each of K groups
+    is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
     """
     privacy, make = recipe.privacy, CLIPPING_RULES[recipe.privacy.clipping].resolve()
     names = [name for name, p in model.named_parameters() if p.requires_grad]

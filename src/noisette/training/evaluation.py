@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pooch
 import torch
 from rich.console import Console
 from rich.progress import track
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from noisette.accounting import atomic_files
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
 from noisette.run.private import PrivateRun
-from noisette.training.feature_cache import cached_features
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _AT_ONCE = 100
+_KEY_BYTES = 32
 
 
 class Examples(TensorDataset):
@@ -63,6 +69,36 @@ def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tenso
     return features
 
 
+def cached_features(
+    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
+) -> Tensor:
+    """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
+
+    A network is known by its printed form and its weights, inputs by their values. ``folder`` holds the files; it is
+    ``noisette/features`` in the user's cache if left out.
+
+    Guarantee: features of records are as private as the records. The owner alone can read the files (mode 600). Their
+    names are digests with a secret key that lies beside them, so a name tells nothing about the records.
+    """
+    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.blake2b(str(network).encode(), key=_key(folder / "key"), digest_size=16)
+    for tensor in (*network.parameters(), *network.buffers(), inputs):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    file = folder / f"{digest.hexdigest()}.safetensors"
+    if not file.is_file():
+        atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
+    return load_file(file)["features"]
+
+
+def _key(file: Path) -> bytes:
+    """The secret key of the names, made on first use."""
+    if not file.is_file():
+        atomic_files.write(file, secrets.token_bytes(_KEY_BYTES), mode=0o600)
+    return file.read_bytes()
+
+
 @dataclass
 class Outcome:
     """A run and what is measured of it."""
@@ -98,12 +134,7 @@ def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndar
 
 
 def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
-    """The figures for scores (n, classes) and classes (n,).
-
-    >>> figures = class_figures(np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1]))
-    >>> figures.confusion, round(figures.accuracy, 3), figures.macro_accuracy, figures.auc
-    (((1, 0), (1, 1)), 0.667, 0.75, 0.5)
-    """
+    """The figures for scores (n, classes) and classes (n,)."""
     from sklearn.metrics import confusion_matrix, roc_auc_score
 
     classes = scores.shape[1]
@@ -130,12 +161,7 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
 
 
 def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target) -> NumberFigures:
-    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1.
-
-    >>> figures = number_figures(np.array([[0.0], [0.5]]), np.array([0.0, 1.0]), Target(0, 100, "EUR"))
-    >>> figures.mae, figures.base_mae, figures.unit
-    (12.5, 25.0, 'EUR')
-    """
+    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1."""
     right = target.unscaled(targets)
     errors = target.unscaled(predictions[:, 0]) - right
     return NumberFigures(

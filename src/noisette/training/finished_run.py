@@ -102,11 +102,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The run in this folder.
-
-        Raises:
-            ValueError: what :func:`sealed_facts` raises; or a fact is absent, of another type or out of proportion.
-        """
+        """The run in this folder; a ``ValueError`` also if a fact is absent, of another type or out of proportion."""
         facts, path = sealed_facts(folder), folder / RUN_FILE
         names = [own.name for own in fields(cls)]
         if missing := [name for name in names if name not in facts]:
@@ -150,11 +146,7 @@ class FinishedRun:
         return Recipe.of(self.recipe, RUN_FILE)
 
     def recipe_with(self, model: str | Path | None, folder: Path) -> Recipe:
-        """The recipe of the run in this folder; ``model`` as for :meth:`SavedModel.of_run`, which the caller trusts.
-
-        Raises:
-            ValueError: the model is not built in and was not given, or is another one, or cannot be imported.
-        """
+        """The recipe of the run in this folder; ``model`` as for :meth:`SavedModel.of_run`, which the caller trusts."""
         recipe, given = self.told_recipe, None if model is None else str(model)
         name = recipe.model.name
         if ":" in name:

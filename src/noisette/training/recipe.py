@@ -346,10 +346,7 @@ class Recipe:
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
         """The recipe in a TOML file, with these fields of its table ``data`` instead of its own.
 
-        Fields that it leaves out keep their defaults, and a model suits the data.
-
-        Raises:
-            ValueError: the file is not TOML, or is not as :meth:`of` expects it.
+        Fields that it leaves out keep their defaults, and a model suits the data. Raises what :meth:`of` raises.
         """
         tables = _toml(path)
         own = tables.get("data")
@@ -409,11 +406,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def read_schema(path: Path) -> dict[str, Any]:
-    """The fields of :class:`DataSection` that a schema gives.
-
-    Raises:
-        ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
-    """
+    """The fields of :class:`DataSection` that a schema gives; a ``ValueError`` lists all that is wrong with it."""
     tables = _toml(path)
     of_a_run = tables.keys() & {"name", "test"}  # places of files
     problems = [f"{key} is given on the command line or in a recipe; leave it out" for key in sorted(of_a_run)]
@@ -533,11 +526,7 @@ def check_names(recipe: Recipe) -> None:
 
 
 def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
-    """The records of a recipe, without those that a secret random key holds out; without a key none are.
-
-    Raises:
-        DataError: the records are not as declared.
-    """
+    """The records of a recipe, without those that a secret random key holds out; a ``DataError`` if not as declared."""
     section = recipe.data
     data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
     return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)

@@ -76,11 +76,7 @@ class RunFolder:
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
-        """The unfinished run with this folder or this ``out``, to continue it. Only :meth:`complete` removes its files.
-
-        Raises:
-            ValueError: there is no such folder, there are several, or it holds no checkpoint.
-        """
+        """The unfinished run with this folder or this ``out``, to continue it; a ``ValueError`` unless there is one."""
         place = place.resolve()
         if named := NAME.fullmatch(place.name):
             folder, out = place, place.with_name(named[1])

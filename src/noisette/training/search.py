@@ -71,7 +71,6 @@ class HeldOutScore:
     @classmethod
     def for_budget(cls, share: float, *, epsilon: float, delta: float) -> HeldOutScore:
         """The score whose noise alone costs a tenth of this epsilon."""
-        checks.all_of(lambda: checks.positive(epsilon=epsilon), lambda: checks.open_fraction(delta=delta))
         tenth = _SHARE_OF_EPSILON * epsilon
         return cls(share, noise_multiplier_for(epsilon=tenth, delta=delta, sampling_rate=1.0, steps=1))
 
@@ -191,7 +190,6 @@ def _trained(
 class Found:
     """The best run of a search, with its noised score."""
 
-    recipe: Recipe
     outcome: Outcome
     score: float
 
@@ -277,14 +275,14 @@ class Search:
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
         outcome = _trained(recipe, self._data, self._public, ledger, self.noise_multiplier, on_step)
-        return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
+        return Found(outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
         """The search in public numbers, before or after it was made."""
         number, score = NumberOfRuns.of(self.event), self.score
         return SearchFacts(
             over={name: str(dimension) for name, dimension in self.space.dimensions.items()},
-            settings=self.space.settings_of(found.recipe) if found else {},
+            settings=self.space.settings_of(found.outcome.recipe) if found else {},
             mean=self.event.mean,
             shape=f"{self.event.shape:g}",
             median=number.quantile(0.5),

@@ -53,14 +53,11 @@ _MOST_COMBINATIONS = 4096
 
 @dataclass(frozen=True)
 class Dimension:
-    """From what one setting is drawn.
+    """From what one setting is drawn; a ``ValueError`` where there is no such kind, or these are no such ends.
 
     Args:
         kind: ``uniform``, ``log``, whose logarithm is uniform, ``int``, both ends included, or ``choice``.
         ends: both ends of the interval, or all values of a choice; ``None`` leaves the setting out.
-
-    Raises:
-        ValueError: there is no such kind, or these are no such ends.
 
     >>> [Dimension(kind, ends).draw(Random(1)) for kind, ends in (("uniform", (0.5, 0.75)), ("log", (0.1, 10.0)))]
     [0.5336, 0.1857]
@@ -186,11 +183,7 @@ class SearchSpace:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check that a recipe can be searched.
-
-    Raises:
-        ValueError: it cannot; all problems are listed.
-    """
+    """Raise ValueError unless a recipe can be searched; all problems are listed."""
     privacy, data, batches, problems = recipe.privacy, recipe.data, recipe.training.batches, []
     if privacy.noise_multiplier is not None:
         given = f"privacy.noise_multiplier = {privacy.noise_multiplier:g}"

@@ -90,17 +90,6 @@ def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
     assert "held out" not in public
 
 
-def test_the_statement_says_what_is_held_out_and_not_covered(facts: Facts) -> None:
-    own = words(as_text(statement(held_out(facts)), title="x"))
-    assert "each record was held out with probability 0.25, drawn by a secret key" in own
-    assert "exact and have none" in own
-    assert "the test examples are taken to be public" not in own
-    assert "which stays private" not in own
-    plain = words(as_text(statement(facts), title="x"))
-    assert "held out" not in plain
-    assert "number of records, which stays private" in plain
-
-
 def test_the_statement_says_what_was_declared(facts: Facts) -> None:
     own = words(as_text(statement(held_out(facts)), title="x"))
     assert "Inputs: 2, made from 1 columns by the declaration in run.json" in own

@@ -106,14 +106,11 @@ def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
     assert right_answers(replace(facts, released=(*facts.released, other))) > right_answers(facts) + 5
 
 
-def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
+def test_a_guarantee_for_users_is_about_users_of_whom_attacks_reach_more(facts: Facts) -> None:
     event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
-    assert right_answers(replace(facts, event=event, released=((event, 240),))) > right_answers(facts) + 5
-
-
-def test_a_guarantee_for_users_is_about_users(facts: Facts) -> None:
-    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
-    text = Outline(page(replace(facts, event=event, released=((event, 240),), points=()))).text
+    of_users = replace(facts, event=event, released=((event, 240),), points=())
+    assert right_answers(of_users) > right_answers(facts) + 5
+    text = Outline(page(of_users)).text
     assert "No single user can make any outcome" in text
     assert "whether one user took part" in text
     assert "1 % of the users that took no part" in text

@@ -212,11 +212,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         ],
         ["for this run alone"],
     ),
-    "resumed twice": (
-        changed(resumed=2, steps_lost=0),
-        ["2 times, each time with a new secret key. 0 steps were lost"],
-        [],
-    ),
     "records held out": (
         with_(data={"holdout": 0.25}),
         [
@@ -241,11 +236,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "guarantee"
         ],
         [],
-    ),
-    "standardised features": (
-        with_(model={"standardised": True}, public={"data": "kmnist", "examples": 5000, "seed": 1}),
-        ["The standardisation of the fixed features takes statistics from 5000 examples of kmnist, chosen by the seed"],
-        ["batch norm"],
     ),
     "views": (
         with_(augmentation={"views": 4, "flip": True, "shift": 4}),

@@ -123,10 +123,7 @@ def _centred(shape: Shape) -> nn.Module:
 
 
 def linear_head(numbers: int, classes: int) -> nn.Sequential:
-    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero.
-
-    With a large tau of the loss the weights stay far inside that ball, as if unconstrained.
-    """
+    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero."""
     linear = SpectralLinear(numbers, classes, FrobeniusBall())
     nn.init.zeros_(linear.weight)
     return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)

@@ -91,8 +91,8 @@ def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
             *(_search(facts.search) if facts.search else ()),
         ),
         "How epsilon was computed": tuple(_cost(facts)),
-        "Randomness and arithmetic": tuple(_randomness(facts)),
-        "Not covered": tuple(_not_covered(facts)),
+        "Randomness and arithmetic": _randomness(facts),
+        "Not covered": _not_covered(facts),
     }
 
 
@@ -440,39 +440,33 @@ def _cost(facts: Facts) -> Iterator[str]:
         yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: Facts) -> Iterator[str]:
-    yield (
+def _randomness(facts: Facts) -> tuple[str, ...]:
+    return (
         "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
         f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
         f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values are "
         "computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 are zero, "
-        "so that the end of the tail adds less than 1e-30 to delta."
-    )
-    yield (
+        "so that the end of the tail adds less than 1e-30 to delta.",
         "Arithmetic: floating point. Rounding of norms and sums is covered by the larger noise. The noise is a rounded "
-        "number, not an exact sample from a grid."
+        "number, not an exact sample from a grid.",
     )
 
 
-def _not_covered(facts: Facts) -> Iterator[str]:
+def _not_covered(facts: Facts) -> tuple[str, ...]:
     more = "Other runs" if facts.search is None else "Other runs and searches"
-    yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
+    people = "People with several records: the guarantee is per record, not per person."
     if facts.unit == "user":
-        yield "People who are several users: the guarantee is per value of the column that names the user."
-    else:
-        yield "People with several records: the guarantee is per record, not per person."
-    yield (
+        people = "People who are several users: the guarantee is per value of the column that names the user."
+    return (
+        f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up.",
+        people,
         "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
-        "hyper-parameters tuned on them."
-    )
-    yield "Values computed on the training records without noise, such as a training loss. This run published none."
-    yield (
+        "hyper-parameters tuned on them.",
+        "Values computed on the training records without noise, such as a training loss. This run published none.",
         f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
-        "traffic, and whether the run came to an end."
-    )
-    yield "Attacks on the low bits of floating-point noise."
-    yield (
+        "traffic, and whether the run came to an end.",
+        "Attacks on the low bits of floating-point noise.",
         "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or "
-        "reads records otherwise than through its arguments."
+        "reads records otherwise than through its arguments.",
+        "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
     )
-    yield "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law."
