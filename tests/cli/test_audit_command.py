@@ -77,7 +77,7 @@ def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
 
 
 RECIPES = {
-    "layers": RECIPE.replace('"linear"', '"lipschitz-linear"') + "[lipschitz]\ntau = 4.0\n",
+    "layers": RECIPE.replace('"linear"', '"lipschitz-linear"') + "[lipschitz]\ntau = 4.0\nlogit_clip = 0.1\n",
     "each layer": RECIPE.replace("delta = 1e-4", 'delta = 1e-4\nclipping = "per-layer"').replace('"linear"', '"mlp"'),
 }
 

@@ -170,7 +170,11 @@ def test_features_are_standardised_by_the_public_examples() -> None:
 
 def lipschitz(**changes: Any) -> Recipe:
     training = TrainingSection(epochs=8, batch_size=50, lr=30.0, momentum=0.9, cosine=False, averaging=0.9)
-    settings = {"model": ModelSection("lipschitz-dense"), "lipschitz": LipschitzSection(tau=30.0), "training": training}
+    settings = {
+        "model": ModelSection("lipschitz-dense"),
+        "lipschitz": LipschitzSection(tau=30.0, logit_clip=0.1),
+        "training": training,
+    }
     return recipe(None, **settings | changes)
 
 
@@ -185,9 +189,10 @@ def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
         )
 
 
-def test_the_bound_is_that_of_the_loss() -> None:
-    parts = TrainingSetup(lipschitz(), DATA).bound.pop_sums()
-    assert [part.bound for part in parts] == pytest.approx([2**0.5] * 2, rel=1e-3), "each layer has that of the scores"
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> None:
+    parts = TrainingSetup(lipschitz(lipschitz=LipschitzSection(30.0, clip)), DATA).bound.pop_sums()
+    assert [part.bound for part in parts] == pytest.approx([clip or 2**0.5] * 2, rel=1e-3), "that of the scores"
 
 
 def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:

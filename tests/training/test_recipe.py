@@ -103,6 +103,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
         BOUNDS | {"privacy": {"max_grad_norm": 0.5, "clipping": "per-layer"}, "model": {"batch_norm": "group"}},
         ["nothing is clipped; leave out max_grad_norm, clipping", "batch_norm = 'group' has no Lipschitz bound"],
     ),
+    ({"lipschitz": {"logit_clip": 0.1}}, ["give lipschitz.tau"]),
     (BOUNDS | {"augmentation": {"flip": True}}, ["leave out augmentation or lipschitz"]),
     (BOUNDS | {"training": {"class_weights": {"0": 1.0}}}, ["leave out target and class_weights"]),
     # training

@@ -33,6 +33,7 @@ from noisette.audit.step_audit import (
     released_scores,
 )
 from noisette.clipping.registry import CLIPPING_RULES
+from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
 from noisette.data.dataset import Target
@@ -232,10 +233,12 @@ class AuditedRun:
         return self.recipe.privacy.delta
 
     def bound_of(self, model: nn.Module) -> GradientBound:
-        privacy = self.recipe.privacy
-        if not self.recipe.lipschitz.used:
+        privacy, lipschitz = self.recipe.privacy, self.recipe.lipschitz
+        if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
-        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=LipschitzAxes().input_shape)
+        limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
+        shape = LipschitzAxes().input_shape
+        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_cost(self) -> CostAudit:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from noisette.accounting import Ledger
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.errors import first_few
@@ -231,7 +232,9 @@ def _bound(
             )
         return _loss(recipe, data), *_clip(model, recipe)
     loss = TauCrossEntropy(recipe.lipschitz.tau, data.classes)
-    return loss, LipschitzBound(model, loss=loss, input_shape=shape), recipe.privacy.noise_multiplier
+    limit = FlatClipping(recipe.lipschitz.logit_clip) if recipe.lipschitz.logit_clip else None
+    bound = LipschitzBound(model, loss=loss, input_shape=shape, logit_clipping=limit)
+    return loss, bound, recipe.privacy.noise_multiplier
 
 
 def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:

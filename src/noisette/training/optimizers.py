@@ -16,10 +16,6 @@ def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling
     """The learning rate of the step after ``spent`` of ``steps``.
 
     It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
-
-    >>> settings = TrainingSection(lr=1.0)
-    >>> [learning_rate(settings, spent=n, steps=4, sampling_rate=0.1) for n in (0, 2)]
-    [1.0, 0.5]
     """
     assert settings.lr is not None, "a run resolves it before its first step"
     rate = settings.lr

@@ -185,6 +185,8 @@ class LipschitzSection:
     """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
 
     tau: _Positive | None = None  # the loss is that of the scores times tau, divided by tau; must be given
+    # bound on an example's gradient at the scores; 0 leaves that of the loss
+    logit_clip: Annotated[float, _named(checks.not_negative)] = 0.0
 
     @property
     def used(self) -> bool:
@@ -201,10 +203,7 @@ class ProjectionSection:
 
 @declared
 class AugmentationSection:
-    """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
-
-    Each step draws new ones, see :class:`noisette.nn.MirrorAndShift`.
-    """
+    """The views of an image, see :class:`noisette.nn.MirrorAndShift`; they are one gradient and cost what one costs."""
 
     views: _Count = 1  # how many
     flip: bool = False  # whether some are mirrored, left to right
@@ -242,11 +241,7 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run, except the secret noise.
-
-    Raises:
-        ValueError: lists every two settings that contradict each other.
-    """
+    """Everything that determines a run, except the secret noise; a ``ValueError`` lists what contradicts itself."""
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -293,6 +288,8 @@ class Recipe:
     def _of_lipschitz(self) -> Iterator[str]:
         model, plain = self.model, PrivacySection()
         if not self.lipschitz.used:
+            if self.lipschitz.logit_clip:
+                yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
             return
         names = ("max_grad_norm", "clipping", "engine")
         if given := [name for name in names if getattr(self.privacy, name) != getattr(plain, name)]:

@@ -31,8 +31,8 @@ def of_event(event: Event, **data: object) -> Callable[[Facts], Facts]:
     return made
 
 
-def by_layers(facts: Facts) -> Facts:
-    facts = with_recipe(facts, lipschitz={"tau": 30.0}, privacy={"max_grad_norm": 1.0})
+def by_layers(facts: Facts, logit_clip: float = 0.0) -> Facts:
+    facts = with_recipe(facts, lipschitz={"tau": 30.0, "logit_clip": logit_clip}, privacy={"max_grad_norm": 1.0})
     return replace(facts, max_grad_norm=None, lipschitz=LAYERS)
 
 
@@ -159,6 +159,11 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step)",
         ],
         ["scaled to a Euclidean norm"],
+    ),
+    "by layers, clipped": (
+        lambda facts: by_layers(facts, 0.1),
+        ["gradient at the scores is scaled to a norm of at most 0.1. One record"],
+        ["Nothing is clipped."],
     ),
     "clipping norm that follows a quantile": (
         adaptive,

@@ -307,6 +307,9 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
 def _by_layers(facts: Facts) -> Iterator[str]:
     lipschitz, section = facts.lipschitz, facts.recipe.lipschitz
     assert lipschitz is not None, "the layers bound the gradient"
+    scores = "Nothing is clipped."
+    if section.logit_clip:
+        scores = f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}."
     moved, noised = (
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
@@ -314,7 +317,7 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     yield (
         "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
         "constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
-        f"{section.tau:g}, divided by {section.tau:g}. Nothing is clipped. One record moves the sum of a batch, for "
+        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for "
         f"each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each "
         "is slack for rounding. The weights are projected after each step, from released values alone."
     )
