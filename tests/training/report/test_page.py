@@ -106,7 +106,7 @@ def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
     assert right_answers(replace(facts, released=(*facts.released, other))) > right_answers(facts) + 5
 
 
-def test_a_guarantee_for_users_is_about_users_of_whom_attacks_reach_more(facts: Facts) -> None:
+def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
     event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
     of_users = replace(facts, event=event, released=((event, 240),), points=())
     assert right_answers(of_users) > right_answers(facts) + 5
