@@ -226,7 +226,7 @@ def _privacy(facts: Facts) -> Iterator[str]:
         before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
         yield (
             f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above "
-            f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most. So all "
+            f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most: all "
             "steps together release as much as C times the sums, with the noise named above; what a record adds to "
             "that in one step is orthogonal to what it adds in another. A resumed run starts with independent noise."
         )
