@@ -231,9 +231,13 @@ def _bound(
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
         return _loss(recipe, data), *_clip(model, recipe)
-    loss = TauCrossEntropy(recipe.lipschitz.tau, data.classes)
-    limit = FlatClipping(recipe.lipschitz.logit_clip) if recipe.lipschitz.logit_clip else None
-    bound = LipschitzBound(model, loss=loss, input_shape=shape, logit_clipping=limit)
+    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
+    bound = LipschitzBound(
+        model,
+        loss=loss,
+        input_shape=shape,
+        logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
+    )
     return loss, bound, recipe.privacy.noise_multiplier
 
 
