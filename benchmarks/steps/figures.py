@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.steps.methods import METHODS, OURS
 from benchmarks.steps.report import Report, cell_label, method_label
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, log_scale, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from papers.drawing import log_scale
 
 _INCHES = 9.0
 _HUES = (

@@ -12,9 +12,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PoissonGaussian, StrongComposition, epsilon_curve
 from noisette.training.report.facts import upward
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.abadi_2016.panels import MOMENTS
 from papers.abadi_2016.setting import DELTA
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
+from papers.drawing import end_label, spread
 from papers.section import Section
 
 STEP = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)

@@ -11,12 +11,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from noisette.accounting import Accountant, PldAccountant, PrivacyCurve
 from noisette.training.report.facts import percent, power_of_ten
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.abadi_2016 import figure_3, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import Plan
 from papers.abadi_2016.spread import course, of_setting
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.section import Section
 
 TITLE = "Figure 4: the best accuracy at each epsilon and delta"

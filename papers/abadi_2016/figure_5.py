@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from noisette.accounting import MomentsAccountant
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
 from papers.abadi_2016.figure_3 import PANELS
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import Plan
 from papers.abadi_2016.spread import Spread, of_setting, within
-from papers.drawing import BLUE, INK, ORANGE, STYLE, svg
 from papers.section import Section
 
 TITLE = "Figure 5: one setting at a time"

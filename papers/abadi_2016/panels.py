@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from noisette.accounting import MomentsAccountant, PldAccountant, steps_for
 from noisette.training.report.facts import duration, percent
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
 from papers.abadi_2016.runs import Run
 from papers.abadi_2016.setting import DELTA, Plan, Setting
 from papers.abadi_2016.spread import Spread, course, of_setting, within
-from papers.drawing import BLUE, INK, ORANGE, STYLE, svg
 
 PAPERS_ORDERS = range(1, 33)
 MOMENTS = MomentsAccountant(PAPERS_ORDERS)

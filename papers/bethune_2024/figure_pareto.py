@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.bethune_2024.runs import Cell, Median, Run, median_of
 from papers.bethune_2024.schedules import (
     COLOUR_SCATTERING,
@@ -24,7 +25,6 @@ from papers.bethune_2024.schedules import (
     seconds,
 )
 from papers.bethune_2024.setting import Setting
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.grid import Grid, Row
 from papers.section import Section
 

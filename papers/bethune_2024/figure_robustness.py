@@ -10,10 +10,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.bethune_2024.runs import Cell, Run, certified_of
 from papers.bethune_2024.schedules import MIXER, PIXELS, Network, seconds
 from papers.bethune_2024.setting import Setting
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.grid import Grid, Row
 from papers.section import Section
 

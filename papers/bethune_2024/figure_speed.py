@@ -11,8 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.bethune_2024.runs import Run
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.section import Section
 
 MEASURED = Path("benchmarks/results/clipless.json")

@@ -8,10 +8,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.davody_2020 import table_2
 from papers.davody_2020.runs import Cell, Run
 from papers.davody_2020.setting import NoisyWeights
-from papers.drawing import BLUE, GREEN, INK, ORANGE, STYLE, svg
 from papers.paper import Asked
 from papers.section import Section
 

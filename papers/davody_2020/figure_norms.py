@@ -8,11 +8,11 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from noisette.training.report.figures import INK, ORANGE, STYLE, svg
 from papers.davody_2020.norms import MIXTURE, NORMS, Norm, seconds
 from papers.davody_2020.runs import Cell, Mean, Run, mean_of
 from papers.davody_2020.schedules import TABLE_5
 from papers.davody_2020.table_5 import EPSILONS, PRINTED
-from papers.drawing import INK, ORANGE, STYLE, svg
 from papers.paper import Asked
 from papers.section import Section
 

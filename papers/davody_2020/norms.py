@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE
 from papers.davody_2020 import schedules
 from papers.davody_2020.networks import lenet
 from papers.davody_2020.private import Private
 from papers.davody_2020.runs import Setting
 from papers.davody_2020.schedules import Schedule
 from papers.davody_2020.setting import NoisyWeights
-from papers.drawing import BLUE, GREEN, INK, ORANGE
 
 PUBLIC = "kmnist"
 _IMAGES = 60_000
