@@ -62,14 +62,31 @@ def test_each_text_is_seen_alone(model: nn.Module) -> None:
 
 
 def test_models_and_data_that_do_not_fit() -> None:
-    with pytest.raises(
-        ValueError, match="'mlp' takes no texts whose words are numbers; there are transformer, word-counts, "
-    ):
+    with pytest.raises(ValueError, match="'mlp' takes no texts whose words are numbers; there are transformer, word-c"):
         models.build("mlp", (6,), 3, 10)
     with pytest.raises(ValueError, match="there are none in these data"):
         models.build("transformer", (6,), 3)
     with pytest.raises(ValueError, match="needs texts as numbers of words"):
         models.build("transformer", (6, 4), 3, 10)
+
+
+def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
+    transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    original = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=7, **shape)).eval()
+    original.save_pretrained(tmp_path)
+    loaded = models.build(str(tmp_path), (4,), 2, 7).eval()
+    numbers = torch.tensor([[2, 5, 3, 0]])
+    expected = original(input_ids=numbers, attention_mask=torch.tensor([[1, 1, 1, 0]])).logits
+    assert torch.allclose(loaded(numbers), expected, atol=1e-6)
+    assert models.build(str(tmp_path), (4,), 5, 7)(numbers).shape == (1, 5)
+    with pytest.raises(ValueError, match="is a model for texts"):
+        models.build(str(tmp_path), (4,), 2)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no model for texts that can be loaded"):
+        models.build(str(tmp_path), (4,), 2, 7)
 
 
 def test_counts_and_vectors_of_a_text_are_a_quarter_vectors_and_come_from_a_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.backbone_features import fixed_features
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import sha256_of_weights
+from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
 from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
@@ -132,6 +132,8 @@ def sha256_of_first_weights(model: ModelSection) -> str:
     """The SHA-256 of the public weights that a run begins with, "" if there are none."""
     if model.backbone is not None:
         return sha256_of_weights(folder_of(model.backbone))
+    if is_folder_of_model(model.name):
+        return sha256_of_weights(Path(model.name))
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
 
 

@@ -140,7 +140,7 @@ class DataSection:
 
 @declared
 class ModelSection:
-    """A model of ``noisette.nn.models`` or ``package.module:callable``, and first weights."""
+    """A model of ``noisette.nn.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
 
     name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
     weights: str | None = None  # a safetensors file of weights that were trained on public records
@@ -442,6 +442,7 @@ _ADAM_RATE = 0.003
 _OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
+_PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
@@ -471,6 +472,8 @@ def default_recipe(
     name = model or ("linear" if backbone else suited_model(section))
     known = None if backbone else _KNOWN_TO_WORK.get(section.name)
     privacy, training = known or _suited(section, name)
+    if model is not None and Path(model).is_dir():
+        training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer == "adam" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
@@ -515,9 +518,10 @@ def check_names(recipe: Recipe) -> None:
         if name is not None and name not in data_sets.names() and not Path(name).exists():
             data_sets.load(name)  # says which there are
     model = recipe.model.name
-    if ":" not in model and model not in model_names():
+    if ":" not in model and model not in model_names() and not Path(model).is_dir():
         raise ValueError(
-            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable"
+            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
         )
     declaration_of(recipe)
 
@@ -532,7 +536,7 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
 def declaration_of(recipe: Recipe) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
     section = recipe.data
-    network = folder_of(recipe.model.backbone) if recipe.model.backbone else None
+    network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
     return Declaration(
         classes=section.classes,
         size=section.size,
@@ -542,9 +546,7 @@ def declaration_of(recipe: Recipe) -> Declaration:
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
         text=section.text,
-        numbering=Numbering(
-            section.tokens, section.words, network if network and (network / "config.json").is_file() else None
-        ),
+        numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
         decimal=section.decimal,
         thousands=section.thousands,
         encoding=section.encoding,

@@ -39,7 +39,7 @@ class SavedModel:
         Args:
             folder: as ``noisette train`` writes it.
             model: where the model is not built in: its ``module:callable``, as in ``run.json``, whose code is then run
-                and is not searched in the folder; or the folder of its backbone.
+                and is not searched in the folder; or the folder that the run began with.
             text: the column of the text in new rows, if it is not the one of the run.
 
         Raises:

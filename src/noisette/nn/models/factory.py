@@ -1,4 +1,4 @@
-"""Builds models by name, or with public weights from a file."""
+"""Builds models by name, from a folder of Hugging Face, or with public weights from a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,54 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from noisette.data.words import tokenizer_of
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import REGISTRY
 from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
 
 __all__ = ["build", "pretrained", "projected"]
+
+
+class HuggingFaceText(nn.Module):
+    """Scores (b, classes) of texts (b, tokens) by a model for sequence classification; ``padding`` is no word."""
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model = model
+        self.padding = padding
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        numbers = numbers.long()
+        return self.model(input_ids=numbers, attention_mask=(numbers != self.padding).long()).logits
+
+
+def text_model(folder: Path, classes: int) -> HuggingFaceText:
+    """The model in a folder that ``save_pretrained`` has written, with a new layer of scores if the classes differ.
+
+    No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded. There is no
+    guarantee for what the weights were trained on, which is taken to be public.
+    """
+    padding = tokenizer_of(folder).pad_token_id
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            num_labels=classes,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} holds no model for texts that can be loaded: {error}") from error
+    model.config.pad_token_id = padding
+    return HuggingFaceText(model, padding)
+
+
+def is_folder_of_model(name: str) -> bool:
+    """Whether this is a folder with the configuration of a model."""
+    return (Path(name) / "config.json").is_file()
 
 
 def sha256_of_weights(folder: Path) -> str:
@@ -100,7 +143,7 @@ Factory = Callable[..., nn.Module]  # called with shape and classes, and with wo
 
 
 def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
-    """A fresh model: one of :func:`names`, or ``package.module:callable``.
+    """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
     A callable of your own gets (shape of an example, classes), and for texts of numbered words how many ``words`` there
     are.
@@ -139,6 +182,12 @@ def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFe
 
 
 def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
+    if is_folder_of_model(name):
+        if not words:
+            raise ValueError(f"{name} is a model for texts; give it a data set of texts")
+        return text_model(Path(name), classes)
+    if name not in REGISTRY and Path(name).is_dir():
+        raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
         factory = _users_own(name)
         try:
@@ -153,7 +202,7 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
     if model.of_words != bool(words):
         able = ", ".join(known for known, other in REGISTRY.items() if other.of_words)
         raise ValueError(
-            f"the model {name!r} takes no texts whose words are numbers; there are {able}"
+            f"the model {name!r} takes no texts whose words are numbers; there are {able}, or a folder of Hugging Face"
             if words
             else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
         )
@@ -165,7 +214,8 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
 def _users_own(name: str) -> Factory:
     if not name.partition(":")[2]:
         raise ValueError(
-            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable"
+            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
         )
     try:
         return _imported(name)
