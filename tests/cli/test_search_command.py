@@ -41,7 +41,7 @@ delta = 1e-4
 epochs = 1
 batch_size = 100
 """
-HELD_OUT = ("--holdout", "0.25")
+ON_PUBLIC, ON_HELD_OUT = ("--score-on", "public-set"), ("--score-on", "held-out", "--holdout", "0.25")
 
 
 def search(*options):
@@ -110,8 +110,13 @@ def finished(folder, *options):
 
 
 @pytest.fixture(scope="module")
+def on_public(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("public"), *ON_PUBLIC, "--runs", 2, "--epsilon", 2)
+
+
+@pytest.fixture(scope="module")
 def on_held_out(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("held"), *HELD_OUT, "--runs", 4, "--score-noise", 15)
+    return finished(tmp_path_factory.mktemp("held"), *ON_HELD_OUT, "--runs", 4, "--score-noise", 15)
 
 
 def unfinished(out):
@@ -122,8 +127,9 @@ def files_of(finished):
     return {path.name: path.read_bytes() for path in finished.out.iterdir()}
 
 
-def test_a_search_leaves_the_folder_of_its_best_run_and_nothing_of_the_others(on_held_out):
-    done = on_held_out
+@pytest.mark.parametrize("score", ["on_public", "on_held_out"])
+def test_a_search_leaves_the_folder_of_its_best_run_and_nothing_of_the_others(score, request):
+    done = request.getfixturevalue(score)
     assert files_of(done).keys() == FILES
     assert done.beside == {"own.npz", "own.toml", "out"}
     best = done.facts["search"]["settings"]
@@ -155,10 +161,18 @@ def test_epsilon_of_the_folder_follows_from_the_ledger_without_noisette(on_held_
     assert float(found[1]) == pytest.approx(run["epsilon"], rel=0.002)  # it sets less of delta aside
 
 
-def test_the_report_says_what_was_searched_and_what_it_cost(on_held_out):
-    for said in ("log(0.1, 10)", "uniform(0.05, 1)", "a secret random number: 4 on average", "RDP"):
-        assert said in on_held_out.told, said
-    assert on_held_out.facts["points"] == []
+def test_the_report_says_what_was_searched_and_what_it_cost(on_public):
+    for said in (
+        "log(0.1, 10)",
+        "uniform(0.05, 1)",
+        "a secret random number: 2 on average",
+        "Releasing all of 2 runs",
+        "better than on new examples",
+        "RDP",
+    ):
+        assert said in on_public.told, said
+    assert on_public.facts["search"]["epsilon_of_all"] < on_public.facts["epsilon"] <= 2
+    assert on_public.facts["points"] == []
 
 
 def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
@@ -169,6 +183,7 @@ def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
     assert "standard deviation 15.0 %" in on_held_out.told
     assert "% of the declared number held out" in on_held_out.told
     assert "held out with probability 0.25" in on_held_out.told
+    assert "Releasing all" not in on_held_out.told
 
 
 def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
@@ -176,14 +191,13 @@ def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
     for number in (1, 5):
         monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key, number=number: number)
         monkeypatch.setattr(SearchSpace, "draw", lambda self, recipe, random: recipe)
-        shown = search("own.toml", "--over", OVER, "--shape", 0, "--out", "out", "--json")
+        shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out", "--json")
         assert shown.exit_code == 0
         run = facts("out")
         del run["sealed"]
         assert json.loads(shown.stdout) == {"folder": "out", **run}
         for name in ("ledger_head", "test", "test_accuracy"):
             run.pop(name)
-        del run["search"]["score"]  # it has fresh noise
         lines = [line for line in Path("out/privacy.txt").read_text().splitlines() if run_free(line)]
         kept.append((run, lines, sorted(path.name for path in Path("out").iterdir())))
     assert kept[0] == kept[1]
@@ -202,7 +216,7 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
         return found
 
     monkeypatch.setattr(Search, "run", long_ago)
-    assert search("own.toml", "--over", OVER, "--shape", 0, "--out", "out").exit_code == 0
+    assert search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out").exit_code == 0
     assert {path.name for path in Path("out").iterdir()} == FILES
     times = [path.stat().st_mtime for path in Path("out").iterdir()]
     assert max(times) - min(times) < 5
@@ -211,12 +225,19 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reasons"),
     [
-        (("--over", "nose=log(1,2) batch_size=int(1,2)"), ["no recipe has this setting", "set it in the recipe"]),
-        (("--over", OVER, "--runs", 0, "--holdout", 2), ["--runs from 1", "holdout < 1"]),
-        ((*HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1), ["score_noise > 0", "--shape of at least 0"]),
-        (("--over", OVER, "--epsilon", 0, "--delta", 1), ["epsilon > 0", "delta"]),
-        (("--over", OVER, "--delta", 0.1), ["one over the declared size"]),
-        (("--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
+        (
+            (*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"),
+            ["no recipe has this setting", "set it in the recipe"],
+        ),
+        ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--holdout can go with --score-on held-out alone"]),
+        (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
+        (
+            (*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1),
+            ["score_noise > 0", "--shape of at least 0"],
+        ),
+        ((*ON_PUBLIC, "--over", OVER, "--epsilon", 0, "--delta", 1), ["epsilon > 0", "delta"]),
+        ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
+        ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
     ],
 )
 def test_wrong_options_are_refused_in_one_message_and_leave_nothing(options, reasons, tmp_path):
@@ -229,7 +250,7 @@ def test_wrong_options_are_refused_in_one_message_and_leave_nothing(options, rea
 def test_a_disk_without_room_is_refused_before_anything_is_charged(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
-    shown = search("own.toml", "--over", OVER, "--shape", 0, "--out", "runs/out")
+    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "runs/out")
     assert shown.exit_code == 2
     assert "Nothing was spent" in shown.output
     assert {path.name for path in tmp_path.iterdir()} == {"own.npz", "own.toml"}
@@ -237,7 +258,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_charged(monkeypatch, 
 
 def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 0)
-    shown = search("own.toml", "--over", OVER, "--shape", "inf", "--runs", 1, "--out", "out")
+    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "inf", "--runs", 1, "--out", "out")
     assert shown.exit_code == 1
     assert "The search found nothing" in shown.output
     (left,) = unfinished("out")
@@ -249,7 +270,7 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
 def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, code, tmp_path):
     Path("own.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
     program = "import sys; from noisette.cli import main; main()"
-    options = ["search", "own.toml", "--over", OVER, "--shape", "0", "--runs", "50", "--out", "out"]
+    options = ["search", "own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "0", "--runs", "50", "--out", "out"]
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     process = subprocess.Popen(
         [sys.executable, "-c", program, *options],

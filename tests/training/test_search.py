@@ -19,11 +19,10 @@ from noisette.data import DataSet, Split
 from noisette.errors import PrivacyError
 from noisette.training import search as search_module
 from noisette.training.recipe import Recipe
-from noisette.training.search import HeldOutScore, Search
+from noisette.training.search import HeldOutScore, PublicScore, Search
 from noisette.training.search_space import SearchSpace
 
-SIZE, STEPS = 400, 4  # of the records that are not held out
-SCORE = (Gaussian(12.0, parts=(("right answers", 1.0),)), 1)
+SIZE, STEPS = 400, 5
 RECIPE = Recipe.of(
     {
         "data": {"name": "own.npz", "classes": 3, "size": SIZE},
@@ -50,7 +49,7 @@ def own_data(test=True):
 
 def search_of(recipe=RECIPE, over=OVER, score=None, mean=4.0, shape=0.0, data=None):
     space = SearchSpace.read([over], recipe)
-    return Search(recipe, space, score or HeldOutScore(0.2, 12.0), data or own_data(), mean=mean, shape=shape)
+    return Search(recipe, space, score or PublicScore(), data or own_data(), mean=mean, shape=shape)
 
 
 def nothing_shown(number, run):
@@ -71,8 +70,13 @@ def watched(monkeypatch, runs):
 
 
 @pytest.fixture(scope="module")
-def held_out_search():
+def public_search():
     return search_of()
+
+
+@pytest.fixture(scope="module")
+def held_out_search():
+    return search_of(score=HeldOutScore(0.2, 12.0))
 
 
 def oracle(event, delta):
@@ -101,23 +105,27 @@ def test_the_whole_search_keeps_the_budget_by_an_accountant_of_its_own(held_out_
 
 
 def test_each_run_releases_its_steps_and_its_score_and_no_more(held_out_search, monkeypatch):
-    assert held_out_search.event.run == ((PoissonGaussian(40 / 320, held_out_search.noise_multiplier), STEPS), SCORE)
+    assert held_out_search.event.run == (
+        (PoissonGaussian(40 / 320, held_out_search.noise_multiplier), 4),
+        (Gaussian(12.0, parts=(("right answers", 1.0),)), 1),
+    )
     made, of_search = watched(monkeypatch, 3), Ledger()
     held_out_search.run(of_search, nothing_shown)
     assert of_search.events == {held_out_search.event: 1}
     assert [ledger.events for ledger, _ in made] == [dict(held_out_search.event.run)] * 3
 
 
-def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch, held_out_search):
+def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(monkeypatch, public_search):
     ledgers_and_runs = watched(monkeypatch, 5)
-    found = held_out_search.run(Ledger(), nothing_shown)
+    found = public_search.run(Ledger(), nothing_shown)
     made = [run for _, run in ledgers_and_runs]
     assert found is max(made, key=lambda each: each.score)
     settings = {(each.outcome.recipe.training.lr, each.outcome.recipe.privacy.max_grad_norm) for each in made}
     assert [len(set(values)) for values in zip(*settings, strict=True)] == [5, 5]
+    assert found.outcome.test.accuracy == found.score
     inputs, targets = found.outcome.data.test.inputs, found.outcome.data.test.targets
     right = found.outcome.model(torch.as_tensor(inputs)).argmax(1).numpy() == targets
-    assert right.mean() == pytest.approx(found.outcome.test.accuracy)
+    assert right.mean() == pytest.approx(found.score)
 
 
 def test_warnings_are_those_of_the_rehearsal_and_do_not_count_the_runs(monkeypatch, held_out_search, recwarn):
@@ -133,13 +141,13 @@ def test_warnings_are_those_of_the_rehearsal_and_do_not_count_the_runs(monkeypat
     assert not [each for each in recwarn if "a run with" in str(each.message)]
 
 
-def test_settings_are_not_drawn_from_seeds(monkeypatch, held_out_search):
+def test_settings_are_not_drawn_from_seeds(monkeypatch, public_search):
     monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 1)
     drawn = set()
     for _ in range(3):
         torch.manual_seed(0)
         np.random.seed(0)
-        found = held_out_search.run(Ledger(), nothing_shown)
+        found = public_search.run(Ledger(), nothing_shown)
         drawn.add(found.outcome.recipe.training.lr)
     assert len(drawn) == 3
 
@@ -185,7 +193,7 @@ def test_the_rehearsal_reads_no_record(monkeypatch):
         return whole(recipe, data, **others)
 
     monkeypatch.setattr(search_module, "train", train)
-    search_of()
+    search_of(score=HeldOutScore(0.2, 12.0))
     assert len(seen) == 2
     for data in seen:
         assert not (data.train.inputs == REAL).any()
@@ -197,13 +205,19 @@ def test_settings_that_change_what_a_run_releases_are_refused_before_anything_is
     with pytest.raises(ValueError, match=r"change what a run releases.*clipping count"):
         search_of(over="clipping=choice(flat,adaptive) lr=log(0.1,1)")
     same = search_of(over="clipping=choice(flat,automatic,per-layer)")
-    assert same.event.run == ((PoissonGaussian(40 / 320, same.noise_multiplier), STEPS), SCORE)
+    assert same.event.run == ((PoissonGaussian(0.1, same.noise_multiplier), STEPS),)
+
+
+def test_a_recipe_with_adaptive_clipping_is_searched_with_its_count():
+    recipe = replace(RECIPE, privacy=replace(RECIPE.privacy, clipping="adaptive"))
+    ((step, _),) = search_of(recipe).event.run
+    assert [name for name, _ in step.parts] == ["gradient", "clipping count"]
 
 
 def test_principal_components_are_found_anew_and_paid_in_each_run(monkeypatch):
     recipe = Recipe.of({**asdict(RECIPE), "projection": {"components": 2, "noise_multiplier": 20.0}}, "a test")
     search = search_of(recipe)
-    assert set(search.event.run[1:]) == {(Gaussian(20.0, parts=(("principal components", 1.0),)), 1), SCORE}
+    assert search.event.run[1:] == ((Gaussian(20.0, parts=(("principal components", 1.0),)), 1),)
     monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 2)
     assert search.run(Ledger(), nothing_shown) is not None
 
@@ -227,8 +241,8 @@ def test_recipes_that_cannot_be_searched_are_refused_with_the_way_out(changes, r
 def test_all_that_is_wrong_with_a_recipe_is_said_at_once():
     tables = asdict(RECIPE)
     tables["privacy"] |= {"noise_multiplier": 2.0}
-    tables["training"] |= {"batches": "balls-in-bins"}
-    with pytest.raises(ValueError, match=r"noise_multiplier = 2 fixes(.|\n)*batches of a search(.|\n)*mean >= 1"):
+    tables["data"] |= {"holdout": 0.2}
+    with pytest.raises(ValueError, match=r"noise_multiplier = 2 fixes(.|\n)*--score-on held-out(.|\n)*mean >= 1"):
         search_of(Recipe.of(tables, "a test"), mean=0.5)
 
 
@@ -255,7 +269,7 @@ def test_public_examples_that_are_records_are_refused_before_anything_is_charged
     recipe = Recipe.of(tables, "a test")
     space = SearchSpace.read([OVER], recipe)
     with pytest.raises(PrivacyError):
-        Search(recipe, space, HeldOutScore(0.2, 12.0), data, public=data, mean=2.0, shape=0.0)
+        Search(recipe, space, PublicScore(), data, public=data, mean=2.0, shape=0.0)
 
 
 def normed(shape, classes):

@@ -15,7 +15,8 @@ from noisette.accounting import Gaussian, Ledger, noise_multiplier_for
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.training import search as scores_module
-from noisette.training.search import HeldOutScore, right_answers
+from noisette.training.evaluation import NumberFigures
+from noisette.training.search import HeldOutScore, PublicScore, right_answers
 
 
 class MixesTheBatch(nn.Module):
@@ -138,3 +139,12 @@ def test_noise_by_default_costs_a_tenth_of_the_budget():
 def test_numbers_outside_of_their_domain_are_refused(share, noise):
     with pytest.raises(ValueError, match=r"hold_out|score_noise"):
         HeldOutScore(share, noise)
+
+
+def test_public_scores_release_nothing_and_need_test_examples():
+    score, data = PublicScore(), data_of(10)
+    assert score.split(data) == (data, None)
+    with pytest.raises(ValueError, match="--score-on held-out"):
+        score.split(data_of(10, test=False))
+    wrong, ledger = SimpleNamespace(test=NumberFigures(2.5, 1.0, 3.0, 2.0, "")), Ledger()
+    assert (score.of(wrong, None, ledger), ledger.events) == (-2.5, {})

@@ -22,11 +22,12 @@ from noisette.training.run_folder import RunFolder, unfinished_runs
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.report.facts import Facts
-    from noisette.training.search import HeldOutScore, Search
+    from noisette.training.search import Score, Search
     from noisette.training.search_space import SearchSpace
 
 _Number: TypeAlias = float | None
 _RECIPES = "that of the recipe"
+_SCORES = ("public-set", "held-out")
 _SHARE = 0.1  # held out, unless it is given
 _MOST_RUNS = 100_000
 _NOTHING_FOUND = 1
@@ -37,9 +38,12 @@ _OVER = (
     "Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is that of a field "
     "of the recipe, such as training.lr, or lr. May be given several times."
 )
-_HELD = "The share of the records that are not trained on: runs are compared on them, with noise."
+_SCORED = (
+    "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
+    "on records that are not trained on, with noise."
+)
 _SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
-_NOISE = "Standard deviation of the noise on the number of right answers."
+_NOISE = "held-out: standard deviation of the noise on the number of right answers."
 _Recipe = Annotated[
     Path,
     typer.Argument(
@@ -53,13 +57,14 @@ def search(
     recipe: _Recipe,
     *,
     over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
+    score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
     epsilon: Annotated[_Number, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
     delta: Annotated[_Number, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
     runs: Annotated[
         float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
     ] = 10.0,
     shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
-    holdout: Annotated[_Number, holdout_option(_HELD, f"{_RECIPES}, or 0.1")] = None,
+    holdout: Annotated[_Number, holdout_option("held-out: the share of the records.", f"{_RECIPES}, or 0.1")] = None,
     score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
     out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
@@ -67,7 +72,7 @@ def search(
 ) -> None:
     """Search for good settings of a recipe, at a price that holds for the whole search.
 
-    `noisette search digits.toml --over "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)"`
+    `noisette search digits.toml --over "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)" --score-on public-set`
 
     Each run has settings drawn at random. Only the best run leaves, in a run folder like that of `noisette train`. A
     search that is stopped, or cut off, is spent, and leaves its ledger alone. `noisette plan` compares batches, epochs
@@ -81,10 +86,9 @@ def search(
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
         lambda: _check_number(runs, shape),
-        lambda: holdout is None or checks.open_fraction(holdout=holdout),
-        lambda: score_noise is None or checks.positive(score_noise=score_noise),
+        lambda: _check_score(score_on, holdout, score_noise),
         lambda: found.append(SearchSpace.read(over, settings)),
-        lambda: check_recipe(settings),
+        lambda: check_recipe(settings, public=score_on == "public-set"),
     )
     check_names(settings)
     privacy = settings.privacy
@@ -94,10 +98,12 @@ def search(
     folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
     mention_weak(budget.epsilon, data.declared_size)
 
-    def score() -> HeldOutScore:
-        from noisette.training.search import HeldOutScore
+    def score() -> Score:
+        from noisette.training.search import HeldOutScore, PublicScore
 
         share = holdout or settings.data.holdout or _SHARE
+        if score_on == "public-set":
+            return PublicScore()
         if score_noise is not None:
             return HeldOutScore(share, score_noise)
         return HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
@@ -123,6 +129,18 @@ def _check_number(runs: float, shape: float | None) -> None:
         raise ValueError(f"expected --runs from 1 to {_MOST_RUNS:,} on average, got {runs:g}")
     if shape is not None and not shape >= 0:
         raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
+
+
+def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
+    if score_on not in _SCORES:
+        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
+    given = {"--holdout": holdout, "--score-noise": score_noise}
+    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
+    checks.all_of(
+        lambda: holdout is None or checks.open_fraction(holdout=holdout),
+        lambda: score_noise is None or checks.positive(score_noise=score_noise),
+    )
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

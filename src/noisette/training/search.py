@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, least_noise_search
+from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, compare_search, least_noise_search
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
@@ -33,7 +33,8 @@ from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome, Watch
 from noisette.training.loop import train
 from noisette.training.recipe import Recipe
-from noisette.training.report.facts import Facts, Point, SearchFacts, facts_of, power_of_ten, upward
+from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFacts, facts_of, power_of_ten, upward
+from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
 PART = "right answers"  # name of the release of a noisy score in the ledger
@@ -44,6 +45,25 @@ _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its nois
 _MOST_WITHOUT_A_RUN = 1e-3
 
 OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
+
+
+@dataclass(frozen=True)
+class PublicScore:
+    """The accuracy on test examples that are stated to be public, or the test error with a minus."""
+
+    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
+        """The data set to train on, which is the whole one; a ``ValueError`` where it has no test examples."""
+        if data.test is None:
+            raise ValueError(
+                f"{data.name} has no test examples, on which --score-on public-set compares the runs; name a public "
+                "file as data.test in the recipe, or hold out records with --score-on held-out"
+            )
+        return data, None
+
+    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
+        found = outcome.test
+        assert found is not None, "split found test examples"
+        return found.accuracy if isinstance(found, ClassFigures) else -found.rmse
 
 
 @dataclass(frozen=True)
@@ -78,17 +98,20 @@ class HeldOutScore:
         """How many are held out on average, from the public number of those that are trained on."""
         return max(1.0, trained * self.share / (1 - self.share))
 
-    def split(self, data: DataSet) -> tuple[DataSet, Split]:
+    def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
         """The data set without the records held out, and these, drawn by a key that is then forgotten."""
         parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
-        assert parts.test is not None, "some are held out"
         return replace(parts, test=data.test), parts.test
 
-    def of(self, outcome: Outcome, held: Split, ledger: Ledger) -> float:
+    def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
         """The score of a run, larger for a better one; what it releases is charged to the ledger first."""
+        assert held is not None, "split held records out"
         total = right_answers(outcome.model, held, classes=outcome.data.target is None)
         ledger.charge(Gaussian(self.noise_multiplier, parts=((PART, 1.0),)))
         return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
+
+
+Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are compared
 
 
 @torch.no_grad()
@@ -136,7 +159,7 @@ class Rehearsed:
 
 
 def rehearse(
-    recipes: Iterable[Recipe], data: DataSet, public: DataSet | None, score: HeldOutScore, noise_multiplier: float
+    recipes: Iterable[Recipe], data: DataSet, public: DataSet | None, score: Score, noise_multiplier: float
 ) -> Rehearsed:
     """Take one step by each of the recipes on made-up records in the place of those of ``data``.
 
@@ -188,7 +211,7 @@ def _trained(
 
 @dataclass(frozen=True)
 class Found:
-    """The best run of a search, with its noised score."""
+    """The best run of a search; its score has the noise if there is any."""
 
     outcome: Outcome
     score: float
@@ -201,7 +224,7 @@ class Search:
         recipe: whose budget is that of the whole search, and whose other settings all runs have.
         mean: expected number of runs, at least 1.
         shape: of the distribution of their number, as in :class:`RepeatAndSelect`. Unless given, the one with the least
-            noise: Poisson's, which may draw no run, only where that has a chance below 1 in 1000.
+            noise: the Poisson distribution, which may draw no run, only where that has a chance below 1 in 1000.
 
     Guarantee: up to :meth:`run` no record has entered anything but a split by a secret key and fixed features.
 
@@ -215,7 +238,7 @@ class Search:
         self,
         recipe: Recipe,
         space: SearchSpace,
-        score: HeldOutScore,
+        score: Score,
         data: DataSet,
         *,
         public: DataSet | None = None,
@@ -224,7 +247,7 @@ class Search:
     ) -> None:
         refuse_several_processes("a search")
         checks.all_of(
-            lambda: check_recipe(recipe),
+            lambda: check_recipe(recipe, public=isinstance(score, PublicScore)),
             lambda: RepeatAndSelect(((Gaussian(1.0), 1),), mean, 0.0 if shape is None else shape),
         )
         # A graph of a step with settings of a run in it would be kept in the folder of compiled graphs.
@@ -243,6 +266,7 @@ class Search:
         self.declared_size = self._data.declared_size
         plan = _plan(self.recipe, self._data, rehearsed, mean, shape)
         self.event, self.epsilon, self.noise_multiplier = plan.event, plan.epsilon, plan.noise_multiplier
+        self.comparison = compare_search(dict(plan.event.run), runs=max(1, round(mean)), delta=plan.delta)
         self.model_bytes = rehearsed.model_bytes
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
@@ -280,6 +304,9 @@ class Search:
     def facts(self, found: Found | None = None) -> SearchFacts:
         """The search in public numbers, before or after it was made."""
         number, score = NumberOfRuns.of(self.event), self.score
+        held_out = deviation = None
+        if isinstance(score, HeldOutScore):
+            held_out, deviation = score.share, score.noise_multiplier / score.expected_records(self.declared_size)
         return SearchFacts(
             over={name: str(dimension) for name, dimension in self.space.dimensions.items()},
             settings=self.space.settings_of(found.outcome.recipe) if found else {},
@@ -288,20 +315,25 @@ class Search:
             median=number.quantile(0.5),
             at_most=number.quantile(0.9),
             none=number.probability(0),
-            score=found.score if found else None,
-            held_out=score.share,
-            score_deviation=score.noise_multiplier / score.expected_records(self.declared_size),
+            compared=self.comparison.runs,
+            epsilon_of_all=self.comparison.release_all,
+            score=found.score if found and held_out else None,
+            held_out=held_out,
+            score_deviation=deviation,
         )
 
     @property
     def announcement(self) -> list[str]:
-        delta, ((_, steps), *_) = power_of_ten(self.recipe.privacy.delta), self.event.run
-        return [
+        facts, delta = self.facts(), power_of_ten(self.recipe.privacy.delta)
+        (_, steps), *_ = self.event.run
+        lines = [
             f"A search over {self.space}",
             f"It costs epsilon {upward(self.epsilon)} at delta {delta}, also if it is stopped.",
             f"Its runs have {steps:,} steps with noise multiplier {self.noise_multiplier:.4g}.",
-            f"Their number is {self.facts().runs}.",
+            f"Their number is {facts.runs}.",
+            advice(facts, self.epsilon),
         ]
+        return [line for line in lines if line]
 
 
 def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
@@ -356,5 +388,5 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
 
 
 def _shapes(mean: float) -> list[float]:
-    """The shapes to choose from: Poisson's is one if it hardly ever draws no run."""
+    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
     return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < _MOST_WITHOUT_A_RUN]

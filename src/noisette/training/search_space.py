@@ -182,8 +182,8 @@ class SearchSpace:
         return [f"{drawn} cannot be trained: {refusal}" for refusal, drawn in found.items()]
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raise ValueError unless a recipe can be searched; all problems are listed."""
+def check_recipe(recipe: Recipe, *, public: bool) -> None:
+    """Raise ValueError unless a recipe can be searched, on its test examples if ``public``; all problems are listed."""
     privacy, data, batches, problems = recipe.privacy, recipe.data, recipe.training.batches, []
     if privacy.noise_multiplier is not None:
         given = f"privacy.noise_multiplier = {privacy.noise_multiplier:g}"
@@ -195,6 +195,11 @@ def check_recipe(recipe: Recipe) -> None:
         problems.append("a search has a guarantee for records, not for users; leave users out, or train once")
     if batches != "poisson":
         problems.append(f'the batches of a search are Poisson; leave batches = "{batches}" out')
+    if data.holdout is not None and public:
+        problems.append(
+            f"holdout = {data.holdout:g} makes the test examples private records, whose exact figures must not choose "
+            "among runs; give --score-on held-out, which adds noise"
+        )
     if problems:
         raise ValueError("; ".join(problems))
 
