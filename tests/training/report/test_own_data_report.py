@@ -21,6 +21,7 @@ FIGURES = ClassFigures(
     confusion=COUNTS,
     log_loss=0.3004,
     base_log_loss=0.45056,
+    mean_probabilities=(0.81, 0.19),
 )
 COLUMNS = {"age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"}, "id": {"kind": "ignored"}}
 
@@ -49,6 +50,7 @@ def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
         "AUC": "0.877",
         "log loss": "0.300 (base rate: 0.451)",
         "precision and recall of <yes>": "58.3 % and 70.0 %, F1 0.636",
+        "mean probability of <yes>": "19.0 % (16.7 % are)",
     }
     assert dict(regression(facts).test.rows(())) == {
         "test RMSE": "5.25 h (best constant: 12 h)",
@@ -82,12 +84,31 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
     assert "Worse than the best constant in RMSE" in page(replace(regression(facts), test=bad))
 
 
+def test_the_course_of_a_rare_class_is_its_log_loss(facts: Facts) -> None:
+    points = tuple(replace(point, test_log_loss=0.5 - point.step / 1000) for point in facts.points)
+    rare, even = replace(held_out(facts), points=points), replace(FIGURES, base_rate=0.6)
+    assert "Test log loss against ε" in page(rare)
+    assert "Test accuracy against ε" not in page(rare)
+    assert "Test accuracy against ε" in page(replace(rare, test=even))
+
+
 def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
     own, public = words(page(held_out(facts))), words(page(replace(facts, classes=2, test=FIGURES)))
     assert "on the records held out: about 25.0 % of all" in own
     assert "public test examples" not in own
     assert "Computed on the public test examples, exactly." in public
     assert "held out" not in public
+
+
+def test_the_statement_says_what_is_held_out_and_not_covered(facts: Facts) -> None:
+    own = words(as_text(statement(held_out(facts)), title="x"))
+    assert "each record was held out with probability 0.25, drawn by a secret key" in own
+    assert "exact and have none" in own
+    assert "the test examples are taken to be public" not in own
+    assert "which stays private" not in own
+    plain = words(as_text(statement(facts), title="x"))
+    assert "held out" not in plain
+    assert "number of records, which stays private" in plain
 
 
 def test_the_statement_says_what_was_declared(facts: Facts) -> None:
@@ -99,19 +120,20 @@ def test_the_statement_says_what_was_declared(facts: Facts) -> None:
 
 @pytest.mark.parametrize("text", ["review", None])
 def test_the_statement_says_how_words_are_numbered(facts: Facts, text: str | None) -> None:
-    def said(**model: object) -> str:
-        given = with_recipe(facts, data={"text": text, "tokens": 9}, model=model)
-        return words(as_text(statement(replace(given, words=4096, public_weights="a1b2")), title="x"))
+    def said(public_weights: str, weights: str | None) -> str:
+        given = with_recipe(facts, data={"text": text, "tokens": 9}, model={"weights": weights})
+        return words(as_text(statement(replace(given, words=4096, public_weights=public_weights)), title="x"))
 
     hashed = "the first 9 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers"
-    assert hashed in said(weights="vectors.safetensors"), "a file of weights has no tokenizer"
-    assert "numbered by the tokenizer of a public model" in said(backbone="minilm-l6")
+    assert hashed in said("", None)
+    assert hashed in said("a1b2", "vectors.safetensors"), "a file of weights has no tokenizer"
+    assert "numbered by the tokenizer of a public model" in said("a1b2", None)
     assert "numbered by" not in words(as_text(statement(facts), title="x"))
 
 
 def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
     html = page(regression(facts))
     assert "Test error (RMSE) of 5.25 h" in html
-    assert "ε 2.76, RMSE 6 h" in html
+    assert "<title>Test error against ε</title>" in html
     assert "test accuracy" not in words(html).lower()
     assert "a number to predict" in html

@@ -15,7 +15,7 @@ from noisette.training.report.facts import Facts, LayerBounds, ReleasedPart, Sea
 from noisette.training.report.statement import as_text, statement
 
 LAYERS = LayerBounds({"2.weight": 0.10001, "4.weight": 0.2}, {"2.weight": 0.5, "4.weight": 1.25})
-SEARCH = SearchFacts({"lr": "log(0.1,10)"}, {"lr": 1.25}, 10.0, "1", 7, 22, 0.05, 0.93, 0.1, 0.01)
+SEARCH = SearchFacts({"lr": "log(0.1,10)"}, {"lr": 1.25}, 10.0, "1", 7, 22, 0.05, 3, 2.5, 0.93, 0.1, 0.01)
 STEP = PoissonGaussian(0.15, 3.2)
 
 
@@ -31,9 +31,13 @@ def of_event(event: Event, **data: object) -> Callable[[Facts], Facts]:
     return made
 
 
-def by_layers(facts: Facts, logit_clip: float = 0.0) -> Facts:
-    facts = with_recipe(facts, lipschitz={"tau": 30.0, "logit_clip": logit_clip}, privacy={"max_grad_norm": 1.0})
-    return replace(facts, max_grad_norm=None, lipschitz=LAYERS)
+def by_layers(logit_clip: float) -> Callable[[Facts], Facts]:
+    def made(facts: Facts) -> Facts:
+        settings = {"tau": 30.0, "logit_clip": logit_clip}
+        facts = with_recipe(facts, lipschitz=settings, privacy={"max_grad_norm": 1.0})
+        return replace(facts, max_grad_norm=None, lipschitz=LAYERS)
+
+    return made
 
 
 def with_(**sections: dict[str, object]) -> Callable[[Facts], Facts]:
@@ -69,7 +73,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "an attacker who sees every step and knows or has forged all other records",
             "Contract: the loss is a function of one example",
             "Unsafe switches: none.",
-            "Sampling: Poisson. Each record enters the batch of a step independently with probability 0.15. An empty",
+            "Sampling: Poisson. Each record enters the batch of a step independently with probability 0.15. A batch",
             "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
             "for rounding, the noise is that of a sensitivity larger by one part in 8,192",
             "computed by the engine book-keeping (one backward pass)",
@@ -108,7 +112,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
     ),
     "cyclic": (
         of_event(BandedGaussian(0.15, 3.2, 1)),
-        ["Each record enters the batch of a step independently with probability 0.15. An empty"],
+        ["Each record enters the batch of a step independently with probability 0.15. A batch"],
         ["1 groups", "1 consecutive", "Correlation", "rounds"],
     ),
     "two bands": (
@@ -151,20 +155,17 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         OF_RECORDS,
     ),
     "by layers": (
-        by_layers,
+        by_layers(0.1),
         [
             "Every layer has a known Lipschitz constant, certified after each step",
-            "entropy of the scores times 30, divided by 30. Nothing is clipped.",
+            "entropy of the scores times 30, divided by 30",
+            "gradient at the scores is scaled to a norm of at most 0.1; below the scores nothing is clipped",
             "at most: 2.weight 0.1, 4.weight 0.2 (at the last step)",
             "standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step)",
         ],
         ["scaled to a Euclidean norm"],
     ),
-    "by layers, clipped": (
-        lambda facts: by_layers(facts, 0.1),
-        ["gradient at the scores is scaled to a norm of at most 0.1. One record"],
-        ["Nothing is clipped."],
-    ),
+    "by layers, unclipped": (by_layers(0.0), ["Nothing is clipped."], ["gradient at the scores"]),
     "clipping norm that follows a quantile": (
         adaptive,
         [
@@ -180,7 +181,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         ["in each of 4 layers to a Euclidean norm of at most 0.75", "together gives at most 1.5, so one record moves"],
         [],
     ),
-    "search": (
+    "search, on records held out": (
         changed(search=SEARCH, seconds=None, declarations=2),
         [
             "epsilon is the cost of the whole search.",
@@ -193,6 +194,11 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "Running time, memory",
         ],
         ["odometer"],
+    ),
+    "search, on public examples": (
+        changed(search=replace(SEARCH, score=None, held_out=None, score_deviation=None)),
+        ["those of the best of several, and better than on new examples"],
+        ["noisy score"],
     ),
     "projection": (
         with_(projection={"components": 40, "noise_multiplier": 7.0}),
@@ -216,6 +222,11 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "generated for each process of this run",
         ],
         ["for this run alone"],
+    ),
+    "resumed twice": (
+        changed(resumed=2, steps_lost=0),
+        ["2 times, each time with a new secret key. 0 steps were lost"],
+        [],
     ),
     "records held out": (
         with_(data={"holdout": 0.25}),
@@ -241,6 +252,11 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "guarantee"
         ],
         [],
+    ),
+    "standardised features": (
+        with_(model={"standardised": True}, public={"data": "kmnist", "examples": 5000, "seed": 1}),
+        ["The standardisation of the fixed features takes statistics from 5000 examples of kmnist, chosen by the seed"],
+        ["batch norm"],
     ),
     "views": (
         with_(augmentation={"views": 4, "flip": True, "shift": 4}),

@@ -52,25 +52,26 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "trained parameters": f"{facts.parameters:,}",
         **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
     }
-    cost = {
-        "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
-        "delta": power_of_ten(facts.recipe.privacy.delta),
-        "neighbours": facts.neighbouring,
-        "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
-        "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
-        "noise multiplier": f"{facts.noise_multiplier:.4g}",
-    }
-    spent = "not published, since it tells about the number of runs"
+    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
     if facts.seconds is not None:
         spent = f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
-        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.recipe.model.name},
-        "Privacy": recipe["privacy"] | recipe["lipschitz"] | cost,
-        "Projection": recipe["projection"],
-        "Training": recipe["training"] | {"steps": facts.progress, "time": spent},
-        "Search": dict(rows_of_search(facts.search)) if facts.search else {},
+        "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
     }
+    if facts.private:
+        cost = {
+            "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
+            "delta": power_of_ten(facts.recipe.privacy.delta),
+            "neighbours": facts.neighbouring,
+            "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
+            "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+            "noise multiplier": f"{facts.noise_multiplier:.4g}",
+        }
+        groups["Privacy"] = recipe["privacy"] | recipe["lipschitz"] | cost
+        groups["Projection"] = recipe["projection"]
+    groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
+    groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
     return {group: list(rows.items()) for group, rows in groups.items() if rows}
 
 
@@ -129,13 +130,27 @@ def _bounds(data: DataSection, between: str) -> str:
 def rows_of_search(search: SearchFacts) -> Rows:
     """Name and value of each fact, for tables: first the settings that were found."""
     rows = [(name, f"{shown(value)}, from {search.over[name]}") for name, value in search.settings.items()]
-    assert search.score is not None, "a run was chosen"
-    over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
-    score = (
-        f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
-        f"records, which were not trained on; the noise has the standard deviation {percent(search.score_deviation)}"
+    score = "on public test examples"
+    if search.score is not None and search.held_out is not None and search.score_deviation is not None:
+        over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
+        score = (
+            f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
+            "records, which were not trained on; the noise has the standard deviation "
+            f"{percent(search.score_deviation)}"
+        )
+    all_of_them = f"{search.compared} runs would cost epsilon {upward(search.epsilon_of_all)}"
+    return [*rows, ("runs", search.runs), ("score", score), ("to release all", all_of_them)]
+
+
+def advice(search: SearchFacts, epsilon: float) -> str:
+    """That releasing all runs would be cheaper, "" where it would not be."""
+    if search.epsilon_of_all > epsilon:
+        return ""
+    return (
+        f"Releasing all of {search.compared} runs with the same noise would cost epsilon "
+        f"{upward(search.epsilon_of_all)}, no more than this search of {search.mean:g} runs on average, "
+        f"{upward(epsilon)}: rather train that many times with noisette train, and choose afterwards as you like."
     )
-    return [*rows, ("runs", search.runs), ("score", score)]
 
 
 # How the guarantee is kept
@@ -151,24 +166,29 @@ def _records(facts: Facts) -> Iterator[str]:
     if facts.word_vectors:
         words, length = facts.word_vectors
         yield (
-            f"Words: each is one of {words:,} fixed vectors of {length} numbers, which are taken to be public. {alone}"
+            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
+            f"public and are not trained. {alone}"
         )
     if data.columns:
         columns = Columns.of(data.columns)
         yield (
-            f"Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json, which is "
-            "taken to be public: if it was written by looking at the records, that has no guarantee. Numbers are "
-            "clipped to their bounds, and nothing was learned from the records."
+            f"Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json (names, "
+            "bounds, categories and what a missing or another value counts as), which is taken to be public: if it was "
+            "written by looking at the records, that has no guarantee. Numbers are clipped to their bounds, and "
+            "nothing was learned from the records."
         )
     if data.image_size is not None:
         width, height = data.image_size
         colour = "grey" if data.grey else "colour"
         yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
     if data.skip_unlabelled:
-        yield f"Records: the rows with a value in the column {data.label!r}; each other row was left out by itself."
+        yield (
+            f"Records: the rows with a value in the column {data.label!r}; each other row was left out by itself, and "
+            "nothing was computed from it."
+        )
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
-        if facts.recipe.model.backbone:
+        if facts.public_weights and facts.recipe.model.weights is None:
             by = "the tokenizer of a public model"
         yield (
             f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned from the "
@@ -188,13 +208,14 @@ def _model(facts: Facts) -> Iterator[str]:
         name = Path(model.backbone).name
         yield (
             f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
-            f"on: {learned_from(model.backbone)}. Those examples have no guarantee: they are taken to be public and to "
-            "hold none of these records. Features of the records are kept in the user's cache, for the owner alone; "
-            "delete them with the records."
+            f"on: {learned_from(model.backbone)}. Those examples have no guarantee here: they are taken to be public, "
+            "and to hold none of these records. Features of the records are kept in the user's cache, in files that "
+            "the owner alone can read; delete them with the records."
         )
     elif facts.public_weights:
+        held = "the files of a model in a folder" if model.weights is None else "a file"
         yield (
-            f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
+            f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "
             "trained on have no guarantee here: they are taken to be public."
         )
     if not public.data:
@@ -219,7 +240,7 @@ def _privacy(facts: Facts) -> Iterator[str]:
             "the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
             f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
         )
-    yield f"Sampling: {facts.sampling}. {_batches(facts)} An empty batch is released like any other."
+    yield f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty, and is then released like any other."
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
@@ -228,7 +249,8 @@ def _privacy(facts: Facts) -> Iterator[str]:
             f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above "
             f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most: all "
             "steps together release as much as C times the sums, with the noise named above; what a record adds to "
-            "that in one step is orthogonal to what it adds in another. A resumed run starts with independent noise."
+            "that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory alone. "
+            "A resumed run starts with independent noise."
         )
 
 
@@ -278,7 +300,8 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
     yield (
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
         f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
-        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description})."
+        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine "
+        "computes the same sum."
     )
     if not facts.parts:
         yield (
@@ -309,7 +332,10 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     assert lipschitz is not None, "the layers bound the gradient"
     scores = "Nothing is clipped."
     if section.logit_clip:
-        scores = f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}."
+        scores = (
+            f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the "
+            "scores nothing is clipped."
+        )
     moved, noised = (
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
@@ -317,9 +343,9 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     yield (
         "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
         "constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
-        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for "
-        f"each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each "
-        "is slack for rounding. The weights are projected after each step, from released values alone."
+        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each "
+        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
+        "slack for rounding. The weights are projected after each step; the projection uses released values alone."
     )
     yield (
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
@@ -357,12 +383,19 @@ def _training(facts: Facts) -> Iterator[str]:
 
 def _search(search: SearchFacts) -> Iterator[str]:
     drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
-    yield (
-        f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by a noisy "
-        "score: the number of right answers, each counting from 0 to 1, on records that were held out with probability "
-        f"{search.held_out:g} and not trained on, plus Gaussian noise, over a public number. The ledger holds the "
-        "score as a part of each run, and these records have the same guarantee as the others."
-    )
+    chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
+    if search.held_out is None:
+        yield (
+            f"{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the test "
+            "figures of this run are those of the best of several, and better than on new examples."
+        )
+    else:
+        yield (
+            f"{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were held "
+            f"out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. "
+            "The ledger holds the score as a part of each run, and these records have the same guarantee as the "
+            "others."
+        )
 
 
 # The other sections of the statement
@@ -398,22 +431,25 @@ def _guarantee(facts: Facts) -> Iterator[str]:
     if data.holdout is not None:
         yield (
             f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
-            "drawn by a secret key that was forgotten when the run ended, and not trained on. The figures on the "
-            "records held out are exact and have none of the guarantee above: they may reveal the number of these "
-            "records, and something about each. If they must not, publish the weights without report.html and run.json."
+            "drawn by a secret key that is independent of what records say and was forgotten when the run ended. What "
+            "was held out was not trained on. The guarantee above is for the training. The figures on the records held "
+            "out are exact and have none: they may reveal the number of these records, and something about each of "
+            "them. If they must not, publish the weights without report.html and run.json."
         )
     if facts.search is not None:
         yield (
             "Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs "
-            f"left no file. The number of runs is {facts.search.runs}, drawn from a key that was never written down. "
-            "The guarantee does not hold against somebody who learns how long the search took, or saw it at work: that "
-            f"tells about the number of runs, and so about the {unit} in question."
+            "were discarded: their weights, settings and scores left no file. The number of runs is "
+            f"{facts.search.runs}, drawn from a key that was never written down. The guarantee does not hold against "
+            "somebody who learns how long the search took, or saw it at work: that tells about the number of runs, and "
+            f"so about the {unit} in question."
         )
     switches = "none."
     if privacy.allow_large_delta:
         switches = (
             "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
-            f"{power_of_ten(1 / facts.declared_size)}: above it, publishing one record in the clear counts as private."
+            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
+            "would count as private."
         )
     yield f"Unsafe switches: {switches}"
 
@@ -427,14 +463,16 @@ def _cost(facts: Facts) -> Iterator[str]:
     if facts.declarations > 1 and facts.search is None:
         yield (
             f"The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been chosen "
-            "by the results of those before it. So epsilon is that of a Rényi odometer, which holds whatever was "
-            "chosen; or it is the budget, where that is less and a Rényi filter has kept it."
+            "by the results of those before it. The accountant would need all of them to be fixed before the first "
+            "release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, "
+            "where that is less and a Rényi filter has kept it."
         )
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
     size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
     yield (
-        f"Size of the training set: {size}, a declared and public constant. Nothing that is published was computed "
-        f"from the actual number of {'users' if data.public_users else 'records'}{actual}."
+        f"Size of the training set: {size}, a declared and public constant from which the sampling rate and the number "
+        "of steps follow. Nothing that is published was computed from the actual number of "
+        f"{'users' if data.public_users else 'records'}{actual}."
     )
     if data.holdout is not None:
         yield "Test figures are exact: they are of the records held out, and have no guarantee."
@@ -450,8 +488,8 @@ def _randomness(facts: Facts) -> tuple[str, ...]:
         f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values are "
         "computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 are zero, "
         "so that the end of the tail adds less than 1e-30 to delta.",
-        "Arithmetic: floating point. Rounding of norms and sums is covered by the larger noise. The noise is a rounded "
-        "number, not an exact sample from a grid.",
+        "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
+        "8,192. The noise is a rounded number, not an exact sample from a grid.",
     )
 
 
