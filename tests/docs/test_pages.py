@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import noisette
 from experiments.batch_norm import moved
 from experiments.correlated_noise import BANDS, SETTINGS, errors
 from experiments.marked import replaced
 from experiments.tables_rates import BEGIN, END, rates_table
+from noisette.data import load
 from noisette.nn import PublicBatchNorm
 from noisette.nn import lipschitz as layers
 from noisette.training.recipe import Recipe
@@ -171,6 +173,28 @@ def test_code_of_the_clipless_page_trains_and_certifies() -> None:
     assert 0.5 < attacked < 0.75
     assert 0.25 < names["radii"].median() < 0.42
     assert names["run"].epsilon(delta=1e-4) <= 2.48
+
+
+@pytest.mark.parametrize(
+    ("bounded", "tau", "clipping", "said", "least", "most"),
+    [
+        (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
+        (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
+    ],
+)
+def test_gradients_use_the_stated_share_of_the_bound(
+    bounded: nn.Module, tau: float, clipping: noisette.FlatClipping | None, said: str, least: float, most: float
+) -> None:
+    assert said in text_of("docs/clipless.md")
+    hidden = layers.SpectralLinear(64, 64), layers.GroupSort2(), layers.SpectralLinear(64, 10)
+    model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), layers.TauCrossEntropy(tau)
+    bound = noisette.LipschitzBound(model, loss=loss, input_shape=(1, 8, 8), logit_clipping=clipping)
+    digits = load("digits").test
+    used = []
+    for image, digit in zip(digits.inputs[:60], digits.targets[:60], strict=True):
+        bound.accumulate(lambda model, x, y: loss(model(x), y), torch.tensor(image)[None] - 0.5, torch.tensor([digit]))
+        used += [float(part.grads[0].norm()) / part.bound for part in bound.pop_sums()]
+    assert least < sum(used) / len(used) <= most
 
 
 def test_constants_of_the_losses_are_those_of_the_table() -> None:
