@@ -206,7 +206,7 @@ def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     assert "expected a JSON object" in audit(place, out=tmp_path / "out").stderr
     (place / "run.json").write_text('{"claim": true}')
     assert "lacks 'sealed'" in audit(place, out=tmp_path / "out").stderr
-    reseal(place, {"ledger_head": json.loads((run / "run.json").read_text())["ledger_head"]})
+    reseal(place, {"claim": True})
     assert "lacks 'recipe', 'data'" in audit(place, out=tmp_path / "out").stderr
     weights = changed(run, tmp_path / "weights")
     (weights / "model.safetensors").write_bytes(b"nothing")

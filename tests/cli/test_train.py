@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, facts, full_disk, train, tree
+from command_line import FILES, facts, full_disk, noisette, train, tree
 from noisette.nn import models
 
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
@@ -59,7 +59,7 @@ def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> 
 def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
     run = facts(short_run[0])
     recipe = run["recipe"]
-    assert (run["data"], recipe["model"]["name"]) == ("digits", "cnn")
+    assert (run["data"], recipe["model"]["name"], run["private"]) == ("digits", "cnn", True)
     assert (recipe["privacy"]["epsilon"], recipe["privacy"]["delta"]) == (1, 2e-4)
     assert (recipe["training"]["epochs"], recipe["training"]["seed"]) == (2, 3)
     assert run["sampling_rate"] == recipe["training"]["batch_size"] / run["declared_size"]
@@ -153,6 +153,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--class-weights", "0=1,0=9"], "once and above 0"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
+        (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
     ],
 )
 def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
@@ -163,6 +164,22 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert message in shown.output
     assert "Traceback" not in shown.output
     assert tree(tmp_path) == set()
+
+
+def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path) -> None:
+    shown = train("--epochs", 5, "--model", "linear", "--without-privacy")
+    assert shown.exit_code == 0, shown.output
+    assert "NOT PRIVATE" in shown.output
+    assert "epsilon" not in shown.output
+    out = tmp_path / "runs" / "digits-not-private"
+    assert tree(out) == {"model.safetensors", "report.html", "run.json"}
+    run = facts(out)
+    assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 20)
+    assert run["test_accuracy"] > 0.85
+    audited = noisette("audit", out)
+    assert (audited.exit_code, "without privacy" in audited.output) == (2, True)
+    assert noisette("ledger", "price", out, "--delta", 1e-5).exit_code == 2
+    assert train("--resume", out).exit_code == 2
 
 
 def test_what_a_large_epsilon_is_worth_is_said() -> None:
@@ -192,7 +209,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
 ) -> None:
     shutil.copytree(short_run[0], tmp_path / "run")
     older = (tmp_path / "run" / "run.json").read_text()
-    with full_disk(after=10_000):  # the report takes more, the weights less
+    with full_disk(after=15_000):  # the report takes more, the weights less
         shown = train(*QUICK, "--model", "linear", "--out", "run")
     assert shown.exit_code == 2
     assert "Traceback" not in shown.output

@@ -232,7 +232,7 @@ def test_wrong_options_leave_nothing(trained: Path, options: tuple[str, ...], sa
 
 
 def test_a_table_or_a_schema_is_no_recipe(people: Path, schema: Path) -> None:
-    searched = ("--over", "lr=log(0.1,10)")
+    searched = ("--over", "lr=log(0.1,10)", "--score-on", "held-out")
     for command, options in (("train", ()), ("search", searched)):
         of_table, of_schema = run(command, people, *options), run(command, schema, *options)
         assert of_table.exit_code == of_schema.exit_code == 2
@@ -252,13 +252,19 @@ def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it() 
     assert run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1").exit_code == 0
 
 
-def test_a_few_rows_are_warned_of() -> None:
+def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_are() -> None:
     Path("few.csv").write_text("a,label\n" + "".join(f"0.{k % 2},{k % 2}\n" for k in range(40)))
     given = ("--data", "few.csv", "--classes", 2, "--size", 40, "--holdout", 0.5, "--model", "linear", "--epochs", 1)
     trained = run("train", *given, "--batch-size", 10, "--delta", 1e-4)
     assert trained.exit_code == 0, trained.output
     assert "Warning: of 20 records nothing can be learnt" in trained.stderr
-    assert run("predict", "runs/few", "few.csv").exit_code == 0
+    baseline = run("train", *given, "--batch-size", 10, "--without-privacy")
+    assert baseline.exit_code == 0, baseline.output
+    assert "Warning" not in baseline.output
+    for name, is_private in (("few", True), ("few-not-private", False)):
+        predicted = run("predict", f"runs/{name}", "few.csv")
+        assert predicted.exit_code == 0, predicted.output
+        assert ("run without privacy" in predicted.stderr) is not is_private
     lost = run("predict", "runs/few", "few.csv", "--out", "absent/p.csv")
     assert (lost.exit_code, "Errno" in lost.output) == (2, False)
 

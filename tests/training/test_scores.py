@@ -47,6 +47,7 @@ def test_classes(classes: int) -> None:
     assert found.log_loss == pytest.approx(sum(loss) / 60)
     shares = [sum(row) / 60 for row in counts]
     assert found.base_log_loss == pytest.approx(-sum(share * math.log(share) for share in shares if share))
+    assert found.mean_probabilities == pytest.approx([sum(row[k] for row in every) / 60 for k in range(classes)])
 
 
 def test_classes_that_do_not_occur_count_nowhere() -> None:
@@ -61,7 +62,7 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
 
 def test_scores_that_are_not_finite() -> None:
     found = class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1]))
-    assert (found.auc, found.log_loss) == (None, None)
+    assert (found.auc, found.log_loss, found.mean_probabilities) == (None, None, ())
     assert found.problem == "Worse than the base rate in log loss"
 
 

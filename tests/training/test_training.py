@@ -15,7 +15,7 @@ from noisette.data import DataSet, Split, load
 from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
-from noisette.training.loop import train
+from noisette.training.loop import train, train_without_privacy
 from noisette.training.recipe import (
     DataSection,
     ModelSection,
@@ -139,6 +139,20 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     assert noise == pytest.approx([2.0 * 0.7] * 3)
 
 
+def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
+    rates: list[float] = []
+    recipe = study(2.0)
+    train(
+        recipe,
+        load("digits"),
+        ledger_path=None,
+        on_step=lambda run, point: rates.append(run.optimizer.param_groups[0]["lr"]),
+    )
+    line = round(1437 / 200)
+    assert rates[:line] == pytest.approx([0.5 - 0.4 * step / line for step in range(1, line + 1)])
+    assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
+
+
 def test_another_length_than_declared_changes_nothing_public() -> None:
     data = replace(load("digits"), test=None)
     fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
@@ -147,3 +161,32 @@ def test_another_length_than_declared_changes_nothing_public() -> None:
     assert whole.run.steps == less.run.steps
     assert whole.epsilon == less.epsilon
     assert all(point.test_accuracy is None for point in whole.points)
+
+
+def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:
+    return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
+
+
+def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() -> None:
+    """A batch of all records, against steps of gradient descent by hand."""
+    data = load("digits")
+    recipe = quick(epochs=3, batch_size=1437, lr=0.5, averaging=0.0, cosine=False)
+    x, y = (torch.as_tensor(array) for array in (data.train.inputs, data.train.targets))
+    torch.manual_seed(recipe.training.seed)
+    model = models.build("linear", (1, 8, 8), 10)
+    for _ in range(3):
+        gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p -= 0.5 * gradient
+    outcome = plain(recipe, data)
+    for p, expected in zip(outcome.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches() -> None:
+    found = plain(quick(lr=None)).points[-1].test_accuracy
+    assert found is not None
+    assert found > 0.9
+    with pytest.raises(ValueError, match="leave out batches"):
+        plain(quick(batches="balls-in-bins"))

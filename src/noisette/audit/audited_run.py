@@ -192,6 +192,8 @@ class AuditedRun:
     def of_run(cls, folder: Path, model: str | Path | None = None) -> Self:
         """The run in a folder; ``model`` as for :meth:`SavedModel.of_run`, without which its own code is not run."""
         run = FinishedRun.read(folder)
+        if run.event is None:
+            raise ValueError(f"{folder} is a run without privacy, a baseline: it has no guarantee to audit")
         try:
             event, released = event_of(run.event), {event_of(of_event): times for of_event, times in run.released}
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:

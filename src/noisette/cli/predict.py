@@ -48,9 +48,13 @@ def predict(
     """
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    sealed_facts(run)  # before torch is imported, which takes seconds
+    is_private = sealed_facts(run).get("private")  # before torch is imported, which takes seconds
     from noisette.training.saved_model import SavedModel
 
+    if not is_private:
+        typer.echo(
+            "The model is of a run without privacy: predictions may tell about the records it was trained on.", err=True
+        )
     content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)

@@ -132,6 +132,9 @@ def train(
     allow_large_delta: Annotated[
         bool, flag("--allow-large-delta", "Accept a delta of 1 / declared size or more; reported.", panel="Privacy")
     ] = False,
+    without_privacy: Annotated[
+        bool, flag("--without-privacy", "A baseline, NOT PRIVATE: nothing is clipped, no noise.", panel="Privacy")
+    ] = False,
     epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
     batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
     batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
@@ -214,8 +217,14 @@ def train(
     if views is not None:
         moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
         settings = replace(settings, augmentation=replace(moves, views=views))
+    if without_privacy:
+        if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
+            raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
+        if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
+            plain = replace(settings.training, optimizer="sgd", lr=None)
+            settings = replace(settings, training=plain)
     name = Path(settings.data.name).resolve().name.partition(".")[0]
-    place = out or Path("runs", name)
+    place = out or Path("runs", f"{name}-not-private" if without_privacy else name)
     key, loaded = secrets.token_hex(_KEY_BYTES), None
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
         RunFolder(place)
@@ -223,9 +232,10 @@ def train(
         loaded = _load(settings, data_dir, key)
         privacy, size = settings.privacy, loaded[0].declared_size
         schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
-        check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
-        mention_weak(privacy.epsilon, size)
-    report(lambda: _begin(settings, place, data_dir, key, loaded), as_json)
+        if not without_privacy:
+            check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+            mention_weak(privacy.epsilon, size)
+    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
 
 
 def _weights(given: str) -> dict[str, float]:
@@ -262,7 +272,7 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 
 
 def _begin(
-    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None
+    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
 ) -> tuple[Facts, Path] | None:
     keep_freed_memory()
     with on_ranks() as ranks:
@@ -274,7 +284,7 @@ def _begin(
             "data_dir": data_dir and str(data_dir.resolve()),
             "holdout_key": key,
         }
-        facts = _train(ranks, recipe, data_dir, folder, settings, loaded)
+        facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
         return facts and (facts, out)
 
 
@@ -332,13 +342,17 @@ def _train(
     folder: RunFolder,
     settings: dict[str, Any] | None = None,
     loaded: _Loaded | None = None,
+    *,
+    private: bool = True,
 ) -> Facts | None:
     """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
+
+    A baseline without privacy leaves no ledger and no checkpoint.
 
     Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
     """
     from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train
+    from noisette.training.loop import resume, train, train_without_privacy
     from noisette.training.report.facts import facts_of
     from noisette.training.report.page import documents
 
@@ -348,10 +362,12 @@ def _train(
     )
     with ranks.unanimous("the data"):
         data, public = loaded or _load(recipe, data_dir, key)
-    title = f"{data.name}, {recipe.model.name}"
+    title = f"{'' if private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
     with folder if first else nullcontext(), Watch(title, shown=first) as watch:
         saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
-        if settings is None:
+        if not private:
+            outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
+        elif settings is None:
             outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
         else:
             if first:
@@ -405,8 +421,7 @@ def _summarize(facts: Facts, out: Path) -> None:
     accountant = ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}")
     lines = [
         *(test.rows(facts.class_names) if test else [("test accuracy", "not measured")]),
-        ("privacy", cost),
-        accountant,
+        *([("privacy", cost), accountant] if facts.private else [("privacy", "NOT PRIVATE, a baseline")]),
         ("steps", facts.progress),
         *(rows_of_search(facts.search) if facts.search else []),
         *([] if facts.seconds is None else [("time", duration(facts.seconds))]),

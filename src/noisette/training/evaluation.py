@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pooch
@@ -23,7 +24,6 @@ from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
-from noisette.run.private import PrivateRun
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
@@ -101,12 +101,12 @@ def _key(file: Path) -> bytes:
 
 @dataclass
 class Outcome:
-    """A run and what is measured of it."""
+    """A finished run, which is private unless it is said."""
 
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: PrivateRun
+    run: Any  # a PrivateRun, or a PlainRun without privacy
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # for calibration, training and evaluation
     resumed: int = 0  # how many times
@@ -119,11 +119,11 @@ class Outcome:
 
     @property
     def epsilon(self) -> float:
-        """The privacy cost of the whole run at the recipe's delta."""
+        """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
         return self.run.epsilon(delta=self.recipe.privacy.delta)
 
 
-Watch = Callable[[PrivateRun, Point], None]
+Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless it has no privacy
 
 
 @torch.no_grad()
@@ -143,9 +143,9 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     present = np.flatnonzero(sizes)
     shares = sizes[present] / sizes.sum()
     found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
-    auc = log_loss = None
+    auc, log_loss, means = None, None, ()
     if np.isfinite(scores).all():
-        log_loss = -float(found[np.arange(len(targets)), targets].mean())
+        log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
         if len(present) > 1:
             chosen = present if classes > 2 else [1]
             auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
@@ -157,6 +157,7 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
         confusion=tuple(tuple(row) for row in table.tolist()),
         log_loss=log_loss,
         base_log_loss=abs(float(shares @ np.log(shares))),  # no -0.0
+        mean_probabilities=means,
     )
 
 

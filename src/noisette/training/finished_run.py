@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -68,7 +68,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
         changed.append(RUN_FILE)
     head, ledger = facts.get("ledger_head"), folder / LEDGER_FILE
-    if not head or not ledger.is_file() or not Ledger.read(ledger).holds(str(head)):
+    if facts.get("private") and (not head or not ledger.is_file() or not Ledger.read(ledger).holds(str(head))):
         changed.append(f"{LEDGER_FILE} (lines are missing)")
     if changed:
         raise ValueError(f"{folder} was changed after the run: {', '.join(changed)}; restore it from a copy")
@@ -95,20 +95,21 @@ class FinishedRun:
     words: Annotated[int, pydantic.Field(ge=0)]
     features: Annotated[tuple[str, ...], _LIST]
     public_weights: str
-    event: Mapping[str, Any]
-    released: Annotated[tuple[_Release, ...], _LIST]
-    steps: Annotated[int, pydantic.Field(ge=0, le=10**15)]
-    epsilon: Annotated[float, pydantic.Field(ge=0)]
+    # of a run with privacy
+    event: Mapping[str, Any] | None = None
+    released: Annotated[tuple[_Release, ...], _LIST] = ()
+    steps: Annotated[int, pydantic.Field(ge=0, le=10**15)] = 0
+    epsilon: Annotated[float, pydantic.Field(ge=0)] = math.inf
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The run in this folder; a ``ValueError`` also if a fact is absent, of another type or out of proportion."""
         facts, path = sealed_facts(folder), folder / RUN_FILE
-        names = [own.name for own in fields(cls)]
-        if missing := [name for name in names if name not in facts]:
+        known = {own.name: facts[own.name] for own in fields(cls) if own.name in facts}
+        if missing := [own.name for own in fields(cls) if own.default is MISSING and own.name not in facts]:
             raise ValueError(f"{path} lacks {', '.join(map(repr, missing))}, so it does not describe a run")
         try:
-            run = cls(**{name: facts[name] for name in names})
+            run = cls(**known)
             run._check_sizes((folder / WEIGHTS_FILE).stat().st_size)
         except (ArithmeticError, RecursionError, ValueError) as error:
             raise ValueError(f"{path} is altered: {error}") from error
@@ -156,19 +157,16 @@ class FinishedRun:
                     + (f"if you trust it, give --model {name}" if given is None else f"{given!r} is another one")
                 )
             _import_elsewhere(name, folder)
-        elif name not in model_names():
-            raise ValueError(f"there is no built-in model {name!r}, with which the run was made")
         elif self.is_built_in:
             if given is not None:
                 raise ValueError(f"the run has the built-in model {name!r}; leave --model out")
         elif given is None:
-            began = recipe.model.backbone
+            began = recipe.model.backbone or name
             raise ValueError(f"the run began with the model in a folder {began!r}; give this folder with --model")
         elif not Path(given).is_dir():
             raise ValueError(f"{given} is not the folder of a model")
-        else:
-            return recipe.changed({"model": {"backbone": given}}, "the run")
-        return recipe
+        began_with = "backbone" if recipe.model.backbone and ":" not in name else "name"
+        return recipe if given is None else recipe.changed({"model": {began_with: given}}, "the run")
 
     @property
     def is_built_in(self) -> bool:

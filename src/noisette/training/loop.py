@@ -1,11 +1,12 @@
-"""Training by a recipe: the length and the cost of its run, and the loop."""
+"""Training by a recipe: the length and the cost of its run, and the loop, which a run without privacy shares."""
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
+from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Whitening
+from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks, ranks_of
+from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
@@ -32,6 +36,8 @@ from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _POINTS = 20
+# Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
+_FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
 _SET_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _AT_IMPORT = torch.get_num_threads()
 _ROUNDS = 5
@@ -195,6 +201,70 @@ def resume(
         return training.finish(on_step)
 
 
+@dataclass(frozen=True)
+class _PlainBatch:
+    """The records of one step."""
+
+    tensors: Sequence[Tensor]
+    indices: Tensor
+
+    def microbatches(self, size: int) -> Iterator[list[Tensor]]:
+        return ([tensor[part] for tensor in self.tensors] for part in self.indices.split(size) if len(part))
+
+
+@dataclass
+class PlainRun:
+    """What the loop needs of a run, without privacy: Poisson batches and the mean of their gradients."""
+
+    bound: GradientBound  # which is not used as one
+    optimizer: torch.optim.Optimizer
+    tensors: Sequence[Tensor]
+    sampling_rate: float
+    expected_batch_size: int
+    steps: int
+    steps_spent: int = 0
+
+    def batches(self) -> Iterator[_PlainBatch]:
+        for _ in range(self.steps):
+            chosen = torch.rand(len(self.tensors[0])) < self.sampling_rate
+            self.steps_spent += 1
+            yield _PlainBatch(self.tensors, chosen.nonzero().squeeze(1).to(self.tensors[0].device))
+
+    def accumulate(self, losses: Loss, *batch: Tensor) -> None:
+        (losses(self.bound.model, *batch).sum() / self.expected_batch_size).backward()
+
+    def epsilon(self, *, delta: float) -> float:
+        return math.inf
+
+
+def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch) -> Outcome:
+    """Train the recipe's model on Poisson batches of its size, with nothing clipped and no noise: a baseline.
+
+    A recipe without a learning rate is trained by Adam.
+
+    Guarantee: none. The weights may tell everything about the records.
+
+    Raises:
+        ValueError: the model or the public examples do not fit, or the recipe trains otherwise than on such batches.
+        PrivacyError: public examples are private records too, or there are several processes.
+    """
+    refuse_several_processes("a baseline")
+    start, training = time.perf_counter(), recipe.training
+    if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
+        raise ValueError(
+            "without privacy batches are Poisson batches of records, as they are; leave out batches, lipschitz, "
+            "projection and users"
+        )
+    rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
+    if training.lr is None:  # the rule is for clipped gradients
+        lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))
+        recipe = replace(recipe, training=replace(training, optimizer="adam", lr=lr, momentum=0.0))
+    setup = TrainingSetup(recipe, data, public)
+    run = PlainRun(setup.bound, setup.optimizer, setup.examples.tensors, rate, training.batch_size, steps)
+    outcome = Outcome(recipe, data, setup.published, run, public_weights=setup.public_weights)
+    return _Training(setup, outcome, None, start, _POINTS, ranks_of(None)).finish(on_step)
+
+
 @dataclass
 class _Training:
     """The remaining steps of a run that began at ``start``, on the clock of ``time.perf_counter``."""
@@ -210,6 +280,9 @@ class _Training:
         """Compute epsilon at evenly spaced steps, the last one among them; it is never above the budget of the run."""
         run, privacy = self.outcome.run, self.outcome.recipe.privacy
         steps = sorted({max(1, round(run.steps * k / self.places)) for k in range(1, self.places + 1)})
+        self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
+        if isinstance(run, PlainRun):
+            return
         accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
         epsilons = epsilon_curve(
             run.event,
@@ -275,7 +348,7 @@ class _Training:
 
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
-        measured = (getattr(figures, name, None) for name in ("accuracy", "rmse"))
+        measured = (getattr(figures, name, None) for name in ("accuracy", "rmse", "log_loss"))
         self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
@@ -288,7 +361,7 @@ class _Training:
 
     def _save(self) -> None:
         outcome, setup = self.outcome, self.setup
-        if self.checkpoint is None:
+        if self.checkpoint is None or isinstance(outcome.run, PlainRun):
             return
         extras: dict[str, Any] = {
             "averaged": setup.averaged.state_dict() if setup.averaged else None,

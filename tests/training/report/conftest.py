@@ -41,7 +41,7 @@ def facts() -> Facts:
         sampling="Poisson",
         event=facts_of(EVENT),
         released=((facts_of(EVENT), 240),),
-        test=ClassFigures(0.931, 0.1, 0.93, 0.99, ((1,) * 10,) * 10, 0.2, 2.3),
+        test=ClassFigures(0.931, 0.1, 0.93, 0.99, ((1,) * 10,) * 10, 0.2, 2.3, (0.1,) * 10),
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
         max_grad_norm=1.5,

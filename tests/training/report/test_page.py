@@ -1,14 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import re
+from dataclasses import MISSING, fields, replace
 from html.parser import HTMLParser
+
+from torch import nn
 
 from finished_runs import with_recipe
 from noisette.accounting import DpAmount, PoissonGaussian, UserLevel
 from noisette.accounting.events import facts_of as event_facts
 from noisette.training.report.facts import Facts
-from noisette.training.report.page import page
+from noisette.training.report.page import documents, page
 from noisette.training.report.statement import settings, statement
+
+REQUIRED = [each.name for each in fields(Facts) if each.default is MISSING and each.default_factory is MISSING]
 
 
 class Outline(HTMLParser):
@@ -45,14 +51,13 @@ def test_it_needs_nothing_but_itself(facts: Facts) -> None:
     assert outline.fetched == []
     assert "@import" not in html
     assert "url(http" not in html
+    assert outline.tags.count("svg") == 2
     assert "prefers-color-scheme: dark" in html
 
 
 def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
     text = Outline(page(facts)).text
     assert "93.1 % test accuracy with differential privacy at ε = 2.76, δ = 1e-4" in text
-    assert "step 240 ε 2.76, 93.1 %" in text
-    assert 'SavedModel.of_run(Path("."))' in text
     for setting in ("lr 1.25", "max grad norm 1.5", "batch size 216", "cosine false", "example 1 × 8 × 8 numbers"):
         assert setting in text
     assert {"mean", "frozen", "tokens"}.isdisjoint(dict(settings(facts)["Data"]) | dict(settings(facts)["Model"]))
@@ -79,6 +84,22 @@ def test_a_run_without_test_examples_or_points_has_a_page(facts: Facts) -> None:
     assert "The course of the run" not in text
 
 
+def test_a_run_without_privacy_says_so_in_every_title_and_names_no_epsilon(facts: Facts) -> None:
+    given = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    plain = Facts(**{name: given[name] for name in (*REQUIRED, "test")} | {"points": ()})
+    assert not plain.private
+    html, files = page(plain), documents(plain, nn.Linear(2, 2))
+    assert "<title>NOT PRIVATE: flowers" in html
+    assert "NOT PRIVATE: 93.1 % test accuracy" in Outline(html).text
+    assert files.keys() == {"model.safetensors", "report.html", "run.json"}
+    run = json.loads(files["run.json"])
+    assert run["private"] is False
+    for text in (html, files["run.json"].decode()):
+        assert not re.search("ε|epsilon|delta|noise multiplier", text.split("</style>")[-1], re.IGNORECASE)
+    assert b"NOT PRIVATE" in files["model.safetensors"]
+    assert json.loads(facts.as_json())["private"] is True
+
+
 def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
     text = Outline(page(with_recipe(facts, privacy={"allow_large_delta": True}))).text
     assert text.index("Unsafe switch: allow_large_delta") < text.index("Settings")
@@ -88,6 +109,10 @@ def test_a_model_of_words_is_described(facts: Facts) -> None:
     text = Outline(page(replace(facts, input_shape=(20,), word_vectors=(2447, 50), classes=4, test=None))).text
     assert "example 20 words, 4 classes" in text
     assert "a single word of it has no guarantee of its own" in text
+
+
+def test_it_says_how_to_load_the_model(facts: Facts) -> None:
+    assert 'saved = SavedModel.of_run(Path("."))' in Outline(page(facts)).text
 
 
 def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:
@@ -108,9 +133,12 @@ def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
 
 def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
     event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
-    of_users = replace(facts, event=event, released=((event, 240),), points=())
-    assert right_answers(of_users) > right_answers(facts) + 5
-    text = Outline(page(of_users)).text
+    assert right_answers(replace(facts, event=event, released=((event, 240),))) > right_answers(facts) + 5
+
+
+def test_a_guarantee_for_users_is_about_users(facts: Facts) -> None:
+    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
+    text = Outline(page(replace(facts, event=event, released=((event, 240),), points=()))).text
     assert "No single user can make any outcome" in text
     assert "whether one user took part" in text
     assert "1 % of the users that took no part" in text

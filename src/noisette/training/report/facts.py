@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -99,7 +99,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Predicted classes of the test examples. The rarer of two classes is what is found."""
+    """Predicted classes of the test examples, and their probabilities. The rarer of two classes is what is found."""
 
     accuracy: float
     base_rate: float  # the share of the most frequent class
@@ -108,6 +108,7 @@ class ClassFigures:
     confusion: tuple[tuple[int, ...], ...]  # for each class how many of its examples were predicted as each class
     log_loss: float | None  # in nats; ``None`` where scores are no numbers
     base_log_loss: float  # of the shares of the classes, the best constant
+    mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share; () without a log loss
 
     @property
     def found(self) -> int | None:
@@ -143,6 +144,9 @@ class ClassFigures:
             precision, recall = right / predicted if predicted else 0.0, right / examples if examples else 0.0
             both = f"{percent(precision)} and {percent(recall)}, F1 {2 * right / max(1, predicted + examples):.3f}"
             rows.append((f"precision and recall of {names[k]}", both))
+            if self.mean_probabilities:
+                share = percent(examples / sum(map(sum, self.confusion)))
+                rows.append((f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({share} are)"))
         return rows
 
 
@@ -176,6 +180,7 @@ class Point:
     epsilon: float
     test_accuracy: float | None
     test_rmse: float | None = None  # of a predicted number instead, in its unit
+    test_log_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,9 +197,13 @@ class SearchFacts:
     median: int
     at_most: int  # the ninth decile
     none: float  # the chance of no run
-    score: float | None  # of the chosen run, noised; ``None`` before it is made
-    held_out: float  # the share of the records that it was measured on
-    score_deviation: float  # of its noise
+    compared: int  # a number of runs which it would cost ``epsilon_of_all`` to release, with the same noise
+    epsilon_of_all: float
+    # Where records were held out: the noisy score of the chosen run, the share of the records, and the deviation of
+    # the noise; all are ``None`` where the test figures decided.
+    score: float | None
+    held_out: float | None
+    score_deviation: float | None
 
     @property
     def runs(self) -> str:
@@ -227,6 +236,11 @@ _RARE = (
     "To find more of the rare class, lower the threshold of its probability or give class weights: see "
     "docs/how-to/unbalanced-classes.md"
 )
+# Keys of run.json that a run without privacy has no value for.
+_OF_PRIVACY = (
+    *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),
+    *("noise_multiplier", "lipschitz", "steps", "steps_lost", "resumed", "ledger_head", "search", "declarations"),
+)
 _PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("model", "backbone"), ("public", "data"))
 
 
@@ -257,20 +271,21 @@ class Facts:
     seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
     device: str
     points: tuple[Point, ...]
-    epsilon: float  # the cost of ``released``, at the recipe's delta
-    neighbouring: str
-    accountant_version: str
-    event: Mapping[str, Any]  # the release of one step, as the ledger has it
-    released: tuple[tuple[Mapping[str, Any], int], ...]  # all that the ledger counts, each with how often
-    noise_multiplier: float
-    max_grad_norm: float | None  # of all groups together, as of the last release; ``None`` with layer bounds
-    steps: int  # that the ledger has reserved
-    ledger_head: str
+    # Without privacy the following have the values of no guarantee, and are left out of ``run.json``.
+    epsilon: float = math.inf  # the cost of ``released``, at the recipe's delta
+    neighbouring: str = ""
+    accountant_version: str = ""
+    event: Mapping[str, Any] = field(default_factory=dict)  # the release of one step, as the ledger has it
+    released: tuple[tuple[Mapping[str, Any], int], ...] = ()  # all that the ledger counts, each with how often
+    noise_multiplier: float = 0.0
+    max_grad_norm: float | None = None  # of all groups together, as of the last release; ``None`` with layer bounds
     groups: int = 1
     parts: tuple[ReleasedPart, ...] = ()  # of a step; () for the gradient alone
     lipschitz: LayerBounds | None = None
+    steps: int = 0  # that the ledger has reserved
     steps_lost: int = 0  # when a process crashed; epsilon covers them
     resumed: int = 0  # how often the run was continued in another process
+    ledger_head: str = ""
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
@@ -278,9 +293,21 @@ class Facts:
     declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
 
     @property
+    def private(self) -> bool:
+        return bool(self.event)
+
+    @property
     def unit(self) -> str:
         """Whom the guarantee protects: "user" or "record"."""
         return "user" if isinstance(event_of(self.event), UserLevel) else "record"
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model; of a folder without those above it, which are the user's own."""
+        from noisette.nn.models.factory import is_folder_of_model
+
+        name = self.recipe.model.name
+        return Path(name).name if is_folder_of_model(name) else name
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -294,21 +321,24 @@ class Facts:
 
     def as_json(self) -> str:
         """The text of ``run.json``. It has file names in the place of paths: the user's folders are not published."""
-        content = asdict(self)
+        content: dict[str, Any] = {"private": self.private} | asdict(self)
+        if not self.private:
+            content = {key: value for key, value in content.items() if key not in _OF_PRIVACY}
+            content["points"] = [{"step": point.step, "test_accuracy": point.test_accuracy} for point in self.points]
+            del content["recipe"]["privacy"]
         for section, key in _PATHS:
             if path := content["recipe"][section][key]:
                 content["recipe"][section][key] = Path(path).name
+        content["recipe"]["model"]["name"] = self.model_name
         return json.dumps(content, indent=2) + "\n"
 
 
 def facts_of(outcome: Outcome) -> Facts:
-    """What may be published about this run."""
+    """What may be published about this run; of one without privacy, what there is."""
+    from noisette.run.private import PrivateRun
+
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
-    by_layers, sums = recipe.lipschitz.used, run.bound.pop_sums()
-    gradients = [part.bound for part in sums if part.name == "gradient"]
-    library = f"dp-accounting {version('dp-accounting')}"  # which computes Rényi divergences
-    is_library = recipe.privacy.accountant == RdpAccountant.name
-    return Facts(
+    facts = Facts(
         version=noisette.__version__,
         recipe=recipe,
         data=data.name,
@@ -319,36 +349,48 @@ def facts_of(outcome: Outcome) -> Facts:
         classes=data.classes,
         parameters=outcome.parameters,
         public_weights=outcome.public_weights,
-        sampling=run.event.sampling,
+        sampling="Poisson",
         sampling_rate=run.sampling_rate,
         steps_planned=run.steps,
-        steps_taken=run.steps_taken,
+        steps_taken=run.steps_spent,
         test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
-        epsilon=outcome.epsilon,
-        neighbouring=run.event.relation,
-        accountant_version=library if is_library else f"noisette {noisette.__version__}",
-        event=event_facts(run.event),
-        released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
-        noise_multiplier=run.noise_multiplier,
-        max_grad_norm=None if by_layers else math.hypot(*gradients),
-        steps=run.terms.spent(run.ledger),
-        ledger_head=run.ledger.head,
-        groups=1 if by_layers else len(gradients),
-        parts=tuple(
-            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
-            for name, share in run.event.parts
-        ),
-        lipschitz=_layer_bounds(run) if by_layers else None,
-        steps_lost=run.steps_lost,
-        resumed=outcome.resumed,
         test=outcome.test,
         features=data.features,
         words=data.words,
-        declarations=len(run.ledger.declarations),
     )
+    return replace(facts, **_of_privacy(outcome, run)) if isinstance(run, PrivateRun) else facts
+
+
+def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
+    accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
+    sums = run.bound.pop_sums()
+    gradients = [part.bound for part in sums if part.name == "gradient"]
+    library = f"dp-accounting {version('dp-accounting')}"  # which computes Rényi divergences
+    return {
+        "epsilon": outcome.epsilon,
+        "neighbouring": run.event.relation,
+        "accountant_version": library if accountant == RdpAccountant.name else f"noisette {noisette.__version__}",
+        "event": event_facts(run.event),
+        "released": tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
+        "sampling": run.event.sampling,
+        "noise_multiplier": run.noise_multiplier,
+        "max_grad_norm": None if by_layers else math.hypot(*gradients),
+        "groups": 1 if by_layers else len(gradients),
+        "parts": tuple(
+            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
+            for name, share in run.event.parts
+        ),
+        "lipschitz": _layer_bounds(run) if by_layers else None,
+        "steps": run.terms.spent(run.ledger),
+        "steps_taken": run.steps_taken,
+        "steps_lost": run.steps_lost,
+        "resumed": outcome.resumed,
+        "ledger_head": run.ledger.head,
+        "declarations": len(run.ledger.declarations),
+    }
 
 
 def _layer_bounds(run: PrivateRun) -> LayerBounds:

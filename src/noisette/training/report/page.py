@@ -1,11 +1,11 @@
-"""The report of a run as one HTML page, and the other files of a run folder."""
+"""The report of a run as one HTML page, the bounds on attacks that it shows, and the other files of a run folder."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from noisette.accounting.events import event_of
 from noisette.accounting.filters import RenyiOdometer
@@ -14,7 +14,8 @@ from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.statement import as_text, set_of_tests, settings, statement
+from noisette.training.report.figures import as_svg, course_of_run, templates
+from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,13 +23,7 @@ if TYPE_CHECKING:
 _ALARMS = (0.01, 0.001)  # false-positive rates
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
-_PAGES = Environment(
-    loader=PackageLoader("noisette.training.report", ""),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_PAGES = templates("noisette.training.report")
 _LOADING = """\
 from pathlib import Path
 
@@ -46,12 +41,13 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
     # Tied weights are written once for each of their names, since the format cannot share them.
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    title = f"Privacy statement of {facts.recipe.model.name} trained on {facts.data}"
     files = {
-        "model.safetensors": save(weights),
+        "model.safetensors": save(weights, None if facts.private else {"guarantee": "NOT PRIVATE"}),
         "report.html": page(facts).encode(errors=_UNENCODABLE),
-        "privacy.txt": as_text(statement(facts), title=title).encode(errors=_UNENCODABLE),
     }
+    if facts.private:
+        title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
+        files["privacy.txt"] = as_text(statement(facts), title=title).encode(errors=_UNENCODABLE)
     return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
@@ -62,12 +58,13 @@ def page(facts: Facts) -> str:
         headline=_headline(facts),
         problem=facts.test.problem if facts.test else "",
         settings=settings(facts),
-        course=_course(facts),
+        course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=set_of_tests(facts),
         confusion=_confusion(facts),
-        attack=_sentence(_attack(facts), facts.unit),
-        sections=statement(facts).items(),
+        attack=_sentence(_attack(facts), facts.unit) if facts.private else "",
+        advice=advice(facts.search, facts.epsilon) if facts.search else "",
+        sections=statement(facts).items() if facts.private else (),
         loading=_LOADING,
         upward=upward,
         power_of_ten=power_of_ten,
@@ -82,19 +79,6 @@ def _headline(facts: Facts) -> str:
     if test is not None and test.is_unbalanced:
         return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
     return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
-
-
-def _course(facts: Facts) -> list[tuple[str, str]]:
-    """Epsilon and the test figure after some steps."""
-    rows = []
-    for point in facts.points:
-        said = f"ε {upward(point.epsilon)}"
-        if point.test_rmse is not None:
-            said += f", RMSE {point.test_rmse:.4g} {facts.recipe.data.unit}".rstrip()
-        elif point.test_accuracy is not None:
-            said += f", {percent(point.test_accuracy)}"
-        rows.append((f"step {point.step:,}", said))
-    return rows
 
 
 def _attack(facts: Facts) -> TradeOff:
