@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.capture import captured as module
-from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of
+from noisette.capture.captured import Captured, CaptureWarning, Schedule, relative_difference, schedule_of, sketch
 from noisette.capture.graph import Function, Graph
 from noisette.capture.step import is_real, padded, padded_size
 
@@ -200,6 +200,16 @@ def test_the_difference_is_a_share_of_the_norm() -> None:
     one, other = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.5]), torch.tensor([4.0])]
     assert math.isclose(relative_difference(other, one), 0.1)
     assert relative_difference(one, one) == 0
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(7), slice(None, None, 4096)], ids=["all", "few", "one column"])
+def test_a_sketch_of_many_numbers_differs_as_they_do(rows: slice) -> None:
+    torch.manual_seed(0)
+    numbers = torch.randn(3_000_000)
+    others = numbers.clone()
+    others[rows] += 0.01 * torch.randn(len(others[rows]))
+    true = relative_difference([others], [numbers])
+    assert relative_difference([sketch(others)], [sketch(numbers)]) == pytest.approx(true, rel=0.4)
 
 
 def test_what_is_not_a_number_or_not_there_differs() -> None:
