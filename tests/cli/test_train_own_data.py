@@ -76,7 +76,7 @@ def test_from_a_schema_to_predictions_of_new_rows(trained: Path) -> None:
     statement = words(trained / "run" / "privacy.txt")
     assert "held out with probability 0.25" in statement
     assert "which stays private" not in statement
-    assert "Inputs: 8, made from 3 columns by a declaration" in statement
+    assert "Inputs: 8, made from 3 columns by the declaration in run.json" in statement
     page = (trained / "run" / "report.html").read_text()
     assert "about 25.0 % of all" in page
     assert "public test examples" not in page
@@ -134,7 +134,7 @@ def test_texts_of_a_column(trained: Path) -> None:
     draw = random.Random(1)
     lines = [f'"{draw.choice(["good", "bad"])}, {draw.random()}"' for _ in range(200)]
     Path("reviews.csv").write_text("text,label\n" + "".join(f"{line},{int('good' in line)}\n" for line in lines))
-    options = ("--text", "text", "--tokens", 8, "--classes", 2, "--size", 200, "--model", "bag-of-words", *QUICK)
+    options = ("--text", "text", "--tokens", 8, "--classes", 2, "--size", 200, "--model", "transformer", *QUICK)
     shown = run("train", "--data", "reviews.csv", *options, "--out", "runs/r")
     assert shown.exit_code == 0, shown.output
     statement = words("runs/r/privacy.txt")

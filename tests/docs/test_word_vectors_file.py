@@ -50,15 +50,3 @@ def test_the_file_fits_the_model(vocabulary: Vocabulary, tmp_path: Path, monkeyp
     np.testing.assert_array_equal(
         model.get_buffer("features.vectors.vectors").numpy(), vectors_of_numbers(vocabulary, 50).numpy()
     )
-
-
-def test_a_vocabulary_that_is_not_there_is_told_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("NOISETTE_DATA", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["word_vectors", str(tmp_path / "file"), "--words", "50"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "not on this machine" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -221,7 +221,7 @@ def train(
         if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
             raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
         if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
-            plain = replace(settings.training, optimizer="sgd", lr=None, floor=None)
+            plain = replace(settings.training, optimizer="sgd", lr=None)
             settings = replace(settings, training=plain)
     name = Path(settings.data.name).resolve().name.partition(".")[0]
     place = out or Path("runs", f"{name}-not-private" if without_privacy else name)

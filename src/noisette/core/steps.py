@@ -30,7 +30,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
-from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
+from noisette.core.release import GaussianRelease, GradientBound, Processes, digest_of
 from noisette.errors import PrivacyError, first_few
 
 
@@ -108,7 +108,6 @@ class DpSgd:
         self.steps_lost = steps_lost
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
-        self._takes_deviations = optimizer.take_deviations if isinstance(optimizer, TakesDeviations) else None
         self._names = {id(p): name for name, p in bound.parameters.items()}
         frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
         self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
@@ -378,8 +377,6 @@ class DpSgd:
         except BaseException:
             self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
             raise
-        if self._takes_deviations is not None:
-            self._takes_deviations(self._release.deviations)
 
     # Line 5
 
