@@ -57,8 +57,6 @@ REPORTED_ELSEWHERE = {
     "imdb-ranked-epsilon-1": "",
     "imdb-encoder": "",
     "adult": f"84.2% ({_DIFFPRIVLIB})",
-    "adbench-magic": f"78.6% ({_DIFFPRIVLIB})",
-    "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
 }
 # The copies at hand; published results are on the originals.
 DATA = {"cifar10": "cifar10, recompressed as JPEG", "ag-news-words": "ag-news, 18,349 of 120,000 articles"}

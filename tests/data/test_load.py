@@ -14,8 +14,7 @@ def test_built_in_names() -> None:
         ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", *leaves),
         ("ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb", "imdb-glove", "adult"),
     )
-    anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
-    assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))
+    assert names() == (*images, *others)
 
 
 def test_unknown_name_lists_all_and_a_close_one() -> None:
