@@ -28,7 +28,9 @@ def test_unknown_name_lists_all_and_a_close_one() -> None:
 
 def test_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "mine.doc").write_bytes(b"")
-    with pytest.raises(DataError, match=r"mine.doc is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.xlsx, \.npz"):
+    with pytest.raises(
+        DataError, match=r"mine.doc is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.parquet, \.npz"
+    ):
         load(str(tmp_path / "mine.doc"))
 
 

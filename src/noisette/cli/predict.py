@@ -71,7 +71,7 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     from noisette.data.dataset import refuse
 
     images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
-    found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
+    found = {"image": images} if images is not None else tables.read(rows) if keep else {}
     keep = ["image"] if images is not None else keep
     refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
     kept = [keep, *zip(*(found[name] for name in keep), strict=True)] if keep else None

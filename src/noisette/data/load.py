@@ -16,7 +16,7 @@ from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
 from noisette.data.built_in_texts import TEXTS, glove
-from noisette.data.columns import MODES, Declaration, ImageForm, close_name, codes
+from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
 
@@ -40,7 +40,7 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     Files of a built-in set are looked for in ``data_dir``, in NOISETTE_DATA and in the user's cache, or downloaded.
 
     Guarantee: shapes, number of classes and ``declared_size`` come from constants and the declaration, except that
-    inputs have the shape of the arrays or images found; nothing is fitted to the records.
+    inputs have the shape of the arrays found; nothing is fitted to the records.
 
     Raises:
         DataError: the name is unknown, files are absent or damaged, or records contradict the declaration.
@@ -171,11 +171,12 @@ class _File:
 def read_images(path: Path, declaration: Declaration) -> DataSet:
     """The images in ``train/CLASS`` and optionally ``test/CLASS``, or in ``CLASS``; inputs (n, c, h, w) in [0, 1].
 
-    Each is brought to the declared form; without one, all must be 8-bit grey, or all 8-bit colour, and have the size of
-    the first. A ``DataError`` lists what is undeclared, or what is no such folder or image, without names of files.
+    Each is brought to the declared form. A ``DataError`` lists what is undeclared, or what is no such folder or image,
+    without names of files.
     """
     classes, size = declaration.public_facts(path.name, test_place="in the folder test beside train", images=True)
-    names = declaration.class_names
+    names, form = declaration.class_names, declaration.images
+    assert form is not None, "it is checked"
     train_place, test_place = _named(path, "train"), _named(path, "test")
     if train_place is None:
         if test_place is not None or not any(_named(path, name) for name in names):
@@ -186,7 +187,6 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
         train_place = path
     train = _files(train_place, names)
     test = _files(test_place, names) if test_place else None
-    form = declaration.images or _first(train[0])
     return DataSet(path.name, _split(train, form), _split(test, form) if test is not None else None, classes, size)
 
 
@@ -239,21 +239,9 @@ def _entries(found: Sequence[object]) -> str:
     return "1 entry is" if len(found) == 1 else f"{len(found)} entries are"
 
 
-def _first(file: _File) -> ImageForm:
-    """The form that all images must have where none is declared."""
-    mode, size = file.read(lambda image: (image.mode, image.size))
-    if mode in MODES:
-        return ImageForm(*size, grey=mode == "L", fitted=False)
-    raise DataError(
-        f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images, or declare "
-        "image_size to bring all to one size and to colour"
-    )
-
-
 def _split(found: Sequence[_File], form: ImageForm) -> Split:
     images = np.zeros((len(found), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
     problems = []
-    unfit = "has more than 8 bits a channel" if form.fitted else f"is not of {form}"
     for index, file in enumerate(found):
         try:
             pixels = file.read(form.pixels)
@@ -261,9 +249,8 @@ def _split(found: Sequence[_File], form: ImageForm) -> Split:
             problems.append(str(error))
             continue
         if pixels is None:
-            problems.append(f"{file.position} {unfit}")
+            problems.append(f"{file.position} has more than 8 bits a channel")
         else:
             images[index] = pixels
-    way_out = "" if form.fitted else "; a declared image_size brings all to one size"
-    refuse(f"images, numbered from 1 in the order of their names within their class{way_out}", problems)
+    refuse("images, numbered from 1 in the order of their names within their class", problems)
     return Split(unit_pixels(images), np.array([file.target for file in found], dtype=np.int64))
