@@ -7,8 +7,7 @@ import pytest
 import typer
 
 from command_line import noisette
-from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
-from noisette.accounting.registry import ACCOUNTANTS
+from noisette.accounting import MomentsAccountant, PoissonGaussian
 from noisette.cli.account import rounded_down, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import PrivacyError
@@ -67,18 +66,6 @@ def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_
     assert "noise_multiplier=1e+06)" in run(budget, "--accountant", "gdp").stderr
 
 
-def test_a_group_is_protected_as_a_whole_and_bands_are_counted_in_rounds():
-    found = facts(PLAN | {"--group-size": "3", "--accountant": "rdp"})
-    release = GroupPrivacy(PoissonGaussian(0.01, 4.0), 3)
-    assert found["epsilon"] == RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5)
-    assert found["neighbouring"] == "add or remove a group of 3 records"
-    assert found["noise_multiplier"] == 4
-    found = facts(PLAN | {"--bands": "8"})
-    assert found["epsilon"] == ACCOUNTANTS["pld"].compose({BandedGaussian(0.01, 4.0, 8): 10_000}).epsilon(delta=1e-5)
-    assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
-    assert "8: a round that was begun counts as a whole" in run(PLAN | {"--bands": "8"}).stdout
-
-
 def test_printed_epsilon_is_never_less_than_the_exact_one():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
     shown = run(options).stdout
@@ -129,9 +116,6 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     [
         (PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
         (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
-        (PLAN | {"--bands": "0"}, ["bands >= 1"]),
-        (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
-        (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave group_size out"]),
         (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
         (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
@@ -147,7 +131,6 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
         (BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
         (BUDGET | {"--accountant": "strong-paper"}, ["strong-paper", "keeps no budget"]),
-        (BUDGET | {"--group-size": "2"}, ["give epsilon or delta alone"]),
         (without("--sampling-rate", "--steps") | {"--epochs": "3"}, ["epochs need a sampling_rate"]),
         (without("--steps") | {"--epsilon": "0.0001"}, ["one step costs more", "more noise"]),
     ],

@@ -64,15 +64,6 @@ def test_show_lists_each_mechanism_with_its_counts(folder):
         head,
     ):
         assert words in shown
-    shown = facts("show", folder / "ledger.jsonl")
-    assert (shown["dataset"], shown["neighbouring"], shown["head"]) == ("mnist", ["add or remove one record"], head)
-    counts = ("reserved", "committed", "given_back", "charged", "paid")
-    assert [tuple(row[name] for name in counts) for row in shown["mechanisms"]] == [
-        (0, 0, 0, 1, 1),
-        (1200, 3, 1197, 0, 3),
-        (50, 0, 0, 0, 50),
-    ]
-    assert shown["mechanisms"][2]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
 
 
 def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
@@ -160,7 +151,7 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     assert "(--per record)" in run("charge", tmp_path, "--gaussian", 20).stderr
     assert run("charge", tmp_path, "--gaussian", 20, "--per", "record").exit_code == 0
     assert run("charge", tmp_path, "--zcdp", 0.01, "--per", "user").exit_code == 0
-    assert "zcdp, epsilon, laplace, discrete_gaussian and gaussian, got none" in run("charge", tmp_path).stderr
+    assert "zcdp, epsilon and gaussian, got none" in run("charge", tmp_path).stderr
     refused = run("price", tmp_path, "--delta", "1e-5")
     assert refused.exit_code == 2
     for said in (
@@ -205,7 +196,12 @@ def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
 
 def test_what_is_no_ledger_is_told_apart_from_a_damaged_one(tmp_path):
     (tmp_path / "rows.csv").write_text("age,ill\n3,no\n")
-    for command in (["show"], ["price", "--delta", "1e-5"], ["repair"], ["charge", "--laplace", "2", "--dataset", "a"]):
+    for command in (
+        ["show"],
+        ["price", "--delta", "1e-5"],
+        ["repair"],
+        ["charge", "--gaussian", "2", "--dataset", "a"],
+    ):
         refused = run(*command, tmp_path / "rows.csv")
         assert refused.exit_code == 2
         assert "rows.csv is not a ledger; give the folder of a run, or the ledger.jsonl in it" in refused.stderr
@@ -269,13 +265,12 @@ def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Pat
 def test_the_ledger_of_a_run_that_was_cut_off_is_found_by_its_name(tmp_path, monkeypatch, name):
     place = unfinished(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for command in (["show"], ["price", "--delta", "1e-5", "--accountant", "rdp"]):
-        result = run(*command, name, "--json")
-        assert result.exit_code == 0, result.output
-        assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
-        if name != "run.unfinished-1":
-            assert f"The ledger is {place}/ledger.jsonl" in result.stderr
-            assert f"To continue it: noisette train --resume {place}" in result.stderr
+    result = run("price", "--delta", "1e-5", "--accountant", "rdp", name, "--json")
+    assert result.exit_code == 0, result.output
+    assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
+    if name != "run.unfinished-1":
+        assert f"The ledger is {place}/ledger.jsonl" in result.stderr
+        assert f"To continue it: noisette train --resume {place}" in result.stderr
     assert "nothing to repair" in run("repair", name).stdout
 
 
@@ -283,8 +278,8 @@ def test_a_finished_run_goes_before_one_that_was_cut_off_and_both_are_named(fold
     (folder / "run").mkdir()
     (folder / "ledger.jsonl").rename(folder / "run" / "ledger.jsonl")
     place = unfinished(folder, checkpoint=False)
-    result = run("show", folder / "run", "--json")
-    assert json.loads(result.stdout)["mechanisms"][0]["charged"] == 1
+    result = run("show", folder / "run")
+    assert result.exit_code == 0
     assert f"The ledger is {folder}/run/ledger.jsonl" in result.stderr
     assert f"{place} was cut off before its first checkpoint" in result.stderr
 
@@ -297,7 +292,7 @@ def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
     assert refused.exit_code == 2
     assert all(str(place) in refused.stderr for place in places)
     assert run("show", places[1]).exit_code == 0
-    charged = run("charge", tmp_path / "run", "--laplace", "2", "--dataset", "mnist")
+    charged = run("charge", tmp_path / "run", "--gaussian", "2", "--dataset", "mnist")
     assert "name one of" in charged.stderr
     assert not (tmp_path / "run").exists()
 

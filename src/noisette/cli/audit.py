@@ -13,7 +13,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import atomic_files
-from noisette.cli.options import INTERRUPTED, DataDir, RunModel, option, plain_errors
+from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
 from noisette.training.run_folder import in_words, unfinished_runs
 
@@ -32,13 +32,10 @@ def audit(
     *,
     steps: Annotated[int, option("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[
-        int,
-        option(
-            "N", "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none."
-        ),
+        int, option("N", "Pairs of batches that differ by a record, on the run's model; 0 for none.")
     ] = 30,
     whole_run: Annotated[
-        bool, typer.Option("--whole-run", help="Also audit a whole run, with its sampling. Takes minutes.")
+        bool, flag("--whole-run", "Also audit a whole run, with its sampling. Takes minutes.")
     ] = False,
     model: RunModel = None,
     out: Annotated[Path | None, option("DIR", "Folder for the results.", "audits/NAME of the run")] = None,
@@ -120,10 +117,9 @@ def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
     table = Table(
         "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
     )
-    cost, step, near, run = (made.get(name) for name in ("cost", "step", "neighbours", "whole_run"))
-    if cost:
-        stated = f"delta {power_of_ten(cost.delta)}"
-        table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)
+    cost, step, near, run = made["cost"], *(made.get(name) for name in ("step", "neighbours", "whole_run"))
+    stated = f"delta {power_of_ten(cost.delta)}"
+    table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)
     if step:
         table.add_row("one step", f"mu {step.certified_mu:.2f}", f"mu {step.guaranteed_mu:.2f}", step.verdict.value)
     if near:

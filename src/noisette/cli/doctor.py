@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,19 +25,14 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module or a LipschitzBound, or (one of them, inputs), or (one of "
-            "them, loss of one example, arguments of the loss). Inputs and arguments are a tensor, a tuple, or a "
-            "dictionary of arguments by name. Called with no arguments, or with (shape of an example, "
-            "number of classes) if it takes two.",
+            help="Function of nothing, or of (shape of an example, number of classes). It returns a torch.nn.Module or "
+            "a LipschitzBound, or (one of them, inputs), or (one of them, loss of one example, arguments of the loss). "
+            "Inputs and arguments are a tensor, a tuple, or a dictionary of arguments by name.",
         ),
     ],
     data: Annotated[str | None, option("NAME", "Built-in data set that gives the shape of the random inputs.")] = None,
     input_shape: Annotated[str | None, option("N,N,..", "Shape of one example, such as 3,32,32.")] = None,
-    columns: Annotated[
-        Path | None, option("SCHEMA.toml", "What is declared about the columns of a table, which gives the shape.")
-    ] = None,
     examples: Annotated[int, option("N", "Random examples in the microbatch, if the function returns none.")] = 32,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Say whether a model can be trained privately, which rule serves each parameter, and what a step costs.
@@ -46,28 +40,23 @@ def doctor(
     A few private and plain steps are taken on random or given examples, without moving the weights. Only the shapes of
     a data set are used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
-    if sum(given is not None for given in (data, input_shape, columns)) > 1:
-        raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
+    if data is not None and input_shape is not None:
+        raise ValueError("--data and --input-shape each give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
     shape, classes = None, _CLASSES
     if data is not None:
         shape, classes = _of_data(data, data_dir)
-    elif columns is not None:
-        shape, classes = _of_columns(columns)
     elif input_shape is not None:
         shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
     made = _made_by(target, shape, classes)  # before torch is imported, which takes seconds
 
-    import torch
-
     from noisette.run.explain import explain
 
     model, loss, batch = _taken_apart(target, made, shape, examples)
     try:
-        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-            explanation = explain(model, loss, *batch)
+        explanation = explain(model, loss, *batch)
     except PrivacyError:
         raise
     except _WRONG_CALL as error:
@@ -79,15 +68,6 @@ def doctor(
     typer.echo(explanation)
     if explanation.refused:
         raise typer.Exit(_REFUSED)
-
-
-def _of_columns(path: Path) -> tuple[tuple[int, ...], int]:
-    """The same as :func:`_of_data`, of a schema."""
-    from noisette.data.columns import Columns
-    from noisette.training.recipe import read_schema
-
-    classes = read_schema(path).get("classes", 1)  # a number to predict is one output
-    return (Columns.read(path).width,), classes if isinstance(classes, int) else len(classes)
 
 
 def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:

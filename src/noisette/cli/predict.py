@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisette.cli.options import RunModel, listed, option, plain_errors
+from noisette.cli.options import RunModel, option, plain_errors
 from noisette.training.finished_run import sealed_facts
 
 if TYPE_CHECKING:
@@ -27,17 +27,11 @@ def predict(
         Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", exists=True, file_okay=False)
     ],
     rows: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ROWS",
-            help="A table with the columns of the run, or a folder of images; labels are not needed.",
-            exists=True,
-        ),
+        Path, typer.Argument(metavar="ROWS", help="A table without labels, or a folder of images.", exists=True)
     ],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
     model: RunModel = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
-    keep: Annotated[str | None, option("A,B,..", "Columns of the rows to repeat in front of the predictions.")] = None,
 ) -> None:
     """Predict new rows or images with the model of a run: they are prepared as they were for training.
 
@@ -48,14 +42,11 @@ def predict(
     """
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    is_private = sealed_facts(run).get("private")  # before torch is imported, which takes seconds
+    if not sealed_facts(run).get("private"):  # before torch is imported, which takes seconds
+        typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel
 
-    if not is_private:
-        typer.echo(
-            "The model is of a run without privacy: predictions may tell about the records it was trained on.", err=True
-        )
-    content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
+    content = _as_csv(SavedModel.of_run(run, model, text), rows)
     if out is None:
         typer.echo(content, nl=False)
     else:
@@ -65,18 +56,12 @@ def predict(
         typer.echo(f"predictions  {out}")
 
 
-def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
-    """The predictions as the text of a CSV, behind these columns of the rows."""
-    from noisette.data import tables
-    from noisette.data.dataset import refuse
-
+def _as_csv(saved: SavedModel, rows: Path) -> str:
+    """The predictions as the text of a CSV, of images behind their names."""
     images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
-    found = {"image": images} if images is not None else tables.read(rows) if keep else {}
-    keep = ["image"] if images is not None else keep
-    refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
-    kept = [keep, *zip(*(found[name] for name in keep), strict=True)] if keep else None
     lines = _lines(saved, *saved.predict(inputs))
-    lines = lines if kept is None else [[*before, *line] for before, line in zip(kept, lines, strict=True)]
+    if images is not None:
+        lines = [[name, *line] for name, line in zip(["image", *images], lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()
