@@ -9,7 +9,7 @@ from noisette.data.words import Numbering
 
 
 def test_built_in_names() -> None:
-    leaves = ("dead-leaves", "dead-leaves-grey", "shaded-leaves")
+    leaves = ("dead-leaves-grey", "shaded-leaves")
     images, others = (
         ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", *leaves),
         ("ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb", "imdb-glove", "adult"),

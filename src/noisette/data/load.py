@@ -177,16 +177,16 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
     classes, size = declaration.public_facts(path.name, test_place="in the folder test beside train", images=True)
     names, form = declaration.class_names, declaration.images
     assert form is not None, "it is checked"
-    train_place, test_place = _named(path, "train"), _named(path, "test")
-    if train_place is None:
-        if test_place is not None or not any(_named(path, name) for name in names):
+    train_place, test_place = path / "train", path / "test"
+    if not train_place.is_dir():
+        if test_place.is_dir() or not any((path / name).is_dir() for name in names):
             raise DataError(
-                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, a "
-                "folder for each declared class"
+                f"there is no folder {train_place}; put images into {train_place}/CLASS/ or {path}/CLASS/, for each "
+                "declared class"
             )
         train_place = path
     train = _files(train_place, names)
-    test = _files(test_place, names) if test_place else None
+    test = _files(test_place, names) if test_place.is_dir() else None
     return DataSet(path.name, _split(train, form), _split(test, form) if test is not None else None, classes, size)
 
 
@@ -206,17 +206,13 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _named(folder: Path, name: str) -> Path | None:
-    """The folder of this name in any case, exactly as written if there is one; ``None`` if there is none."""
-    found = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.casefold() == name.casefold()]
-    return min(found, key=lambda entry: (entry.name != name, entry.name), default=None)
-
-
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
-    told_apart = len({name.casefold() for name in names}) == len(names)
     # A class may have no examples, and a name such as ".." is not one.
-    places = {name: place for name in names if name.strip(".") and (place := _named(folder, name))}
-    places = {name: place for name, place in places.items() if told_apart or place.name == name}
+    places = {
+        name: folder / name
+        for name in names
+        if Path(name).name == name and name.strip(".") and (folder / name).is_dir()
+    }
     problems = []
     if undeclared := [entry for entry in _visible(folder) if entry not in places.values()]:
         problems.append(f"{_entries(undeclared)} not named after a declared class; remove or declare what is there")
