@@ -36,15 +36,11 @@ class Source:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in data set: its reader, called with ``data_dir``, and for texts also with how words are numbered.
-
-    Of texts with GloVe's vectors the first ``tokens`` words are used; words of others are hashed.
-    """
+    """A built-in data set: its reader, called with ``data_dir``, and for texts also with how words are numbered."""
 
     read: Callable[..., DataSet]
     description: str
     texts: bool = False
-    tokens: int | None = None
 
 
 def read(

@@ -15,7 +15,7 @@ import numpy as np
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
-from noisette.data.built_in_texts import TEXTS, glove
+from noisette.data.built_in_texts import TEXTS
 from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
@@ -78,12 +78,10 @@ def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> Dat
     if declaration != Declaration(numbering=numbering):
         raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
     entry = REGISTRY[name]
-    if entry.texts and entry.tokens is None:
+    if entry.texts:
         return entry.read(data_dir, numbering)
     if replace(numbering, folder=None) != Numbering():
         raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
-    if entry.tokens is not None:
-        return entry.read(data_dir, replace(glove(data_dir), tokens=entry.tokens))
     return entry.read(data_dir)
 
 

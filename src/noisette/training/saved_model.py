@@ -13,10 +13,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
-from noisette.data.built_in_texts import glove
 from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
-from noisette.data.words import Vocabulary
 from noisette.nn import MirrorAverage, Whitening, models
 from noisette.training.build import model_of, public_examples_of, replace_batch_norm
 from noisette.training.evaluation import outputs
@@ -32,7 +30,6 @@ class SavedModel:
     model: nn.Module  # with its weights, in evaluation
     features: tuple[str, ...]  # the columns that are inputs; () where the recipe declares them or there are none
     shape: tuple[int, ...]  # of one input
-    vectors: np.ndarray | None = None  # of each number of a word, (words, dims), where words have GloVe's vectors
 
     @classmethod
     def of_run(
@@ -57,6 +54,8 @@ class SavedModel:
         recipe = run.recipe_with(model, folder).changed(tables, "the run")
         shape, vectors, words = run.input_shape, run.word_vectors, run.words
         declared = declaration_of(recipe)
+        if vectors and text is not None:
+            raise ValueError("words had public vectors, whose list is not in the run folder; leave the column out")
         inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
             run.data,
@@ -72,8 +71,7 @@ class SavedModel:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        table_of_words = built.get_submodule("features").get_parameter("weight").numpy() if vectors else None
-        return cls(recipe, built.eval(), run.features, shape, table_of_words)
+        return cls(recipe, built.eval(), run.features, shape)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.
@@ -92,8 +90,6 @@ class SavedModel:
             problems = features.absent(found)
         else:
             problems = [] if declared.text in found else [f"there is no column {declared.text!r}"]
-            if self.vectors is not None and not problems:
-                return _numbering(self.vectors, *self.shape).number(found[declared.text])
         if not problems:
             inputs, problems = tables.inputs_of(found, declared, features)
         if problems:
@@ -124,21 +120,6 @@ class SavedModel:
             return [declared.label], declared.target.unscaled(scores)
         names = declared.class_names or tuple(map(str, range(scores.shape[1])))
         return names, torch.as_tensor(scores, dtype=torch.float64).softmax(1).numpy()
-
-
-def _numbering(vectors: np.ndarray, tokens: int) -> Vocabulary:
-    """How words were numbered whose vectors are these, by GloVe's list on this machine.
-
-    Raises:
-        DataError: it is absent, or is not the list that the run had.
-    """
-    numbering = replace(glove(None), tokens=tokens)
-    if not np.array_equal(numbering.numbered_vectors, vectors):
-        raise DataError(
-            f"the run had {len(vectors) - 2:,} of GloVe's words with vectors of {vectors.shape[1]} numbers, and the "
-            "file on this machine holds others, so words cannot be numbered as they were; put that file in its place"
-        )
-    return numbering
 
 
 def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.Module:
