@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +20,6 @@ AG_NEWS = files.Source(
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
     {"train.csv": "md5:b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "md5:d52ea96a97a2d943681189a97654912d"},
 )
-SST2 = files.Source("https://dl.fbaipublicfiles.com/glue/data/", {"SST-2.zip": "md5:9f81648d4199384278b86e315dac217c"})
 IMDB = files.Source(
     "https://ai.stanford.edu/~amaas/data/sentiment/", {"aclImdb_v1.tar.gz": "md5:7c2ac02c03563afcf9b574c7e56c153a"}
 )
@@ -64,21 +63,20 @@ def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
     Guarantee: a record is one sentence or phrase. Phrases were cut from sentences, so several may be parts of one.
     """
 
-    def official(folder: Path) -> DataSet:
-        archive, names = folder / "SST-2.zip", ["SST-2/train.tsv", "SST-2/dev.tsv"]
-        found = _texts_in(archive, names.__contains__)
-        refuse(f"{archive} is damaged or not SST-2", [f"it has no {name}" for name in names if name not in found])
-        return sentences({archive / name: _tab_separated(io.StringIO(found[name], newline="")) for name in names})
-
-    def of_copy(folder: Path) -> DataSet:
-        return sentences({folder / name: tables.parsed(folder / name, _tab_separated) for name in copy})
-
-    def sentences(lines: Mapping[Path, Sequence[Sequence[str]]]) -> DataSet:
-        parts = [_labelled(path, "sentence", of_file) for path, of_file in lines.items()]
+    def read(names: tuple[str, ...], folder: Path) -> DataSet:
+        paths = [folder / name for name in names]
+        parts = [_labelled(path, "sentence", tables.parsed(path, _tab_separated)) for path in paths]
         return _data_set("sst2", parts, ("0", "1"), 67_349, numbering)
 
-    copy = ("train.tsv.gz", "dev.tsv.gz")
-    return files.read("sst2", SST2, official, data_dir=data_dir, copies={copy: of_copy})
+    layouts = [("train.tsv", "dev.tsv"), ("train.tsv.gz", "dev.tsv.gz")]
+    found = files.first("sst2", {names: partial(read, names) for names in layouts}, data_dir=data_dir)
+    if found is None:
+        place = files.folders("sst2", data_dir)[0]
+        raise DataError(
+            "sst2 is not on this machine: put train.tsv and dev.tsv, which are in "
+            f"https://dl.fbaipublicfiles.com/glue/data/SST-2.zip, into {place}"
+        )
+    return found
 
 
 def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
@@ -90,7 +88,10 @@ def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
 
     def official(folder: Path) -> DataSet:
         archive = folder / "aclImdb_v1.tar.gz"
-        texts = _texts_in(archive, lambda name: bool(_REVIEW.fullmatch(name)))
+        try:
+            texts = {name: text.decode() for name, text in files.members(archive, lambda n: bool(_REVIEW.fullmatch(n)))}
+        except UnicodeDecodeError as error:
+            raise DataError(f"{archive} is damaged ({error}); download it again") from error
         of_splits = [[name for name in texts if name.startswith(f"aclImdb/{split}/")] for split in ("train", "test")]
         if not all(of_splits):
             raise DataError(f"{archive}: there are no reviews in train or in test")
@@ -103,13 +104,6 @@ def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
 
     copy = ("train.csv.xz", "test.csv.xz")
     return files.read("imdb", IMDB, official, data_dir=data_dir, copies={copy: of_copy})
-
-
-def _texts_in(archive: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
-    try:
-        return {name: content.decode() for name, content in files.members(archive, wanted)}
-    except UnicodeDecodeError as error:
-        raise DataError(f"{archive} is damaged ({error}); download it again") from error
 
 
 def _tab_separated(stream: TextIO) -> list[list[str]]:

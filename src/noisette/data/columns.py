@@ -118,7 +118,7 @@ def declared(cls: type[Declared]) -> type[Declared]:
 
 
 def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[str, Any]) -> list[str]:
-    """A message for each key that is unknown, absent, of another type or outside its domain."""
+    """A message for each key that is unknown, absent, or not of the expected type."""
     found, expected = [], dict[str, list[str]]()
     for item in error.errors(include_url=False):
         place = next(iter(item["loc"]), "")
@@ -167,9 +167,9 @@ _Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a ma
 class Number:
     """A column of numbers: one input, in [-1, 1] if it has bounds.
 
-    low, high: declared bounds, both or none; values outside are clipped. Without bounds, numbers are used as they are.
+    low, high: declared bounds, both or none; values outside are clipped.
     missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
-        a second input, which is 1 where the value is missing and 0 elsewhere; or "refuse".
+        a second input, which is 1 for it; or "refuse".
     missing_words: what stands for a missing value in this column beside the usual words, such as "-9".
     """
 
@@ -539,8 +539,7 @@ class Declaration:
         }
         if test_place is not None:
             found |= {
-                "columns: for columns of a table only; leave it out": bool(self.columns),
-                "text: for columns of a table only; leave it out": bool(self.text),
+                "columns and text: for tables only; leave them out": bool(self.columns or self.text),
                 f"test: a separate file is for tables only; here the test split is {test_place}": self.test is not None,
                 "decimal: for tables only; leave it out": self.decimal != ".",
                 "users: a column of a table; for others give noisette.privatize the users of records": bool(self.users),

@@ -108,15 +108,11 @@ def read_npz(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted files of a zip or a tar; nothing is unpacked."""
+    """Names and contents of the wanted files of a tar; nothing is unpacked."""
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as opened:
-                yield from ((name, opened.read(name)) for name in opened.namelist() if wanted(name))
-        else:
-            with tarfile.open(archive) as opened:
-                for member in opened:
-                    if wanted(member.name) and (stream := opened.extractfile(member)):
-                        yield member.name, stream.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                if wanted(member.name) and (stream := opened.extractfile(member)):
+                    yield member.name, stream.read()
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{archive} is damaged ({error}); download it again") from error

@@ -5,26 +5,20 @@ To add a built-in set, write its reader and a test, and add a line to the table 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
-from noisette.data.built_in_tables import TABLES
 from noisette.data.built_in_texts import TEXTS
 from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-Value = TypeVar("Value")
-REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS | TABLES
+REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -114,17 +108,16 @@ def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Dec
         found = ", ".join(sorted(arrays)) or "none"
         return [f"no {' and no '.join(absent)}; name the arrays {', '.join(ARRAYS)} (found {found})"]
     inputs, targets, problems = arrays[x], arrays[y], []
-    kind = targets.dtype.kind if targets.ndim == 1 else ""
     if inputs.ndim not in (2, 3, 4) or inputs.dtype.kind not in "buif":
         expected = "real numbers, (n, features), (n, h, w) or (n, c, h, w)"
         problems.append(f"{x} is {inputs.dtype} of shape {inputs.shape}; expected {expected}")
-    if declaration.target is not None:
-        expected = None if kind and kind in "uif" and np.isfinite(targets).all() else "finite real numbers, (n,)"
-    else:
-        expected = None if kind and kind in "buiU" else "integers or class names, (n,)"
-    if expected:
+    is_number = declaration.target is not None
+    if targets.ndim != 1 or targets.dtype.kind not in ("uif" if is_number else "buiU"):
+        expected = "real numbers, (n,)" if is_number else "integers or class names, (n,)"
         problems.append(f"{y} is {targets.dtype} of shape {targets.shape}; expected {expected}")
-    elif kind == "U" and (unknown := np.flatnonzero(_targets(targets, declaration) < 0).tolist()):
+    elif is_number and not np.isfinite(targets).all():
+        problems.append(f"{y}: expected finite real numbers")
+    elif targets.dtype.kind == "U" and (unknown := np.flatnonzero(_targets(targets, declaration) < 0).tolist()):
         where = in_rows(unknown)
         problems.append(f"{y}: none of the declared classes {where}; declare classes as the list of their names")
     return problems
@@ -147,23 +140,7 @@ def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
 # Images
 
 
-@dataclass(frozen=True)
-class _File:
-    """An image file; its name may be private, so errors give its class and its position in the sorted folder."""
-
-    path: Path
-    target: int
-    position: str
-
-    def read(self, of: Callable[[Image.Image], Value]) -> Value:
-        """What the function says of the image; a ``DataError`` if it is damaged."""
-        from PIL import Image  # imported here, as most commands read no image
-
-        try:
-            with Image.open(self.path, formats=("PNG", "JPEG")) as image:
-                return of(image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{self.position} is damaged, or neither PNG nor JPEG") from error
+_File = tuple[Path, int, str]  # an image, its class, and how errors name it, since the name of the file may be private
 
 
 def read_images(path: Path, declaration: Declaration) -> DataSet:
@@ -197,7 +174,7 @@ def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     other = [entry.name for entry in entries if not entry.is_file() or entry.suffix.lower() not in SUFFIXES]
     problems = [f"{name} is not a file that ends in {', '.join(SUFFIXES)}" for name in other]
     refuse(str(path), problems if entries else ["there are no images"])
-    return [entry.name for entry in entries], _split([_File(entry, 0, entry.name) for entry in entries], form).inputs
+    return [entry.name for entry in entries], _split([(entry, 0, entry.name) for entry in entries], form).inputs
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -220,7 +197,7 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
         if other := [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]:
             problems.append(f"{name}: {_entries(other)} no file that ends in {', '.join(SUFFIXES)}")
         found += [
-            _File(entry, target, f"image {position} of {name} in {folder.name}")
+            (entry, target, f"image {position} of {name} in {folder.name}")
             for position, entry in enumerate(paths, start=1)
         ]
     if not found:
@@ -234,17 +211,20 @@ def _entries(found: Sequence[object]) -> str:
 
 
 def _split(found: Sequence[_File], form: ImageForm) -> Split:
+    from PIL import Image  # imported here, as most commands read no image
+
     images = np.zeros((len(found), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
     problems = []
-    for index, file in enumerate(found):
+    for index, (path, _, position) in enumerate(found):
         try:
-            pixels = file.read(form.pixels)
-        except DataError as error:
-            problems.append(str(error))
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                pixels = form.pixels(image)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            problems.append(f"{position} is damaged, or neither PNG nor JPEG")
             continue
         if pixels is None:
-            problems.append(f"{file.position} has more than 8 bits a channel")
+            problems.append(f"{position} has more than 8 bits a channel")
         else:
             images[index] = pixels
     refuse("images, numbered from 1 in the order of their names within their class", problems)
-    return Split(unit_pixels(images), np.array([file.target for file in found], dtype=np.int64))
+    return Split(unit_pixels(images), np.array([target for _, target, _ in found], dtype=np.int64))

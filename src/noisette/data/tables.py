@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gzip
 import lzma
-import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -157,17 +156,12 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 def _check_names(path: Path, header: Sequence[str]) -> None:
     """Refuse a first line that holds a record, whose values would be published as the names of columns."""
-    wrong = [place for place, name in enumerate(header, start=1) if is_number(name)]
-    if wrong:
+    wrong = np.flatnonzero(np.isfinite(numbers(name.replace(",", ".") for name in header)))
+    if wrong.size:
         raise DataError(
-            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line of names, or "
-            "begin the name with a letter"
+            f"{path}: the first line must name the columns; its field {wrong[0] + 1} is a number. Add a line of names, "
+            "or begin the name with a letter"
         )
-
-
-def is_number(name: str) -> bool:
-    """Whether a name is a finite number, with a point or a comma before its decimals."""
-    return math.isfinite(numbers([name.replace(",", ".")])[0])
 
 
 # Inputs and targets

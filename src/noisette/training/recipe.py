@@ -492,7 +492,7 @@ _BUILT_IN = {
 def suited_model(data: DataSection) -> str:
     """The name of a model for a built-in data set, or for tables, texts and images of one's own.
 
-    >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
+    >>> suited_model(DataSection("own.csv")), suited_model(DataSection("own.csv", text="review"))
     ('table', 'ranked-word-counts')
     """
     other = _ON_COUNTS if data.text is not None else "cnn" if Path(data.name).is_dir() else TABLE

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from noisette.data import DataError, load
+from experiments.adult import load
+from noisette.data import DataError
 
 ROWS = [
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "
@@ -29,7 +30,7 @@ def write(folder: Path, train: list[str], *, zipped: bool = False) -> None:
 @pytest.mark.parametrize("zipped", [False, True])
 def test_official_files_with_their_quirks_and_one_record_by_hand(tmp_path: Path, zipped: bool) -> None:
     write(tmp_path / "adult", ROWS, zipped=zipped)
-    found = load("adult", data_dir=tmp_path)
+    found = load(tmp_path)
     assert found.test is not None
     assert (found.classes, found.declared_size, found.note) == (2, 32_561, "")
     assert found.train.targets.tolist() == found.test.targets.tolist() == [0, 1]
@@ -57,5 +58,5 @@ def test_official_files_with_their_quirks_and_one_record_by_hand(tmp_path: Path,
 def test_damaged_records(tmp_path: Path, rows: list[str], says: str) -> None:
     write(tmp_path / "adult", rows)
     with pytest.raises(DataError, match=says) as caught:
-        load("adult", data_dir=tmp_path)
+        load(tmp_path)
     assert "Pirate" not in str(caught.value)
