@@ -137,8 +137,8 @@ def account(
     """
     rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size}
     lengths, batch = {"steps": steps, "epochs": epochs}, expected_batch_size
-    given = {"noise_multiplier": noise_multiplier, "steps": _first(steps, epochs)}
-    given |= {"sampling_rate": _first(sampling_rate, batch), "epsilon": epsilon, "delta": delta}
+    given = {"noise_multiplier": noise_multiplier, "steps": epochs if steps is None else steps}
+    given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate, "epsilon": epsilon, "delta": delta}
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
         partial(_check_one_missing, missing, list(given)),
@@ -175,10 +175,6 @@ def account(
     else:
         epsilon = curve.epsilon(delta=delta)
     _show(found, event, run["steps"], accountant, epsilon, delta, as_json)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _check_one_missing(missing: list[str], names: list[str]) -> None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun
 
 
-_FOUND = 1
-
-
 @plain_errors()
 def audit(
     place: Annotated[
@@ -65,7 +62,7 @@ def audit(
     atomic_files.write(folder / "audit.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o666)
     _print(made, remarks, folder)
     if any(audit.findings for audit in made.values()):
-        raise typer.Exit(_FOUND)
+        raise typer.Exit(1)
 
 
 def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[dict[str, Any], list[str]]:
@@ -76,6 +73,8 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
         remarks.append(f"Releases that were not simulated: {', '.join(left_out)}.")
     if run.other_batches:
         known = "Canaries are for runs with Poisson batches of records"
+        if run.event.mechanism in left_out:
+            raise ValueError(f"{known}, and the cost of {run.other_batches} is not simulated: no audit is left")
         if whole_run:
             raise ValueError(f"{known}, and this one has {run.other_batches}; leave --whole-run out")
         return made, [*remarks, f"{known}. Of this one, with {run.other_batches}, the stated cost was audited alone."]

@@ -13,7 +13,6 @@ import typer
 from noisette.cli.options import DataDir, option, plain_errors, whole_numbers
 from noisette.errors import PrivacyError
 
-_REFUSED = 1
 _CLASSES = 10  # if no data set gives their number
 # What a model may raise that is called with other inputs than it takes.
 _WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
@@ -67,7 +66,7 @@ def doctor(
         ) from error
     typer.echo(explanation)
     if explanation.refused:
-        raise typer.Exit(_REFUSED)
+        raise typer.Exit(1)
 
 
 def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:

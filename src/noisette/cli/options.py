@@ -68,8 +68,8 @@ def whole_numbers(option: str, given: str, example: str, *, most: float = math.i
     """The whole numbers in a text, separated by commas; other texts and numbers out of range are a ``ValueError``."""
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
-        limits = "of at least 1" if most == math.inf else f"from 1 to {most}"
-        raise ValueError(f"expected --{option} as whole numbers {limits}, such as {example}, got {given!r}")
+        limits = "" if most == math.inf else f" to {most}"
+        raise ValueError(f"expected --{option} as whole numbers from 1{limits}, such as {example}, got {given!r}")
     return tuple(int(part) for part in parts)
 
 
