@@ -163,14 +163,6 @@ def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
     assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
 
 
-def test_a_group_at_an_ordinary_delta_has_a_finite_price(tmp_path):
-    """Ten records of rate 0.01 and noise 1 are hardly ever all in a batch."""
-    with Ledger(tmp_path / "any.jsonl") as ledger:
-        ledger.charge(PoissonGaussian(0.01, 1.0), 1000)
-    words = ("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--accountant", "pld", "--group-size", "10", "--json")
-    assert float(json.loads(run(*words).stdout)["prices"][0]["epsilon"]) < 30
-
-
 @pytest.mark.parametrize("options", [[], ["--dataset", "census"]])
 def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path, options):
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"

@@ -232,7 +232,6 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
         ((*ON_PUBLIC, "--over", OVER, "--holdout", 0.2), ["--holdout can go with --score-on held-out alone"]),
         (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
         (("--score-on", "held-out", "--over", OVER, "--holdout", 1), ["holdout"]),
-        ((*ON_PUBLIC, "--over", OVER, "--epsilon", 0, "--delta", 1), ["epsilon > 0", "delta"]),
         ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
         ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
     ],

@@ -80,11 +80,3 @@ def test_folders_are_searched_in_order(
     assert mark_of(None) == 1
     monkeypatch.delenv("NOISETTE_DATA")
     assert mark_of(None) == 2
-
-
-def test_a_data_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"data_dir is .*nowhere, which is not a folder"):
-        load("mnist", data_dir=tmp_path / "nowhere")
-    monkeypatch.setenv("NOISETTE_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"NOISETTE_DATA is .*nowhere, which is not a folder"):
-        load("mnist")

@@ -26,14 +26,6 @@ def test_unknown_name_lists_all_and_a_close_one() -> None:
     assert "\n" not in message
 
 
-def test_file_of_another_kind(tmp_path: Path) -> None:
-    (tmp_path / "mine.doc").write_bytes(b"")
-    with pytest.raises(
-        DataError, match=r"mine.doc is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.parquet, \.npz"
-    ):
-        load(str(tmp_path / "mine.doc"))
-
-
 def test_built_in_set_takes_no_declaration() -> None:
     with pytest.raises(DataError, match="digits is a built-in set and takes no declaration"):
         load("digits", declaration=Declaration(size=3))
