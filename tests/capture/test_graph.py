@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.capture.graph import CaptureError, trace, why_not_compiled
+from noisette.core.loss import OutsideTensors
 
 
 def test_constants_are_given_anew_in_each_call() -> None:
@@ -91,6 +92,25 @@ def test_a_compiled_graph_is_the_graph() -> None:
         expected = graph([x], {"scale": other})[0]
         torch.manual_seed(1)
         torch.testing.assert_close(compiled([x], {"scale": other})[0], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+def test_a_compiled_graph_is_entered_while_a_run_watches_collections() -> None:
+    """Once a frame that torch cannot compile came between, the graph counted as not compiled, and the run ended."""
+    compiled = trace(lambda x: [x.sin()], [torch.ones(3)]).compiled([torch.ones(3)])
+    outside = OutsideTensors()
+    outside.before_first_batch()
+    before = gc.get_threshold()
+    gc.set_threshold(5)  # a collection begins in most calls
+    try:
+        for _ in range(50):
+            kept = [[k] for k in range(3)]
+            assert torch.equal(compiled([torch.ones(3)])[0], torch.ones(3).sin())
+            assert kept
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_processes_get_no_key() -> None:
         again = pickle.loads(pickle.dumps(worker))
         assert torch.equal(again[np.array([3, 5])], X[[3, 5]])
         assert set(vars(worker)) == {"gather"}
-        fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None)
+        fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None, expected=1.0)
         loader = fetch._source._loader  # pyright: ignore[reportAttributeAccessIssue]
         for given in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
             pickle.dumps(given)
@@ -217,7 +217,7 @@ class TellsItsSeed(Decoded):
 
 
 def test_columns_are_gathered_by_a_thread_also_where_processes_are_asked_for() -> None:
-    fetch = fetch_of(records_of(X).gather, workers=2, ahead=1, to=None)
+    fetch = fetch_of(records_of(X).gather, workers=2, ahead=1, to=None, expected=1.0)
     assert isinstance(fetch._source, Thread)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
@@ -73,18 +74,9 @@ class Entry:
     version: int | None = field(default=VERSION, compare=False)  # None in lines from before there were versions
 
     def line(self, after: End) -> tuple[bytes, End]:
-        named = dict(zip(_NAMED, (self.version, *self.series[1:]), strict=True))
-        facts = {
-            "sequence": after.lines,
-            "kind": self.kind.value,
-            "dataset": self.dataset,
-            "steps": self.steps,
-            **{name: value for name, value in named.items() if value not in ("", None)},  # older lines lack some
-            **facts_of(self.series.event),
-            "mark": self.mark or secrets.token_hex(8),
-            "previous": after.head,
-        }
-        content = json.dumps(facts)
+        facts = _facts(self.kind, self.dataset, self.steps, self.version, self.series)
+        mark = json.dumps(self.mark or secrets.token_hex(8))
+        content = f'{{"sequence": {after.lines}, {facts}, "mark": {mark}, "previous": "{after.head}"}}'
         digest = hashlib.sha256(content.encode()).hexdigest()
         line = f'{content[:-1]}, "digest": "{digest}"}}\n'.encode()
         return line, End(after.lines + 1, after.size + len(line), digest)
@@ -102,6 +94,18 @@ class Entry:
         if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
             check_whole_rounds(series.event, facts["steps"])
         return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]), version)
+
+
+@lru_cache(maxsize=64)  # a step writes a line, and those of one run are alike
+def _facts(kind: Kind, dataset: str, steps: int, version: int | None, series: Series) -> str:
+    """The part of a line that is the same for each such entry; older lines lack some of it."""
+    named = dict(zip(_NAMED, (version, *series[1:]), strict=True))
+    facts = {
+        **{"kind": kind.value, "dataset": dataset, "steps": steps},
+        **{name: value for name, value in named.items() if value not in ("", None)},
+        **facts_of(series.event),
+    }
+    return json.dumps(facts)[1:-1]
 
 
 def check_whole_rounds(event: Event, steps: int) -> None:

@@ -194,7 +194,9 @@ class OutsideTensors:
 
         def remember(phase: str, _: object) -> None:
             if phase == "start":  # before a collection moves what is young to an older generation
-                since.update(id(each) for each in gc.get_objects(0) if issubclass(type(each), Tensor))
+                for each in gc.get_objects(0):  # a generator's frame would spoil a compiled graph that torch enters
+                    if issubclass(type(each), Tensor):
+                        since.add(id(each))
 
         gc.callbacks.append(remember)
         weakref.finalize(self, gc.callbacks.remove, remember)

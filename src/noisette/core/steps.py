@@ -63,7 +63,7 @@ class Parts(NamedTuple):
     sampler: Sampler
     records: Records
     new_batch: Callable[..., Batch]  # of the drawn indices that this process loads, and what else a batch is told
-    open_fetch: Callable[[int, torch.device | str | None, int], Fetch]  # workers, device, microbatches ahead
+    open_fetch: Callable[[int, torch.device | str | None, int | None], Fetch]  # workers, device, microbatches ahead
     release: GaussianRelease
     account: StepAccount
     ranks: Processes
@@ -137,7 +137,7 @@ class DpSgd:
 
     # Line 1
 
-    def batches(self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1) -> Batches:
+    def batches(self, workers: int = 0, to: torch.device | str | None = None, ahead: int | None = None) -> Batches:
         """Line 1: the batches that remain, drawn as declared: Poisson batches unless others were.
 
         Each may be empty, and each needs one step. Of several ranks, each gets a part of each. Their ``len`` is the
@@ -148,7 +148,7 @@ class DpSgd:
                 ``if __name__ == "__main__":``; with 0 this process does.
             to: a device that microbatches are copied to, on a stream of its own.
             ahead: microbatches that the thread (of columns alone) or each process loads ahead, also of later steps that
-                are in the ledger by then.
+                are in the ledger by then; one by default, and none of rows in memory that are copied at once.
 
         Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
 
@@ -159,7 +159,7 @@ class DpSgd:
         """
         return Batches(self, self._batches(workers, to, ahead))
 
-    def _batches(self, workers: int, to: torch.device | str | None, ahead: int) -> Generator[Batch, None, None]:
+    def _batches(self, workers: int, to: torch.device | str | None, ahead: int | None) -> Generator[Batch, None, None]:
         fetch = self._open_fetch(workers, to, ahead)
         if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
             self._warn_that_it_is_finished()
@@ -388,9 +388,7 @@ class DpSgd:
 
     def _refuse_second_optimizer(self, optimizer: Optimizer) -> None:
         """A hook: no optimizer may move the parameters of this run but its own, and those it calls within its step."""
-        if optimizer is self.optimizer:
-            return
-        shared = held_by(optimizer) & self._names.keys()
+        shared = set() if optimizer is self.optimizer else held_by(optimizer) & self._names.keys()
         if not shared or _steps_under_way(self.optimizer):
             return
         raise PrivacyError(

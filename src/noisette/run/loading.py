@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from noisette import errors as checks
@@ -249,12 +249,20 @@ class Rows:
     def __call__(self, at: np.ndarray) -> Any:
         return tree_map(partial(_rows, at=at, cast=self._cast), self._columns)
 
+    def take_long(self, expected: float) -> bool:
+        """Whether copying the rows of so many records takes longer than to have a thread do it."""
+        columns = tree_leaves(self._columns)
+        size = sum(column.nbytes / max(1, len(column)) for column in columns)
+        return size * expected >= _LARGE or any(isinstance(column, np.memmap) for column in columns)
+
 
 def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     if isinstance(column, np.ndarray):
         return torch.as_tensor(np.asarray(column)[at], dtype=cast if column.dtype == np.float64 else None)
-    return column[torch.as_tensor(at, device=column.device)]
+    return column.index_select(0, torch.as_tensor(at, device=column.device))  # quicker than column[at]
 
+
+_LARGE = 2**22  # bytes
 
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
@@ -364,8 +372,12 @@ class Fetch:
             yield part
 
 
-def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead: int) -> Fetch:
+def fetch_of(
+    gather: Gather, workers: int, to: torch.device | str | None, ahead: int | None, *, expected: float
+) -> Fetch:
     """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it."""
+    if ahead is None:
+        ahead = 0 if to is None and isinstance(gather, Rows) and not gather.take_long(expected) else 1
     checks.whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
     if not workers or isinstance(gather, Rows):  # of which a thread copies more than processes can send

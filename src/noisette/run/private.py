@@ -243,7 +243,7 @@ class PrivateRun(DpSgd):
                 sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
                 records=records,
                 new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
-                open_fetch=partial(fetch_of, records.gather),
+                open_fetch=partial(fetch_of, records.gather, expected=batch_size),
                 release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
                 account=self._paid,
                 ranks=ranks,
