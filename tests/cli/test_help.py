@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,7 @@ import pytest
 import typer
 
 from command_line import noisette as run
-from noisette import data
 from noisette.cli import app
-from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.nn import models
-from noisette.training.recipe import BATCH_NORMS, accountant_names
 
 
 def commands(group, before=""):
@@ -39,22 +34,6 @@ def test_every_command_and_every_option_is_explained(name: str) -> None:
     shown = run(*name.split(), "--help")
     assert shown.exit_code == 0
     assert all(option in shown.output for p in command.params for option in p.opts if option.startswith("--"))
-
-
-def test_train_shows_two_examples_and_every_name_there_is() -> None:
-    command = COMMANDS["train"]
-    assert command.help.count("`noisette train") == 2
-    helps = {option: parameter.help for parameter in command.params for option in parameter.opts}
-    for option, names in (
-        ("--data", data.names()),
-        ("--model", [name for name, model in models.REGISTRY.items() if isinstance(model.factory, str)]),
-        ("--batch-norm", BATCH_NORMS),
-        ("--clipping", CLIPPING_RULES),
-        ("--engine", ENGINES),
-        ("recipe", accountant_names()),
-    ):
-        words = re.findall(r"[\w-]+", helps[option])
-        assert [name for name in names if name not in words] == []
 
 
 # The exit code and the errors of each of several commands in one process, and whether torch was imported by then.

@@ -90,14 +90,6 @@ def test_price_of_a_group_is_larger_and_names_the_relation(folder):
     assert "not supported" in run("price", folder, "--delta", "1e-5", "--group-size", 3).stdout
 
 
-def test_a_ledger_without_a_line_costs_nothing(tmp_path):
-    (tmp_path / "ledger.jsonl").touch()
-    priced = facts("price", tmp_path, "--delta", "1e-5")
-    assert {row["epsilon"] for row in priced["prices"]} == {0}
-    assert priced["neighbouring"] == "no releases"
-    assert "no releases" in run("show", tmp_path).stdout
-
-
 @pytest.mark.parametrize(
     ("event", "times"),
     [

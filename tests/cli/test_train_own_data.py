@@ -144,11 +144,7 @@ def test_texts_of_a_column(trained: Path) -> None:
     absent = run("predict", "runs/r", "new.csv")
     assert absent.exit_code == 2
     assert "there is no column 'text'" in absent.output
-    Path("nothing.csv").touch()
-    assert "nothing.csv is empty" in run("predict", "runs/r", "nothing.csv").output
     assert "new.csv exists" in run("predict", "runs/r", "reviews.csv", "--out", "new.csv").output
-    Path("empty").mkdir()
-    assert "is not the folder of a finished run" in run("predict", "empty", "reviews.csv").output
 
 
 def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
@@ -202,7 +198,6 @@ def test_a_run_that_is_continued_holds_out_the_same_records(
     [
         (("--target", "0"), "expected --target as numbers, such as 0,120"),
         (("--target", "0,9"), "declare one of them"),
-        (("--text", "id"), "a text is the only input"),
         (("--label", "payd"), "there is no column 'payd'; did you mean 'paid'?"),
         (("--model", "transformer"), "there are none in these data"),
         (("--model", "cnn"), "for rows of numbers take table, linear or mlp"),
