@@ -23,10 +23,10 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from experiments import adult
 from experiments.tables_picture import picture
 from noisette import PrivateClassifier, PrivateRegressor
 from noisette.data import load
+from noisette.data.built_in_tables import ATTRIBUTES
 from papers.bethune_2024 import adbench
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tables.json"
@@ -52,18 +52,18 @@ class Table:
     target: np.ndarray
 
 
-def table_of_adult(data_dir: Path | None, *, age: bool) -> Table:
+def adult(data_dir: Path | None, *, age: bool) -> Table:
     """Adult: the income, or the age from everything else but the income."""
-    data = adult.load(data_dir)
+    data = load("adult", data_dir=data_dir)
     low = np.concatenate(
         [
             [-1.0] if not isinstance(declared, str) else np.zeros(len(declared.split()) + 1)
-            for declared in adult.ATTRIBUTES.values()
+            for declared in ATTRIBUTES.values()
         ]
     )
     columns = np.arange(len(low))[1 if age else 0 :]
     x, xt = data.train.inputs[:, columns], data.test.inputs[:, columns]
-    norm = float(np.sqrt(len(adult.ATTRIBUTES) - age))  # a category is one indicator, a number at most 1
+    norm = float(np.sqrt(len(ATTRIBUTES) - age))  # a category is one indicator, a number at most 1
     if not age:
         return Table(x, data.train.targets, xt, data.test.targets, low, np.ones_like(low), norm, np.zeros(0))
     years = [(split.inputs[:, 0].astype(float) + 1) * (90 - 17) / 2 + 17 for split in (data.train, data.test)]
@@ -73,7 +73,7 @@ def table_of_adult(data_dir: Path | None, *, age: bool) -> Table:
 def table_of(name: str, data_dir: Path | None) -> Table:
     """The table of this name, with bounds that follow from what its columns mean or how they were published."""
     if name.startswith("adult"):
-        return table_of_adult(data_dir, age=name == "adult-age")
+        return adult(data_dir, age=name == "adult-age")
     data = adbench.load(name, data_dir) if name.startswith(adbench.PREFIX) else load(name, data_dir=data_dir)
     rows = [split.inputs.reshape(len(split.inputs), -1) for split in (data.train, data.test)]
     features = rows[0].shape[1]

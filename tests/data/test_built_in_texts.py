@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_errors_say_where_to_put_absent_articles(tmp_path: Path) -> None:
     wanted = r"put train\.csv, test\.csv from https://raw\.githubusercontent\.com/.*/ag_news_csv/ into .*ag_news$"
     with pytest.raises(DataError, match=wanted):
         load("ag-news-words", data_dir=write(tmp_path, {}))
-    with pytest.raises(DataError, match=r"put train.tsv and dev.tsv, which are in https://.*SST-2.zip, into .*sst2"):
+    with pytest.raises(DataError, match=r"put SST-2\.zip from"):
         sst2(tmp_path, FEW)
 
 
@@ -100,11 +101,12 @@ def sentences(folder: Path, content: str = SENTENCES) -> Path:
     return folder
 
 
-def test_sst2_from_its_files_and_from_a_copy(tmp_path: Path) -> None:
+def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
     official = tmp_path / "a"
     (official / "sst2").mkdir(parents=True)
-    (official / "sst2" / "train.tsv").write_text('sentence\tlabel\na "good" film\t1\ndull\t0\n')
-    (official / "sst2" / "dev.tsv").write_text(SENTENCES)
+    with zipfile.ZipFile(official / "sst2" / "SST-2.zip", "w") as archive:
+        archive.writestr("SST-2/train.tsv", 'sentence\tlabel\na "good" film\t1\ndull\t0\n')
+        archive.writestr("SST-2/dev.tsv", SENTENCES)
     for folder in (official, sentences(tmp_path / "b")):
         found = sst2(folder, FEW)
         assert found.test is not None
@@ -145,8 +147,13 @@ def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         imdb(copy.parent, FEW)
 
 
-def test_a_damaged_archive(tmp_path: Path) -> None:
-    (tmp_path / "imdb").mkdir()
-    (tmp_path / "imdb" / "aclImdb_v1.tar.gz").write_bytes(b"PK not an archive")
+def test_damaged_archives(tmp_path: Path) -> None:
+    for read, name, file in ((sst2, "sst2", "SST-2.zip"), (imdb, "imdb", "aclImdb_v1.tar.gz")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_bytes(b"PK not an archive")
+        with pytest.raises(DataError, match="is damaged"):
+            read(tmp_path, FEW)
+    with zipfile.ZipFile(tmp_path / "sst2" / "SST-2.zip", "w") as archive:
+        archive.writestr("SST-2/train.tsv", b"\xff")
     with pytest.raises(DataError, match="is damaged"):
-        imdb(tmp_path, FEW)
+        sst2(tmp_path, FEW)

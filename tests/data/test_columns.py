@@ -90,6 +90,16 @@ def test_dates_are_days_between_their_bounds() -> None:
     assert "not a date in the format %d.%m.%Y in rows 1 and 4" in message
 
 
+def test_texts_of_many_kinds_are_hashed_each_by_itself() -> None:
+    declared = {"kind": "hashed", "width": 5, "missing": "own category"}
+    found = encoded(declared, ["E11.9", "e11.9 ", "Oslo", "", "unknown"])
+    assert found[0] == found[1], "in any case"
+    assert [sum(row) for row in found] == [1] * 5
+    assert found[3] == [0, 0, 0, 0, 0, 1]
+    assert encoded(declared | {"missing_words": ["Unknown"]}, ["unknown"]) == [found[3]]
+    assert "a value is missing in row 1" in refusal({"kind": "hashed", "width": 5}, [None])
+
+
 def test_words_for_missing_values() -> None:
     declared = AGE | {"missing": "indicator", "missing_words": ["-9", "k.A."]}
     assert encoded(declared, ["-9", -9.0, "K.A.", "-", "NA", "40"]) == [[0, 1]] * 5 + [[0, 0]]
@@ -115,7 +125,7 @@ def test_a_frame_of_pandas() -> None:
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ({"kind": "text"}, "expected kind to be one of number, date, category, ignored, got 'text'"),
+        ({"kind": "text"}, "expected kind to be one of number, date, category, hashed, ignored, got 'text'"),
         ({"kind": "number", "lowest": 0}, "unknown key lowest: did you mean 'low'?"),
         ({"kind": "category"}, "declare categories"),
         ({"kind": "ignored", "low": 0}, "unknown key low: known here: no other"),
@@ -130,6 +140,8 @@ def test_a_frame_of_pandas() -> None:
         ({"kind": "category", "categories": ["a", "a"]}, "expected one or more different categories"),
         ({"kind": "date", "low": "1.1.2000", "high": "2001-01-01"}, "such as \"2024-12-31\", got '1.1.2000'"),
         ({"kind": "date", "low": "2001-01-01", "high": "2000-01-01"}, "expected low < high"),
+        ({"kind": "hashed", "width": 1}, "width = 1 is not of the expected type: greater than or equal to 2"),
+        ({"kind": "hashed", "width": 9, "missing": "mean"}, "the expected type: 'refuse' or 'own category'"),
         ({"kind": "category", "categories": ["refuse"]}, "'refuse' is a rule for missing values"),
     ],
 )
@@ -168,6 +180,8 @@ def test_all_contradictions_of_a_declaration_at_once() -> None:
         ({"text": "label"}, "it cannot be the label"),
         ({"columns": COLUMNS, "label": "job"}, "column 'job' is the label"),
         ({"columns": COLUMNS, "users": "job"}, "column 'job' is the column of users"),
+        ({"thousands": ".", "decimal": "."}, "thousands: expected"),
+        ({"encoding": "latin-99"}, "encoding: expected one that Python knows"),
     ],
 )
 def test_contradictions_of_a_declaration(declared: dict, says: str) -> None:

@@ -12,7 +12,7 @@ def test_built_in_names() -> None:
     leaves = ("dead-leaves-grey", "shaded-leaves")
     images, others = (
         ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", *leaves),
-        ("ag-news-words", "sst2", "imdb"),
+        ("ag-news-words", "sst2", "imdb", "adult"),
     )
     assert names() == (*images, *others)
 

@@ -19,9 +19,9 @@ from noisette.data.dataset import Target
 from noisette.data.load import unlabelled
 
 DECLARED = Declaration(classes=3, size=50)
-PETS = Declaration(classes=("cat", "dog"), size=20, images=ImageForm(4, 3, grey=True))
+PETS = Declaration(classes=("cat", "dog"), size=20)
 FITTED = Declaration(classes=("cat", "dog"), size=20, images=ImageForm(4, 2))
-GREY = ImageForm(4, 3, grey=True)
+GREY = ImageForm(4, 3, grey=True, fitted=False)
 
 
 def refusal(path: str | Path, declaration: Declaration = DECLARED) -> str:
@@ -128,12 +128,12 @@ def test_what_is_undeclared_or_has_no_effect(tmp_path: Path) -> None:
     save(tmp_path / "pets" / "cat" / "a.png", 1)
     for place, where in ((path, "x_test and y_test"), (tmp_path / "pets", "the folder test beside train")):
         assert "declare classes" in refusal(place, Declaration(size=3))
-        assert "declare size:" in refusal(place, Declaration(classes=3))
-        message = refusal(place, Declaration(classes=3, size=1, test=tmp_path, columns=Columns({}), users="a"))
-        assert "problems" in message
+        assert "declare size" in refusal(place, Declaration(classes=3))
+        declared = Declaration(classes=3, size=1, test=tmp_path, columns=Columns({}), users="a")
+        message = refusal(place, declared)
+        assert "3 problems" in message
         assert where in message
     (tmp_path / "a.csv").write_text("x,label\n1,cat\n")
-    assert "declare image_size, to which each image is scaled and cut" in refusal(tmp_path / "pets")
     for place in (path, tmp_path / "a.csv"):
         assert "for folders of images only" in refusal(place, FITTED)
     assert "images, which have classes" in refusal(tmp_path, Declaration(target=Target(0, 1), size=3))
@@ -171,7 +171,7 @@ def test_grey_images(pets: Path) -> None:
 def test_colour_images_and_a_test_split(tmp_path: Path) -> None:
     save(tmp_path / "pets" / "train" / "dog" / "a.png", (255, 51, 0))
     save(tmp_path / "pets" / "test" / "cat" / "a.jpeg", (255, 255, 255))
-    found = load(str(tmp_path / "pets"), declaration=replace(PETS, images=ImageForm(4, 3)))
+    found = load(str(tmp_path / "pets"), declaration=PETS)
     assert found.test is not None
     np.testing.assert_allclose(found.train.inputs[0, :, 1, 2], [1, 0.2, 0], rtol=1e-6)
     assert (found.train.targets.tolist(), found.test.targets.tolist()) == ([1], [0])
@@ -181,9 +181,9 @@ def test_colour_images_and_a_test_split(tmp_path: Path) -> None:
     ("places", "classes", "targets", "test"),
     [
         (("train/2/a.png",), 3, [2], None),
-        (("cat/a.png", "dog/b.png"), ("cat", "dog"), [0, 1], None),
-        (("train/cat/a.png", "test/cat/a.png"), ("cat", "dog"), [0], [0]),
-        (("cat/a.png",), ("Cat", "cat"), [1], None),
+        (("Cat/a.png", "dog/b.png"), ("cat", "DOG"), [0, 1], None),
+        (("Train/cat/a.png", "TEST/Cat/a.png"), ("cat", "dog"), [0], [0]),
+        (("cat/a.png",), ("Cat", "cat"), [1], None),  # names that differ in case alone are told apart
         (("train/cat/a.png", "b.png"), ("cat", ".."), [0], None),  # a name does not lead out of the folder
     ],
 )
@@ -192,7 +192,7 @@ def test_names_of_folders(
 ) -> None:
     for place in places:
         save(tmp_path / "all" / place, 9)
-    found = load(str(tmp_path / "all"), declaration=replace(PETS, classes=classes))
+    found = load(str(tmp_path / "all"), declaration=Declaration(classes=classes, size=2))
     assert found.train.targets.tolist() == targets
     assert (found.test and found.test.targets.tolist()) == test
 
@@ -220,17 +220,30 @@ def test_damaged_and_odd_images_are_listed_without_their_names(pets: Path) -> No
     whole = (pets / "train" / "cat" / "b.png").read_bytes()
     (pets / "train" / "cat" / "b_CANARY.png").write_bytes(b"no image")
     (pets / "train" / "dog" / "a_CANARY.png").write_bytes(whole[:50])
-    save(pets / "train" / "dog" / "b_CANARY.png", 0, mode="I;16")
+    save(pets / "train" / "dog" / "b_CANARY.png", 1, extent=(3, 4))
+    save(pets / "train" / "dog" / "d_CANARY.png", (1, 1, 1))
     message = refusal(pets, PETS)
     assert "CANARY" not in message
     assert [line.strip() for line in message.splitlines()] == [
-        "images, numbered from 1 in the order of their names within their class: 3 problems",
+        "images, numbered from 1 in the order of their names within their class; a declared image_size brings all to "
+        "one size: 4 problems",
         "image 3 of cat in train is damaged, or neither PNG nor JPEG",
         "image 1 of dog in train is damaged, or neither PNG nor JPEG",
-        "image 2 of dog in train has more than 8 bits a channel",
+        "image 2 of dog in train is not of 4 x 3 pixels in grey",
+        "image 4 of dog in train is not of 4 x 3 pixels in grey",
     ]
+    (pets / "train" / "cat" / "a.png").write_bytes(b"no image")
+    assert "image 1 of cat in train is damaged, or neither PNG nor JPEG" in refusal(pets, PETS)
     Image.new("L", (4, 3)).save(pets / "train" / "cat" / "a.png", format="BMP")
     assert "image 1 of cat in train is damaged, or neither PNG nor JPEG" in refusal(pets, PETS)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "I;16"])
+def test_other_kinds_of_pixels(tmp_path: Path, mode: str) -> None:
+    save(tmp_path / "cat" / "a.png", 0, mode=mode)
+    assert "neither 8-bit grey nor 8-bit colour without transparency; convert" in refusal(tmp_path, PETS)
+    if mode == "I;16":
+        assert "has more than 8 bits a channel" in refusal(tmp_path, FITTED)
 
 
 def fitted(folder: Path, declaration: Declaration = FITTED) -> np.ndarray:
@@ -288,13 +301,15 @@ def test_images_without_labels_are_read_in_the_order_of_their_names(tmp_path: Pa
 
 
 def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    save(tmp_path / "a.png", 1)
-    save(tmp_path / "c.png", 0, mode="I;16")
+    save(tmp_path / "a.png", (1, 1, 1))
+    save(tmp_path / "b.png", 1)
+    save(tmp_path / "c.png", (1, 1, 1), extent=(3, 4))
     (tmp_path / "d.png").write_bytes(b"no image")
     with pytest.raises(DataError) as caught:
-        unlabelled(tmp_path, GREY)
+        unlabelled(tmp_path, ImageForm(4, 3, fitted=False))
     assert [line.strip() for line in str(caught.value).splitlines()][1:] == [
-        "c.png has more than 8 bits a channel",
+        "b.png is not of 4 x 3 pixels in colour",
+        "c.png is not of 4 x 3 pixels in colour",
         "d.png is damaged, or neither PNG nor JPEG",
     ]
     (tmp_path / "cat.png").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,19 @@ def test_labels_in_any_case_and_with_decimals(tmp_path: Path, classes: Any, labe
     assert load(path, declaration=Declaration(classes=classes, size=2)).train.targets.tolist() == [1, 0]
 
 
+def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path) -> None:
+    path = written(tmp_path, "x,label\n1,yes \n2, \n3,NA\n,?\n4,No\n")
+    split = load(path, declaration=Declaration(classes=("no", "yes"), size=2, skip_unlabelled=True)).train
+    assert (split.inputs.tolist(), split.targets.tolist()) == ([[1], [4]], [1, 0])
+    assert "a value is missing" in refusal(path, Declaration(classes=("no", "yes"), size=2))
+    path = written(tmp_path, "x,label\n1,none\n2,\n3,some\n")  # a class may have the name of a missing value
+    declared = Declaration(classes=("None", "some"), size=2, skip_unlabelled=True)
+    assert load(path, declaration=declared).train.targets.tolist() == [0, 1]
+    declared = Declaration(classes=2, size=2, skip_unlabelled=True)
+    assert "no row has a label" in refusal(written(tmp_path, "x,label\n1,\n"), declared)
+    assert "row 1 is the first with a label" in refusal(written(tmp_path, "x,label\n1,\n1,7\n"), declared)
+
+
 def test_numbers_to_predict(tmp_path: Path) -> None:
     declared = Declaration(target=Target(0, 100, "h"), size=3, label="hours")
     found = load(written(tmp_path, "x,hours\n1,25\n2,-7\n3,1e9\n"), declaration=declared)
@@ -137,6 +151,8 @@ def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path
     split = load(path, declaration=declared).train
     np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
     np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)
+    thousands = Declaration(classes=2, size=2, decimal=",", thousands=".")
+    assert inputs(written(tmp_path, "x;label\n1.234,5;0\n1,5;1\n"), thousands) == [[1234.5], [1.5]]
     for text in ("1.234,5", "1.5"):  # points are no decimals where commas are
         path = written(tmp_path, f"x;label\n{text};0\n")
         assert "column 'x': not a finite number" in refusal(path, Declaration(classes=2, size=2, decimal=","))
@@ -244,18 +260,32 @@ TYPED = Declaration(
 def typed_table(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> str:
     path = folder / f"people{suffix}"
     frame = pandas.DataFrame({name: pandas.Series([row[name] for row in rows], dtype=object) for name in rows[0]})
-    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path, index=False)
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        frame.to_parquet(path, index=False)
+    elif suffix == ".xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+        texts = frame.assign(id=[None if value is None else str(value) for value in frame["id"]])  # cells hold doubles
+        texts.to_excel(path, index=False)
+    else:
+        lines = "\n".join(json.dumps(row) for row in rows).encode()
+        path.write_bytes(gzip.compress(lines) if suffix.endswith(".gz") else lines)
     return str(path)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx"])
 def test_values_are_read_as_declared_in_every_format(tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     split = load(typed_table(tmp_path, suffix, ROWS), declaration=TYPED).train
     assert split.targets.tolist() == [1, 0]
     assert split.inputs.tolist() == [[0, 0, 0, 1, 0, 1.5, 1, 0, 0, 0, 1, 0], [0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1]]
     alone = load(typed_table(tmp_path, suffix, ROWS[:1]), declaration=TYPED).train
     assert (alone.inputs[0] == split.inputs[0]).all(), "a value of one row changes no other row"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
+def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) -> None:
     rows = [*ROWS, {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
     with pytest.raises(DataError) as caught:
         load(typed_table(tmp_path, suffix, rows), declaration=TYPED)
@@ -264,14 +294,35 @@ def test_values_are_read_as_declared_in_every_format(tmp_path: Path, suffix: str
     assert "CANARY" not in str(caught.value)
 
 
-def test_damaged_files_and_an_absent_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.parquet"
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        (
+            '{"a": 1}\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
+            r"no object of plain values .* in rows 2, 3, 4 and 5; .* row 4 lacks 'a'$",
+        ),
+        ("CANARY", "no object of plain values by the names of the first line in row 1; .* is missing$"),
+        ('{"0.25": 1, "label": 0}', "its field 1 is a number"),
+    ],
+)
+def test_lines_that_are_no_records(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        load(str(tmp_path / "a.jsonl"), declaration=TYPED)
+    assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
+def test_damaged_files_and_absent_packages(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = "pyarrow" if suffix == ".parquet" else "openpyxl"
+    path = tmp_path / f"a{suffix}"
     path.write_bytes(b"CANARY")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(DataError, match=r"is read by pyarrow: pip install 'noisette\[tables\]', or write a CSV"):
+        patch.setitem(sys.modules, package, None)
+        with pytest.raises(DataError, match=rf"is read by {package}: pip install 'noisette\[tables\]', or write a CSV"):
             load(str(path), declaration=TYPED)
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    with pytest.raises(DataError, match=r"a.parquet is no Parquet file that can be read") as caught:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    with pytest.raises(DataError, match=rf"a{suffix} is no {suffix} file that can be read") as caught:
         load(str(path), declaration=TYPED)
     assert "CANARY" not in str(caught.value)

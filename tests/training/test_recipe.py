@@ -90,7 +90,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"data": OWN | {"users": "u"}, "training": {"batches": "cyclic", "bands": 3}}, ["with users batches are Poisson"]),
     ({"data": OWN | {"unit": "EUR"}}, ["give its bounds as target"]),
     ({"data": OWN | {"tokens": 0}}, ["expected tokens >= 1"]),
-    ({"data": OWN | {"columns": {"age": {"kind": "?"}}}}, ["one of number, date, category, ignored"]),
+    ({"data": OWN | {"columns": {"age": {"kind": "?"}}}}, ["one of number, date, category, hashed, ignored"]),
     ({"data": OWN | {"grey": True}}, ["give image_size"]),
     ({"data": {"mean": [0.5]}}, ["give both, or neither"]),
     ({"data": {"mean": [0.5], "deviation": [0.0]}}, ["is not of the expected type: greater than 0"]),

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import (
+    BandedGaussian,
     Event,
     GroupPrivacy,
     Neighbouring,
@@ -123,6 +124,7 @@ def account(
         float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
+    bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
 ) -> None:
@@ -145,10 +147,17 @@ def account(
         partial(_check_one_given, rates),
         partial(_check_one_given, lengths),
         partial(
-            check_ranges, **rates, **lengths, noise_multiplier=noise_multiplier, delta=delta, epsilon=epsilon, size=size
+            check_ranges,
+            **rates,
+            **lengths,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            epsilon=epsilon,
+            size=size,
+            bands=bands,
         ),
         partial(_check_batches, batch, size),
-        partial(_check_solved, missing, accountant, epochs),
+        partial(_check_solved, missing, accountant, epochs, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -167,7 +176,8 @@ def account(
             f"by the {accountant} accountant one step costs more than epsilon={epsilon} at delta={delta}; give more "
             "noise, a smaller sampling rate or a larger budget"
         )
-    event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
+    batches = (run["sampling_rate"], run["noise_multiplier"])
+    event = PoissonGaussian(*batches) if bands is None else BandedGaussian(*batches, bands)
     curve = ACCOUNTANTS[accountant].compose({event: run["steps"]})
     if delta is None:
         assert epsilon is not None, "one is missing"
@@ -196,9 +206,13 @@ def _check_batches(batch: float | None, size: int | None) -> None:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
 
 
-def _check_solved(missing: list[str], accountant: str, epochs: float | None) -> None:
+def _check_solved(missing: list[str], accountant: str, epochs: float | None, bands: int | None) -> None:
     if not set(missing) & _SOLVERS.keys():
         return
+    if bands is not None:
+        raise ValueError(
+            "noise, steps and rate are found for Poisson batches; give epsilon or delta alone, or no bands"
+        )
     if "sampling_rate" in missing and epochs is not None:
         raise ValueError("epochs need a sampling_rate, which is missing; give steps")
     if not ACCOUNTANTS[accountant].upper_bound:
@@ -209,7 +223,13 @@ def _check_solved(missing: list[str], accountant: str, epochs: float | None) -> 
 
 
 def _show(
-    found: str, event: PoissonGaussian, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool
+    found: str,
+    event: PoissonGaussian | BandedGaussian,
+    steps: int,
+    accountant: str,
+    epsilon: float,
+    delta: float,
+    as_json: bool,
 ) -> None:
     entry, given = ACCOUNTANTS[accountant], event.parameters()
     if as_json:
@@ -229,6 +249,8 @@ def _show(
         "neighbouring": event.relation,
         "accountant": f"{accountant} ({entry.description})",
     }
+    if isinstance(event, BandedGaussian):
+        rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, text in rows.items():
         table.add_row(name.replace("_", " "), text, style="bold" if name == found else None)

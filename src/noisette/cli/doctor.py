@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from noisette.cli.options import DataDir, option, plain_errors, whole_numbers
+from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
 from noisette.errors import PrivacyError
 
 _CLASSES = 10  # if no data set gives their number
@@ -31,7 +32,11 @@ def doctor(
     ],
     data: Annotated[str | None, option("NAME", "Built-in data set that gives the shape of the random inputs.")] = None,
     input_shape: Annotated[str | None, option("N,N,..", "Shape of one example, such as 3,32,32.")] = None,
+    columns: Annotated[
+        Path | None, option("SCHEMA.toml", "What is declared about the columns of a table, which gives the shape.")
+    ] = None,
     examples: Annotated[int, option("N", "Random examples in the microbatch, if the function returns none.")] = 32,
+    bf16: Annotated[bool, flag("--bf16", "Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Say whether a model can be trained privately, which rule serves each parameter, and what a step costs.
@@ -39,23 +44,28 @@ def doctor(
     A few private and plain steps are taken on random or given examples, without moving the weights. Only the shapes of
     a data set are used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
-    if data is not None and input_shape is not None:
-        raise ValueError("--data and --input-shape each give the shape of an example; give one of them")
+    if sum(given is not None for given in (data, input_shape, columns)) > 1:
+        raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
     shape, classes = None, _CLASSES
     if data is not None:
         shape, classes = _of_data(data, data_dir)
+    elif columns is not None:
+        shape, classes = _of_columns(columns)
     elif input_shape is not None:
         shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
     made = _made_by(target, shape, classes)  # before torch is imported, which takes seconds
 
+    import torch
+
     from noisette.run.explain import explain
 
     model, loss, batch = _taken_apart(target, made, shape, examples)
     try:
-        explanation = explain(model, loss, *batch)
+        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            explanation = explain(model, loss, *batch)
     except PrivacyError:
         raise
     except _WRONG_CALL as error:
@@ -67,6 +77,15 @@ def doctor(
     typer.echo(explanation)
     if explanation.refused:
         raise typer.Exit(1)
+
+
+def _of_columns(path: Path) -> tuple[tuple[int, ...], int]:
+    """The same as :func:`_of_data`, of a schema."""
+    from noisette.data.columns import Columns
+    from noisette.training.recipe import read_schema
+
+    classes = read_schema(path).get("classes", 1)  # a number to predict is one output
+    return (Columns.read(path).width,), classes if isinstance(classes, int) else len(classes)
 
 
 def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:

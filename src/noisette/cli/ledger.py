@@ -18,6 +18,7 @@ from rich.table import Table
 from noisette import errors as checks
 from noisette.accounting import Accountant, DpAmount, Event, Gaussian, Ledger, Neighbouring, ZcdpAmount
 from noisette.accounting.budget import NOISE_TAIL
+from noisette.accounting.events import facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
@@ -173,13 +174,18 @@ def _read(place: Path) -> tuple[Path, Ledger]:
 
 @ledger.command()
 @plain_errors()
-def show(place: Place) -> None:
+def show(place: Place, *, as_json: options.AsJson = False) -> None:
     """Show a ledger: each mechanism, and how often it was reserved, committed and given back.
 
     Example: noisette ledger show run
     """
-    _, read = _read(place)
+    path, read = _read(place)
     relations = sorted({event.relation for event in read.events})
+    if as_json:
+        mechanisms = [facts_of(event) | tally._asdict() | {"paid": tally.paid} for event, tally in read.tallies.items()]
+        facts = {"ledger": str(path), "dataset": read.dataset, "neighbouring": relations, "head": read.head}
+        typer.echo(json.dumps(facts | {"mechanisms": mechanisms}))
+        return
     table = Table("mechanism", box=None, pad_edge=False, header_style="bold")
     for heading in ("reserved", "committed", "given back", "charged", "counted"):
         table.add_column(heading, justify="right", no_wrap=True)

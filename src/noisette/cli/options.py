@@ -42,9 +42,9 @@ def _refuse(message: str) -> NoReturn:
     raise typer.Exit(EXIT_CODE) from None
 
 
-def option(metavar: str, text: str, default: str | bool | None = None, *, panel: str | None = None) -> Any:
+def option(metavar: str, text: str, default: str | None = None, *names: str, panel: str | None = None) -> Any:
     """An option with one value and a help text, which shows this default where there is no value to show."""
-    return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
 def flag(name: str, text: str, *, panel: str | None = None) -> Any:

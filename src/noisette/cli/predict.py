@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisette.cli.options import RunModel, option, plain_errors
+from noisette.cli.options import RunModel, listed, option, plain_errors
 from noisette.training.finished_run import sealed_facts
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def predict(
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
     model: RunModel = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
+    keep: Annotated[str | None, option("A,B,..", "Columns of the rows to repeat in front of the predictions.")] = None,
 ) -> None:
     """Predict new rows or images with the model of a run: they are prepared as they were for training.
 
@@ -46,7 +47,7 @@ def predict(
         typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel
 
-    content = _as_csv(SavedModel.of_run(run, model, text), rows)
+    content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)
     else:
@@ -56,12 +57,19 @@ def predict(
         typer.echo(f"predictions  {out}")
 
 
-def _as_csv(saved: SavedModel, rows: Path) -> str:
-    """The predictions as the text of a CSV, of images behind their names."""
+def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
+    """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
+    from noisette.data import tables
+    from noisette.data.dataset import refuse
+
     images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
+    found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
+    keep = ["image"] if images is not None else keep
+    refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
     lines = _lines(saved, *saved.predict(inputs))
-    if images is not None:
-        lines = [[name, *line] for name, line in zip(["image", *images], lines, strict=True)]
+    if keep:
+        kept = [keep, *zip(*(found[name] for name in keep), strict=True)]
+        lines = [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()

@@ -21,10 +21,7 @@ _Columns = list[str] | None
 @plain_errors()
 def schema(
     header_of: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Take the names of the columns from this CSV or Parquet file. No value is used."
-        ),
+        Path, typer.Argument(metavar="FILE", help="Take the names of the columns from this table. No value is used.")
     ],
     label: Annotated[str, option("COLUMN", "The column of the class or number to predict.")] = "label",
     classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
@@ -37,6 +34,7 @@ def schema(
         _Columns, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
     ] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
+    encoding: Annotated[str | None, option("NAME", "The encoding of the file, such as latin-1.", "utf-8")] = None,
     out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
 ) -> None:
     """Write a schema for noisette train --columns: what is publicly known about each column of a table.
@@ -49,7 +47,7 @@ def schema(
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    names = header(header_of)
+    names = header(header_of, encoding or "utf-8")
     if len(set(names)) < len(names) or "" in names:
         raise ValueError("the columns must have different names, none of them empty")
     declared: dict[str, dict[str, Any]] = {}
@@ -64,7 +62,7 @@ def schema(
         raise ValueError(f"there is no column {absent[0]!r}; --label is one of {', '.join(names)}, and so are others")
     of_classes = None if classes is None else number_or_names(classes)
     bounds = None if target is None else numbers("target", target, "0,120", count=2)
-    facts = {"label": label, "classes": of_classes, "target": bounds, "size": size}
+    facts = {"label": label, "classes": of_classes, "target": bounds, "size": size, "encoding": encoding}
     facts = {name: value for name, value in facts.items() if value is not None}
     section = DataSection(name=str(out), columns=declared, **facts)
     declaration_of(Recipe(section))  # which checks that the declarations do not contradict themselves

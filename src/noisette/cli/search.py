@@ -42,6 +42,9 @@ _SCORED = (
     "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
     "on records that are not trained on, with noise."
 )
+_SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
+_NOISE = "held-out: standard deviation of the noise on the number of right answers."
+_SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
 _Recipe = Annotated[
     Path,
     typer.Argument(
@@ -61,7 +64,9 @@ def search(
     runs: Annotated[
         float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
     ] = 10.0,
-    holdout: Annotated[_Number, option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1")] = None,
+    shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
+    holdout: Annotated[_Number, _SHARED] = None,
+    score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
     out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
     as_json: FactsAsJson = False,
@@ -81,8 +86,8 @@ def search(
     checks.all_of(
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
-        lambda: _check_number(runs),
-        lambda: _check_score(score_on, holdout),
+        lambda: _check_number(runs, shape),
+        lambda: _check_score(score_on, holdout, score_noise),
         lambda: found.append(SearchSpace.read(over, settings)),
         lambda: check_recipe(settings, public=score_on == "public-set"),
     )
@@ -100,6 +105,8 @@ def search(
         share = holdout or settings.data.holdout or _SHARE
         if score_on == "public-set":
             return PublicScore()
+        if score_noise is not None:
+            return HeldOutScore(share, score_noise)
         return HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
 
     def work() -> tuple[Facts, Path]:
@@ -108,7 +115,7 @@ def search(
         keep_freed_memory()
         console = Console(stderr=True)
         with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-            planned = Search(settings, found[0], score(), data, public=public, mean=runs)
+            planned = Search(settings, found[0], score(), data, public=public, mean=runs, shape=shape)
         mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
         with folder:
             facts = _make(planned, folder)
@@ -118,18 +125,23 @@ def search(
     report(work, as_json)
 
 
-def _check_number(runs: float) -> None:
+def _check_number(runs: float, shape: float | None) -> None:
     if not 1 <= runs <= _MOST_RUNS:
         raise ValueError(f"expected --runs from 1 to {_MOST_RUNS:,} on average, got {runs:g}")
+    if shape is not None and not shape >= 0:
+        raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
 
 
-def _check_score(score_on: str, holdout: float | None) -> None:
+def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
     if score_on not in _SCORES:
         raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
-    if score_on == "public-set" and holdout is not None:
-        raise ValueError("--holdout can go with --score-on held-out alone; leave it out, or change it")
-    if holdout is not None:
-        checks.open_fraction(holdout=holdout)
+    given = {"--holdout": holdout, "--score-noise": score_noise}
+    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
+    checks.all_of(
+        lambda: holdout is None or checks.open_fraction(holdout=holdout),
+        lambda: score_noise is None or checks.positive(score_noise=score_noise),
+    )
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

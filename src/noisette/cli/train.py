@@ -94,7 +94,7 @@ _Schema = Annotated[
         rich_help_panel=_OF_OWN,
     ),
 ]
-_FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .parquet or .npz of your own."
+_FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
 _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
@@ -157,11 +157,16 @@ def train(
     label: Annotated[_Text, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
     text: Annotated[_Text, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
     decimal: Annotated[_Text, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")] = None,
-    image_size: Annotated[_Text, _declared("WxH", "Images: scale and cut each to this size, in colour.")] = None,
+    skip_unlabelled: Annotated[
+        bool, flag("--skip-unlabelled", "CSV: leave out rows without a label, do not refuse them.", panel=_OF_OWN)
+    ] = False,
+    image_size: Annotated[
+        _Text, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
+    ] = None,
     grey: Annotated[bool, flag("--grey", "Images: with --image-size, bring each to grey.", panel=_OF_OWN)] = False,
     tokens: Annotated[_Whole, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
-    holdout: Annotated[_Number, _declared("F", _TESTED)] = None,
+    holdout: Annotated[_Number, _declared("F", _TESTED, None, "--holdout", "--hold-out")] = None,
     users: Annotated[_Text, _declared("COLUMN", _USERS, "for records")] = None,
     records_per_user: Annotated[_Whole, _declared("K", "The most records of one user that are used.")] = None,
     public_users: Annotated[_Whole, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
@@ -171,7 +176,7 @@ def train(
 
     `noisette train --data mnist --epsilon 3`
 
-    `noisette train --data pets --classes cat,dog --size 20000 --image-size 64x64 --model resnet-18 --batch-norm group`
+    `noisette train --data photos --classes cat,dog --size 20000 --model resnet-18 --batch-norm group`
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.

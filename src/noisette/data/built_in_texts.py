@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Sequence
-from functools import partial
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +21,7 @@ AG_NEWS = files.Source(
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
     {"train.csv": "md5:b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "md5:d52ea96a97a2d943681189a97654912d"},
 )
+SST2 = files.Source("https://dl.fbaipublicfiles.com/glue/data/", {"SST-2.zip": "md5:9f81648d4199384278b86e315dac217c"})
 IMDB = files.Source(
     "https://ai.stanford.edu/~amaas/data/sentiment/", {"aclImdb_v1.tar.gz": "md5:7c2ac02c03563afcf9b574c7e56c153a"}
 )
@@ -63,20 +65,24 @@ def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
     Guarantee: a record is one sentence or phrase. Phrases were cut from sentences, so several may be parts of one.
     """
 
-    def read(names: tuple[str, ...], folder: Path) -> DataSet:
-        paths = [folder / name for name in names]
-        parts = [_labelled(path, "sentence", tables.parsed(path, _tab_separated)) for path in paths]
+    def official(folder: Path) -> DataSet:
+        archive = folder / "SST-2.zip"
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                texts = {archive / name: opened.read(f"SST-2/{name}").decode() for name in ("train.tsv", "dev.tsv")}
+        except files.DAMAGED_ZIP as error:
+            raise DataError(f"{archive} is damaged or not SST-2 ({error}); download it again") from error
+        return sentences({path: _tab_separated(io.StringIO(text)) for path, text in texts.items()})
+
+    def sentences(lines: Mapping[Path, Sequence[Sequence[str]]]) -> DataSet:
+        parts = [_labelled(path, "sentence", of_file) for path, of_file in lines.items()]
         return _data_set("sst2", parts, ("0", "1"), 67_349, numbering)
 
-    layouts = [("train.tsv", "dev.tsv"), ("train.tsv.gz", "dev.tsv.gz")]
-    found = files.first("sst2", {names: partial(read, names) for names in layouts}, data_dir=data_dir)
-    if found is None:
-        place = files.folders("sst2", data_dir)[0]
-        raise DataError(
-            "sst2 is not on this machine: put train.tsv and dev.tsv, which are in "
-            f"https://dl.fbaipublicfiles.com/glue/data/SST-2.zip, into {place}"
-        )
-    return found
+    def of_copy(folder: Path) -> DataSet:
+        return sentences({folder / name: tables.parsed(folder / name, _tab_separated) for name in copy})
+
+    copy = ("train.tsv.gz", "dev.tsv.gz")
+    return files.read("sst2", SST2, official, data_dir=data_dir, copies={copy: of_copy})
 
 
 def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:

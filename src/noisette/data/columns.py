@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,7 @@ import pydantic
 
 from noisette import errors as checks
 from noisette.data.dataset import DataError, Target, in_rows, refuse, scaled
-from noisette.data.words import Numbering
+from noisette.data.words import Numbering, number_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -298,12 +299,36 @@ class Category:
 
 
 @declared
+class Hashed:
+    """A column of texts of which too many are possible to list them, as of codes of diagnoses or names of cities.
+
+    width: a text, in lower case, is hashed to one of so many inputs, which is 1; texts may share one.
+    missing, missing_words: as for a category.
+
+    Guarantee: the hash is fixed, so an input depends on the text alone.
+    """
+
+    width: Annotated[int, pydantic.Field(ge=2, le=65_536)]
+    missing: Literal["refuse", "own category"] = REFUSE
+    missing_words: _Texts = ()
+
+    def inputs(self, name: str) -> list[str]:
+        return [f"{name} # {k}" for k in range(self.width)] + [f"{name} is missing"] * (self.missing == OWN_CATEGORY)
+
+    def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
+        texts, absent = list(map(text_of, values)), missing(values, self.missing_words)
+        indices = np.array([number_of(text.casefold(), self.width + 1) - 1 for text in texts], np.int64)
+        block = np.where(absent, self.width, indices)[:, None] == np.arange(len(self.inputs("")))
+        return block.astype(np.float32), {MISSING_VALUE: absent} if self.missing == REFUSE else {}
+
+
+@declared
 class Ignored:
     """A column that is not read."""
 
 
-Column = Number | Date | Category | Ignored
-KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Number, Date, Category, Ignored)}
+Column = Number | Date | Category | Hashed | Ignored
+KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Number, Date, Category, Hashed, Ignored)}
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
@@ -364,7 +389,7 @@ class Columns:
         return cls.of(tables["columns"], str(path))
 
     @property
-    def _used(self) -> dict[str, Number | Date | Category]:
+    def _used(self) -> dict[str, Number | Date | Category | Hashed]:
         return {name: column for name, column in self.declared.items() if not isinstance(column, Ignored)}
 
     @property
@@ -419,6 +444,7 @@ class Columns:
 # Files
 
 _MOST_CLASSES = 1_000_000
+_BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
 _CONVERTIBLE = frozenset({"L", "RGB", "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # of 8 bits a channel or less
 
 
@@ -426,8 +452,8 @@ _CONVERTIBLE = frozenset({"L", "RGB", "1", "P", "LA", "PA", "RGBA", "CMYK", "YCb
 class ImageForm:
     """The size of images in pixels, and whether they have one grey channel instead of three.
 
-    Each image is turned as its camera says, laid on white where it is transparent, scaled until it covers the size, and
-    cut to its middle.
+    ``fitted``: each image is turned as its camera says, laid on white where it is transparent, scaled until it covers
+    the size, and cut to its middle; otherwise an image of another form is refused.
 
     Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
     """
@@ -435,13 +461,16 @@ class ImageForm:
     width: int
     height: int
     grey: bool = False
+    fitted: bool = True
 
     def __post_init__(self) -> None:
         checks.all_of(lambda: checks.count(width=self.width), lambda: checks.count(height=self.height))
 
     def pixels(self, image: Image.Image) -> np.ndarray | None:
-        """The pixels as bytes, (height, width) or (height, width, 3); ``None`` if a channel has more than 8 bits."""
+        """The pixels as bytes, (height, width) or (height, width, 3); ``None`` where the image is refused."""
         mode, size = "L" if self.grey else "RGB", (self.width, self.height)
+        if not self.fitted:
+            return np.asarray(image) if (image.mode, image.size) == (mode, size) else None
         if image.mode not in _CONVERTIBLE:
             return None
         from PIL import Image, ImageOps  # imported here, as most commands read no image
@@ -468,6 +497,9 @@ class Declaration:
     text: the column that holds a text. It is then the only input.
     numbering: how texts become numbers of words.
     decimal: what stands before the decimals of a number in a CSV, a point or a comma.
+    thousands: what stands between the thousands of a number in a CSV, such as a comma; nothing unless declared.
+    encoding: of a CSV or JSON lines, such as "latin-1".
+    skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
     images: the form that each image of a folder is brought to.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
@@ -487,6 +519,9 @@ class Declaration:
     text: str | None = None
     numbering: Numbering = field(default_factory=Numbering)
     decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    skip_unlabelled: bool = False
     images: ImageForm | None = None
 
     def __post_init__(self) -> None:
@@ -499,6 +534,8 @@ class Declaration:
             f"classes: expected two or more different classes, got {self.classes}": has_classes and few,
             f"size: expected at least 1, got {self.size}": self.size is not None and self.size < 1,
             f"decimal: expected a point or a comma, got {self.decimal!r}": self.decimal not in (".", ","),
+            "thousands: expected a comma, a point, a space or an apostrophe and not the sign of decimals, got "
+            f"{self.thousands!r}": self.thousands not in _BETWEEN or self.thousands == self.decimal,
             f"the column of users is no input and no label, so {users!r} cannot be both": users == label,
             "classes are for labels and target is for a number; declare one of them": bool(self.target) and has_classes,
             "a text is the only input; leave out columns": has_text and has_columns,
@@ -508,6 +545,10 @@ class Declaration:
         for role, name in (("label", label), ("column of users", users)):
             problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
             found[problem] = self.columns is not None and name in self.columns.names
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            found[f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}'] = True
         refuse("declaration", [problem for problem, is_so in found.items() if is_so])
 
     def features(self, columns: Iterable[str]) -> Columns:
@@ -534,14 +575,14 @@ class Declaration:
             "the bounds of a number": self.classes is None and self.target is None,
             "declare size: the publicly known number of records; records are not counted": self.size is None,
             "image_size: for folders of images only; leave it out": self.images is not None and not images,
-            "declare image_size, to which each image is scaled and cut, such as 64x48": self.images is None and images,
             "these are images, which have classes; declare these instead of a target": bool(self.target) and images,
         }
         if test_place is not None:
             found |= {
                 "columns and text: for tables only; leave them out": bool(self.columns or self.text),
                 f"test: a separate file is for tables only; here the test split is {test_place}": self.test is not None,
-                "decimal: for tables only; leave it out": self.decimal != ".",
+                "decimal and skip_unlabelled: for tables only; leave them out": self.skip_unlabelled
+                or self.decimal != ".",
                 "users: a column of a table; for others give noisette.privatize the users of records": bool(self.users),
             }
         refuse(subject, [problem for problem, is_so in found.items() if is_so])

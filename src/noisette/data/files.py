@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 Files = tuple[str, ...]
 Reader = Callable[[Path], DataSet]  # from the folder of the data set
 
-DAMAGED_NPZ = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGED_ZIP = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
 
 
 def plain_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names that an NPZ holds; nothing is unpickled. Raises one of ``DAMAGED_NPZ``."""
+    """The arrays of these names that an NPZ holds; nothing is unpickled. Raises one of ``DAMAGED_ZIP``."""
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         return {name: np.asarray(archive[name]) for name in archive.files if name in names}
 
@@ -103,7 +103,7 @@ def read_npz(path: Path, *names: str) -> list[np.ndarray]:
     try:
         arrays = plain_arrays(path, names)
         return [arrays[name] for name in names]
-    except DAMAGED_NPZ as error:
+    except DAMAGED_ZIP as error:
         raise DataError(f"{path} is damaged or not the published file ({error}); download it again") from error
 
 

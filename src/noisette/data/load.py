@@ -5,20 +5,26 @@ To add a built-in set, write its reader and a test, and add a line to the table 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
+from noisette.data.built_in_tables import TABLES
 from noisette.data.built_in_texts import TEXTS
 from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
 
-REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS
+if TYPE_CHECKING:
+    from PIL import Image
+
+Value = TypeVar("Value")
+REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS | TABLES
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -91,7 +97,7 @@ def read_arrays(path: Path, declaration: Declaration) -> DataSet:
     classes, size = declaration.public_facts(path.name, test_place="in x_test and y_test")
     try:
         arrays = files.plain_arrays(path, ARRAYS)
-    except files.DAMAGED_NPZ as error:  # a TypeError if the file holds a single array
+    except files.DAMAGED_ZIP as error:  # a TypeError if the file holds a single array
         why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""  # others quote the file
         raise DataError(f"{path} is not a valid NPZ of plain arrays{why}; save it with numpy.savez") from error
     pairs = [("x_train", "y_train") if "x_train" in arrays or "y_train" in arrays else ("X", "y")]
@@ -139,29 +145,28 @@ def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
 
 # Images
 
-
 _File = tuple[Path, int, str]  # an image, its class, and how errors name it, since the name of the file may be private
 
 
 def read_images(path: Path, declaration: Declaration) -> DataSet:
     """The images in ``train/CLASS`` and optionally ``test/CLASS``, or in ``CLASS``; inputs (n, c, h, w) in [0, 1].
 
-    Each is brought to the declared form. A ``DataError`` lists what is undeclared, or what is no such folder or image,
-    without names of files.
+    Each is brought to the declared form; without one, all must be 8-bit grey, or all 8-bit colour, and have the size of
+    the first. A ``DataError`` lists what is undeclared, or what is no such folder or image, without names of files.
     """
     classes, size = declaration.public_facts(path.name, test_place="in the folder test beside train", images=True)
-    names, form = declaration.class_names, declaration.images
-    assert form is not None, "it is checked"
-    train_place, test_place = path / "train", path / "test"
-    if not train_place.is_dir():
-        if test_place.is_dir() or not any((path / name).is_dir() for name in names):
+    names = declaration.class_names
+    train_place, test_place = _named(path, "train"), _named(path, "test")
+    if not train_place:
+        if test_place or not any(_named(path, name) for name in names):
             raise DataError(
-                f"there is no folder {train_place}; put images into {train_place}/CLASS/ or {path}/CLASS/, for each "
-                "declared class"
+                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, for "
+                "each declared class"
             )
         train_place = path
     train = _files(train_place, names)
-    test = _files(test_place, names) if test_place.is_dir() else None
+    test = _files(test_place, names) if test_place else None
+    form = declaration.images or _first(train[0])
     return DataSet(path.name, _split(train, form), _split(test, form) if test is not None else None, classes, size)
 
 
@@ -181,13 +186,17 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
+def _named(folder: Path, name: str) -> Path | None:
+    """The folder of this name in any case, exactly as written if there is one; ``None`` if there is none."""
+    found = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.casefold() == name.casefold()]
+    return min(found, key=lambda entry: (entry.name != name, entry.name), default=None)
+
+
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
+    told_apart = len({name.casefold() for name in names}) == len(names)
     # A class may have no examples, and a name such as ".." is not one.
-    places = {
-        name: folder / name
-        for name in names
-        if Path(name).name == name and name.strip(".") and (folder / name).is_dir()
-    }
+    places = {name: place for name in names if name.strip(".") and (place := _named(folder, name))}
+    places = {name: place for name, place in places.items() if told_apart or place.name == name}
     problems = []
     if undeclared := [entry for entry in _visible(folder) if entry not in places.values()]:
         problems.append(f"{_entries(undeclared)} not named after a declared class; remove or declare what is there")
@@ -210,21 +219,42 @@ def _entries(found: Sequence[object]) -> str:
     return "1 entry is" if len(found) == 1 else f"{len(found)} entries are"
 
 
-def _split(found: Sequence[_File], form: ImageForm) -> Split:
-    from PIL import Image  # imported here, as most commands read no image
+def _first(file: _File) -> ImageForm:
+    """The form that all images must have where none is declared."""
+    mode, size = _opened(file, lambda image: (image.mode, image.size))
+    if mode in ("L", "RGB"):
+        return ImageForm(*size, grey=mode == "L", fitted=False)
+    raise DataError(
+        f"{file[2]} is neither 8-bit grey nor 8-bit colour without transparency; convert the images, or declare "
+        "image_size to bring all to one size and to colour"
+    )
 
+
+def _split(found: Sequence[_File], form: ImageForm) -> Split:
     images = np.zeros((len(found), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
-    problems = []
-    for index, (path, _, position) in enumerate(found):
+    colour, problems = "grey" if form.grey else "colour", []
+    strict = f"is not of {form.width} x {form.height} pixels in {colour}"
+    for index, file in enumerate(found):
         try:
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
-                pixels = form.pixels(image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-            problems.append(f"{position} is damaged, or neither PNG nor JPEG")
+            pixels = _opened(file, form.pixels)
+        except DataError as error:
+            problems.append(str(error))
             continue
         if pixels is None:
-            problems.append(f"{position} has more than 8 bits a channel")
+            problems.append(f"{file[2]} {'has more than 8 bits a channel' if form.fitted else strict}")
         else:
             images[index] = pixels
-    refuse("images, numbered from 1 in the order of their names within their class", problems)
+    way_out = "" if form.fitted else "; a declared image_size brings all to one size"
+    refuse(f"images, numbered from 1 in the order of their names within their class{way_out}", problems)
     return Split(unit_pixels(images), np.array([target for _, target, _ in found], dtype=np.int64))
+
+
+def _opened(file: _File, of: Callable[[Image.Image], Value]) -> Value:
+    """What the function says of the image; a ``DataError`` if it is damaged."""
+    from PIL import Image  # imported here, as most commands read no image
+
+    try:
+        with Image.open(file[0], formats=("PNG", "JPEG")) as image:
+            return of(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file[2]} is damaged, or neither PNG nor JPEG") from error

@@ -1,17 +1,20 @@
 """Reads tables of the user's own, and encodes their columns as inputs and targets, as declared.
 
-All values are read as texts and nothing is inferred from them: what a value means is declared. pandas reads Parquet
-alone: its parser of CSV lets a quote that is not closed, or a row that is too short, change other records.
+All values are read as texts and nothing is inferred from them: what a value means is declared. pandas reads Parquet and
+Excel alone: its parser of CSV lets a quote that is not closed, or a row that is too short, change other records, and
+that of JSON rounds whole numbers where a value is missing.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +23,8 @@ import numpy as np
 from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
+_JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
@@ -29,35 +33,37 @@ Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the 
 # Files
 
 
-def read(path: Path) -> Table:
-    """The columns in a CSV or a Parquet file.
+def read(path: Path, encoding: str = "utf-8") -> Table:
+    """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
     The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line. A
     ``DataError`` quotes none of the contents.
     """
-    names, *found = _lines(path)
+    names, *found = _lines(path, encoding)
     return table(path, header=names, rows=found)
 
 
-def header(path: Path) -> list[str]:
-    """The names of the columns; no value is looked at."""
+def header(path: Path, encoding: str = "utf-8") -> list[str]:
+    """The names of the columns: no value is looked at, but of JSON lines the first is parsed, which has the names."""
     if not path.name.lower().endswith(SUFFIXES):
         raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(SUFFIXES)}")
-    [found] = _lines(path, names_alone=True)
+    [found] = _lines(path, encoding, names_alone=True)
     if "\N{REPLACEMENT CHARACTER}" in "".join(found):
-        raise DataError(f"{path} {_NO_TEXT}")
+        raise DataError(f"{path} {_not_in(encoding)}")
     _check_names(path, found)
     return found
 
 
-def _lines(path: Path, *, names_alone: bool = False) -> list[list[str]]:
+def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list[str]]:
     """The names of the columns, and the values in each row."""
-    if path.suffix.lower() == ".parquet":
+    suffix = path.name.lower()
+    parse = _objects if suffix.endswith(_JSON) else fields
+    if suffix.endswith(_FRAMES):
         found = _frame(path, names_alone=names_alone)
     elif names_alone:  # bytes below the first line are not looked at, whether they are text or not
-        found = parsed(path, lambda stream: fields([stream.readline()]), errors="replace")[:1]
+        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")[:1]
     else:
-        found = parsed(path, fields)
+        found = parsed(path, parse, encoding)
     if not found or not found[0]:
         raise DataError(f"{path} is empty; its first line must name the columns")
     return found
@@ -68,17 +74,24 @@ def rows(path: Path) -> list[list[str]]:
     return parsed(path, fields)
 
 
-_NO_TEXT = "is not text in UTF-8; convert it, as by iconv -f latin1 -t utf8"
+def _not_in(encoding: str) -> str:
+    return (
+        f"is not text in {encoding.upper()}; convert it, or declare its encoding: noisette schema --encoding "
+        'latin-1, or encoding = "latin-1" in a schema or recipe'
+    )
 
 
-def parsed(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+def parsed(
+    path: Path, parse: Callable[[TextIO], list[list[str]]], encoding: str = "utf-8", errors: str = "strict"
+) -> list[list[str]]:
     """What the function makes of the text in a file, which is unzipped if its name ends in .gz or .xz."""
+    signed = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
     try:
         opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
-        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
+        with opened(path, "rt", encoding=signed, newline="", errors=errors) as stream:
             return parse(stream)
     except UnicodeError as error:
-        raise DataError(f"{path} {_NO_TEXT}") from error
+        raise DataError(f"{path} {_not_in(encoding)}") from error
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # only the system's messages do not quote the file
@@ -117,25 +130,58 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
     return found
 
 
+def _objects(lines: Iterable[str]) -> list[list[str]]:
+    """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
+    found, wrong, lacks = list[dict[str, Any]](), list[int](), ""
+    for index, line in enumerate(filter(str.strip, lines)):
+        try:
+            values: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        alike = isinstance(values, dict) and (not found or values.keys() == found[0].keys())
+        if not alike or any(isinstance(value, dict | list) for value in values.values()):
+            wrong.append(index)
+            absent = [name for name in found[0] if name not in values] if found and isinstance(values, dict) else []
+            if absent and not lacks:
+                lacks = f"; row {index + 1} lacks {absent[0]!r}"
+        else:
+            found.append(values)
+    if wrong:
+        raise DataError(
+            f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, with "
+            f"null where a value is missing{lacks}"
+        )
+    return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
+
+
 def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
-    """The names and the rows in a Parquet file, every value as a text."""
+    """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
+    kind = path.suffix.lower()
     if not path.is_file():
         raise DataError(f"{path} cannot be read: there is no such file")
     try:
         import pandas
-        from pyarrow import parquet
 
-        if names_alone:
-            return [parquet.read_schema(path).names]
-        frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
+        if kind == ".xlsx":  # without inference the first row is one like any other
+            only = 1 if names_alone else None
+            cells = pandas.read_excel(path, header=None, dtype=object, na_filter=False, engine="openpyxl", nrows=only)
+            names, frame = [text_of(name) for name in cells.head(1).to_numpy().ravel()], cells.tail(-1)
+        elif names_alone:
+            from pyarrow import parquet
+
+            names, frame = parquet.read_schema(path).names, pandas.DataFrame()
+        else:
+            frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
+            names = list(map(str, frame.columns))
     except ImportError as error:
+        needed = "openpyxl" if kind == ".xlsx" else "pyarrow"
         raise DataError(
-            f"{path}: Parquet is read by pyarrow: pip install 'noisette[tables]', or write a CSV"
+            f"{path}: {kind} is read by {needed}: pip install 'noisette[tables]', or write a CSV"
         ) from error
     except Exception as error:  # of any kind, and it may quote the file
-        raise DataError(f"{path} is no Parquet file that can be read; write or copy it again") from error
+        raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
     columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
-    return [list(map(str, frame.columns)), *map(list, zip(*columns, strict=True))]
+    return [names, *map(list, zip(*columns, strict=True))]
 
 
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -170,18 +216,19 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
 def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`."""
     classes, size = declaration.public_facts(path.name)
-    train = read(path)
+    train = read(path, declaration.encoding)
     refuse(path.name, _absent_columns(train, declaration))
     features = declaration.features(train)
-    split, problems = encode(train, declaration, features)
+    split, problems = encode(_labelled(train, declaration), declaration, features)
     test_split = None
     if declaration.test is not None:
-        test = read(declaration.test)
+        test = read(declaration.test, declaration.encoding)
         if test.keys() != train.keys():
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
-        test_split, test_problems = encode(test, declaration, features)
+        test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
-    refuse(f"{path.name} (row 1 is the first below the header)", problems)
+    first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
+    refuse(f"{path.name} (row 1 is {first})", problems)
     return DataSet(
         path.name,
         split,
@@ -213,6 +260,17 @@ def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
     if not set(found) - {declaration.label, declaration.users}:
         problems.append("there is no column besides the label" + (" and the users" if declaration.users else ""))
     return problems
+
+
+def _labelled(table: Table, declaration: Declaration) -> Table:
+    """The rows that have a label, where those without one are left out; otherwise all rows."""
+    if not declaration.skip_unlabelled:
+        return table
+    labels = table[declaration.label]
+    kept = ~missing(labels) | (codes(labels, declaration.class_names) >= 0)  # a class may have a name such as "none"
+    if not kept.any():
+        raise DataError(f"column {declaration.label!r}: no row has a label")
+    return {name: tuple(compress(column, kept)) for name, column in table.items()}
 
 
 def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
@@ -248,10 +306,14 @@ def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tupl
 
 
 def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str] = ()) -> Sequence[str]:
-    """The texts of numbers with a point before decimals.
+    """The texts of numbers with a point before decimals and nothing between thousands.
 
-    Where decimals follow a comma, points and commas change places, so that a point is none.
+    Where decimals follow a comma, points and commas change places, so that a point is none. The declared sign between
+    thousands is left out where three digits follow it.
     """
+    if declaration.thousands:
+        between = re.compile(rf"(?<=\d){re.escape(declaration.thousands)}(?=\d{{3}}(?!\d))")
+        column = [between.sub("", text) for text in column]
     if declaration.decimal == ".":
         return column
     absent = missing(column, words)

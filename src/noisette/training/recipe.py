@@ -155,6 +155,9 @@ class DataSection:
     tokens: _Count = 64  # how many words of a text are used
     words: _Count = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
     decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
+    thousands: str = ""  # what stands between the thousands of a number in a CSV
+    encoding: str = "utf-8"  # of a CSV or JSON lines
+    skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
     image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour
     mean: _Numbers = ()  # known means of the channels, subtracted in front of the model; one is for all
@@ -492,7 +495,7 @@ _BUILT_IN = {
 def suited_model(data: DataSection) -> str:
     """The name of a model for a built-in data set, or for tables, texts and images of one's own.
 
-    >>> suited_model(DataSection("own.csv")), suited_model(DataSection("own.csv", text="review"))
+    >>> suited_model(DataSection("adult")), suited_model(DataSection("own.csv", text="review"))
     ('table', 'ranked-word-counts')
     """
     other = _ON_COUNTS if data.text is not None else "cnn" if Path(data.name).is_dir() else TABLE
@@ -610,6 +613,9 @@ def declaration_of(recipe: Recipe) -> Declaration:
         text=section.text,
         numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
         decimal=section.decimal,
+        thousands=section.thousands,
+        encoding=section.encoding,
+        skip_unlabelled=section.skip_unlabelled,
         images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
     )
 
@@ -620,8 +626,5 @@ def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
     if section.data is None:
         return None
     own = section.data not in data_sets.names()
-    images = (
-        declaration_of(recipe).images if own and Path(section.data).is_dir() else None
-    )  # of the form of the records
-    declaration = Declaration(classes=section.classes, size=section.examples if own else None, images=images)
+    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
     return data_sets.load(section.data, data_dir=data_dir, declaration=declaration)

@@ -85,7 +85,7 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found, features, inputs = tables.read(path), declared.features(self.features), np.zeros(0)
+        found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
         if declared.text is None:
             problems = features.absent(found)
         else:
@@ -99,15 +99,16 @@ class SavedModel:
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
         """The names and the pixels of the images in a folder.
 
-        They are scaled and cut to the size of those of the run, and brought to its colours.
+        They are brought to the form that the run declares, or need the size and the colours of the run's.
 
         Raises:
-            DataError: the run was not trained on images, or a file is no image.
+            DataError: the run was not trained on images, or a file is not such an image.
         """
         if len(self.shape) != 3:
             raise DataError(f"{path} is a folder, and the run was not trained on images; give a CSV with its columns")
         channels, height, width = self.shape
-        return unlabelled(path, ImageForm(width, height, grey=channels == 1))
+        strict = ImageForm(width, height, grey=channels == 1, fitted=False)
+        return unlabelled(path, declaration_of(self.recipe).images or strict)
 
     def predict(self, inputs: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
         """The names of the columns of a prediction, and for each input its values, (n, columns).

@@ -383,8 +383,8 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
         what = f" and {', '.join(map(repr, rehearsed.others))}" if rehearsed.others else ""
         raise ValueError(
             f"whatever the noise, a search of {mean:g} runs on average, each of {steps} steps of rate {rate:.4g}{what} "
-            f"costs more than epsilon={privacy.epsilon:g} at delta={privacy.delta:g}; choose a larger epsilon or fewer "
-            f"--runs, or a shorter run: {SEE_PLAN}"
+            f"costs more than epsilon={privacy.epsilon:g} at delta={privacy.delta:g}; choose a larger epsilon"
+            f"{', more --score-noise' if rehearsed.others else ''} or fewer --runs, or a shorter run: {SEE_PLAN}"
         )
     plan = min(plans, key=lambda each: each.noise_multiplier)
     step = rehearsed.step

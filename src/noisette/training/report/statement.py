@@ -185,6 +185,11 @@ def _records(facts: Facts) -> Iterator[str]:
         width, height = data.image_size
         colour = "grey" if data.grey else "colour"
         yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
+    if data.skip_unlabelled:
+        yield (
+            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
+            "itself, and nothing was computed from them."
+        )
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
         if facts.public_weights and facts.recipe.model.weights is None:

@@ -1,4 +1,4 @@
-"""Adult (Census Income), on whose rows settings were chosen and classifiers are compared."""
+"""The built-in table, Adult (Census Income)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from noisette.data import files, tables
 from noisette.data.columns import Category, Columns, Declaration, Number
 from noisette.data.dataset import DataSet, Split, refuse
+from noisette.data.files import BuiltIn
 
 ADULT = files.Source(
     "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
@@ -47,7 +48,7 @@ _INCOME = Declaration(
 )
 
 
-def load(data_dir: Path | None) -> DataSet:
+def adult(data_dir: Path | None) -> DataSet:
     """Adult: 32,561 + 16,281 records; inputs (n, 113): numbers scaled to [-1, 1], and one input for each category."""
 
     def read(folder: Path, suffix: str = "") -> DataSet:
@@ -65,3 +66,6 @@ def _incomes(path: Path) -> Split:
     split, problems = tables.encode({**columns, _INCOME.label: income}, _INCOME, _INCOME.features(ATTRIBUTES))
     refuse(str(path), problems)
     return split
+
+
+TABLES = {"adult": BuiltIn(adult, "census records: is the income above 50,000 dollars?")}

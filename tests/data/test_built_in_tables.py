@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.adult import load
-from noisette.data import DataError
+from noisette.data import DataError, load
 
 ROWS = [
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, "
@@ -30,7 +29,7 @@ def write(folder: Path, train: list[str], *, zipped: bool = False) -> None:
 @pytest.mark.parametrize("zipped", [False, True])
 def test_official_files_with_their_quirks_and_one_record_by_hand(tmp_path: Path, zipped: bool) -> None:
     write(tmp_path / "adult", ROWS, zipped=zipped)
-    found = load(tmp_path)
+    found = load("adult", data_dir=tmp_path)
     assert found.test is not None
     assert (found.classes, found.declared_size, found.note) == (2, 32_561, "")
     assert found.train.targets.tolist() == found.test.targets.tolist() == [0, 1]
@@ -58,5 +57,5 @@ def test_official_files_with_their_quirks_and_one_record_by_hand(tmp_path: Path,
 def test_damaged_records(tmp_path: Path, rows: list[str], says: str) -> None:
     write(tmp_path / "adult", rows)
     with pytest.raises(DataError, match=says) as caught:
-        load(tmp_path)
+        load("adult", data_dir=tmp_path)
     assert "Pirate" not in str(caught.value)
