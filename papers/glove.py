@@ -13,7 +13,7 @@ import numpy as np
 from noisette.data import DataError, DataSet, files
 from noisette.data.built_in_texts import ag_news
 from noisette.data.dataset import refuse
-from noisette.data.words import PADDING, Numbering, padded, split
+from noisette.data.words import PADDING, Numbering, split
 
 UNKNOWN = PADDING + 1  # of all words that have no vector; words with a vector follow
 WHOLE = "glove.6B.100d.txt"
@@ -52,8 +52,11 @@ class Vocabulary(Numbering):
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
         """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end."""
-        found = ([self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)] for text in texts)
-        return padded(found, len(texts), self.tokens)
+        rows = np.full((len(texts), self.tokens), PADDING, np.int64)
+        for row, text in zip(rows, texts, strict=True):
+            found = [self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)]
+            row[: len(found)] = found
+        return rows
 
 
 def ag_news_by_vectors(data_dir: Path | None) -> DataSet:

@@ -7,7 +7,8 @@ import pytest
 import typer
 
 from command_line import noisette
-from noisette.accounting import MomentsAccountant, PoissonGaussian
+from noisette.accounting import BandedGaussian, MomentsAccountant, PoissonGaussian
+from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import PrivacyError
@@ -66,6 +67,13 @@ def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_
     assert "noise_multiplier=1e+06)" in run(budget, "--accountant", "gdp").stderr
 
 
+def test_bands_are_counted_in_rounds():
+    found = facts(PLAN | {"--bands": "8"})
+    assert found["epsilon"] == ACCOUNTANTS["pld"].compose({BandedGaussian(0.01, 4.0, 8): 10_000}).epsilon(delta=1e-5)
+    assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
+    assert "8: a round that was begun counts as a whole" in run(PLAN | {"--bands": "8"}).stdout
+
+
 def test_printed_epsilon_is_never_less_than_the_exact_one():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
     shown = run(options).stdout
@@ -116,6 +124,9 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     [
         (PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
         (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
+        (PLAN | {"--bands": "0"}, ["bands >= 1"]),
+        (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
+        (BUDGET | {"--bands": "2"}, ["give epsilon or delta alone"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
         (PLAN | {"--expected-batch-size": "5"}, ["exactly one of sampling_rate and expected_batch_size", "belong"]),
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),

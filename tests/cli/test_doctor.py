@@ -112,6 +112,7 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
         ("like_a_recipe", ("--input-shape", "1,8,8")),
         ("like_a_recipe", ("--data", "digits")),
         ("lipschitz", ("--input-shape", "1,8,8")),
+        ("mlp", ("--data", "digits", "--bf16")),
     ]:
         shown = doctor(name, *options)
         assert shown.exit_code == 0, (name, shown.output)

@@ -64,6 +64,15 @@ def test_show_lists_each_mechanism_with_its_counts(folder):
         head,
     ):
         assert words in shown
+    shown = facts("show", folder / "ledger.jsonl")
+    assert (shown["dataset"], shown["neighbouring"], shown["head"]) == ("mnist", ["add or remove one record"], head)
+    counts = ("reserved", "committed", "given_back", "charged", "paid")
+    assert [tuple(row[name] for name in counts) for row in shown["mechanisms"]] == [
+        (0, 0, 0, 1, 1),
+        (1200, 3, 1197, 0, 3),
+        (50, 0, 0, 0, 50),
+    ]
+    assert shown["mechanisms"][2]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
 
 
 def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
@@ -235,12 +244,13 @@ def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Pat
 def test_the_ledger_of_a_run_that_was_cut_off_is_found_by_its_name(tmp_path, monkeypatch, name):
     place = unfinished(tmp_path)
     monkeypatch.chdir(tmp_path)
-    result = run("price", "--delta", "1e-5", "--accountant", "rdp", name, "--json")
-    assert result.exit_code == 0, result.output
-    assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
-    if name != "run.unfinished-1":
-        assert f"The ledger is {place}/ledger.jsonl" in result.stderr
-        assert f"To continue it: noisette train --resume {place}" in result.stderr
+    for command in (["show"], ["price", "--delta", "1e-5", "--accountant", "rdp"]):
+        result = run(*command, name, "--json")
+        assert result.exit_code == 0, result.output
+        assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
+        if name != "run.unfinished-1":
+            assert f"The ledger is {place}/ledger.jsonl" in result.stderr
+            assert f"To continue it: noisette train --resume {place}" in result.stderr
     assert "nothing to repair" in run("repair", name).stdout
 
 
@@ -248,8 +258,8 @@ def test_a_finished_run_goes_before_one_that_was_cut_off_and_both_are_named(fold
     (folder / "run").mkdir()
     (folder / "ledger.jsonl").rename(folder / "run" / "ledger.jsonl")
     place = unfinished(folder, checkpoint=False)
-    result = run("show", folder / "run")
-    assert result.exit_code == 0
+    result = run("show", folder / "run", "--json")
+    assert json.loads(result.stdout)["mechanisms"][0]["charged"] == 1
     assert f"The ledger is {folder}/run/ledger.jsonl" in result.stderr
     assert f"{place} was cut off before its first checkpoint" in result.stderr
 

@@ -36,11 +36,12 @@ def trained(declared: str, ignored: str) -> Path:
 
 def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
     rows = trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
-    shown = noisette("predict", "run", rows)
+    shown = noisette("predict", "run", rows, "--keep", "@id,debt")
     assert shown.exit_code == 0, shown.output
-    header, *lines = csv.reader(shown.stdout.splitlines())
-    assert header == ["predicted label", "probability of =1+1", "probability of -2"]
-    assert {line[0] for line in lines} <= {"'=1+1", "-2"}, "a number is none that is computed"
+    header, first, *_ = csv.reader(shown.stdout.splitlines())
+    assert header == ["'@id", "debt", "predicted label", "probability of =1+1", "probability of -2"]
+    assert first[:2] == ["'+cmd|0", "-0.5"], "a number is none that is computed"
+    assert {line[2] for line in csv.reader(shown.stdout.splitlines()[1:])} <= {"'=1+1", "-2"}
 
 
 def test_numbers_that_are_predicted_stay_numbers() -> None:

@@ -104,7 +104,7 @@ def finished(folder, *options):
         patch.setattr(SearchSpace, "draw", draw)
         patch.setattr(NumberOfRuns, "draw", lambda self, key: 4)
         write_own()
-        shown = search("own.toml", "--over", OVER, *options, "--out", "out")
+        shown = search("own.toml", "--over", OVER, *options, "--shape", 0, "--out", "out")
     assert shown.exit_code == 0, shown.output
     return Finished(folder / "out", shown.output, drawn, {path.name for path in folder.iterdir()})
 
@@ -116,7 +116,7 @@ def on_public(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_held_out(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("held"), *ON_HELD_OUT, "--runs", 4)
+    return finished(tmp_path_factory.mktemp("held"), *ON_HELD_OUT, "--runs", 4, "--score-noise", 15)
 
 
 def unfinished(out):
@@ -178,9 +178,9 @@ def test_the_report_says_what_was_searched_and_what_it_cost(on_public):
 def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
     found = on_held_out.facts["search"]
     assert found["held_out"] == 0.25
-    assert 0.05 < found["score_deviation"] < 0.2
+    assert found["score_deviation"] == pytest.approx(15 / 100)
     assert on_held_out.facts["declared_size"] == 300
-    assert f"standard deviation {100 * found['score_deviation']:.1f} %" in on_held_out.told
+    assert "standard deviation 15.0 %" in on_held_out.told
     assert "% of the declared number held out" in on_held_out.told
     assert "held out with probability 0.25" in on_held_out.told
     assert "Releasing all" not in on_held_out.told
@@ -191,7 +191,7 @@ def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
     for number in (1, 5):
         monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key, number=number: number)
         monkeypatch.setattr(SearchSpace, "draw", lambda self, recipe, random: recipe)
-        shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "out", "--json")
+        shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out", "--json")
         assert shown.exit_code == 0
         run = facts("out")
         del run["sealed"]
@@ -216,7 +216,7 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
         return found
 
     monkeypatch.setattr(Search, "run", long_ago)
-    assert search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "out").exit_code == 0
+    assert search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out").exit_code == 0
     assert {path.name for path in Path("out").iterdir()} == FILES
     times = [path.stat().st_mtime for path in Path("out").iterdir()]
     assert max(times) - min(times) < 5
@@ -229,9 +229,12 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
             (*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"),
             ["no recipe has this setting", "set it in the recipe"],
         ),
-        ((*ON_PUBLIC, "--over", OVER, "--holdout", 0.2), ["--holdout can go with --score-on held-out alone"]),
+        ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--holdout can go with --score-on held-out alone"]),
         (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
-        (("--score-on", "held-out", "--over", OVER, "--holdout", 1), ["holdout"]),
+        (
+            (*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1),
+            ["score_noise > 0", "--shape of at least 0"],
+        ),
         ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
         ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
     ],
@@ -246,7 +249,7 @@ def test_wrong_options_are_refused_in_one_message_and_leave_nothing(options, rea
 def test_a_disk_without_room_is_refused_before_anything_is_charged(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
-    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--out", "runs/out")
+    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "runs/out")
     assert shown.exit_code == 2
     assert "Nothing was spent" in shown.output
     assert {path.name for path in tmp_path.iterdir()} == {"own.npz", "own.toml"}
@@ -254,7 +257,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_charged(monkeypatch, 
 
 def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key: 0)
-    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--runs", 1, "--out", "out")
+    shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "inf", "--runs", 1, "--out", "out")
     assert shown.exit_code == 1
     assert "The search found nothing" in shown.output
     (left,) = unfinished("out")
@@ -266,7 +269,7 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
 def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, code, tmp_path):
     Path("own.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 2000"))
     program = "import sys; from noisette.cli import main; main()"
-    options = ["search", "own.toml", "--over", OVER, *ON_PUBLIC, "--runs", "50", "--out", "out"]
+    options = ["search", "own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "0", "--runs", "50", "--out", "out"]
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     process = subprocess.Popen(
         [sys.executable, "-c", program, *options],

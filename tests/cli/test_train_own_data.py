@@ -96,10 +96,9 @@ def test_from_a_schema_to_predictions_of_new_rows(trained: Path) -> None:
 
 def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people: Path, schema: Path) -> None:
     shutil.copy(people, "test.csv")
-    pandas.read_csv(people, sep=";").to_parquet("typed.parquet")
-    shown = run(
-        "train", "--data", "typed.parquet", "--columns", schema, "--test", "test.csv", *QUICK, "--out", "runs/a"
-    )
+    frame = pandas.read_csv(people, sep=";")
+    frame.to_json("typed.jsonl", orient="records", lines=True)
+    shown = run("train", "--data", "typed.jsonl", "--columns", schema, "--test", "test.csv", *QUICK, "--out", "runs/a")
     assert shown.exit_code == 0, shown.output
     assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
     with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
@@ -108,7 +107,9 @@ def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people: Path,
     right = sum(a == b for a, b in zip(labels, predicted, strict=True))
     assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
     assert "public test examples" in Path("runs/a/report.html").read_text()
-    assert run("predict", "runs/a", "typed.parquet").stdout == Path("p.csv").read_text(), "a CSV holds the same values"
+    frame.to_parquet("typed.parquet")
+    for table in ("typed.jsonl", "typed.parquet"):
+        assert run("predict", "runs/a", table).stdout == Path("p.csv").read_text(), "a CSV holds the same values"
 
 
 def test_regression_in_the_unit_of_its_target(people: Path) -> None:
@@ -170,6 +171,20 @@ def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
     assert "was not trained on columns of a CSV" in run("predict", "runs/photos", trained / "People.CSV").output
 
 
+def test_images_of_one_size_need_no_declaration_and_others_are_refused() -> None:
+    for k in range(10):
+        place = Path("Photos", "cat" if k % 2 else "dog", f"{k}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 250 * (k % 2)).save(place)
+    declared = ("--classes", "cat,dog", "--size", 10, "--model", "linear", "--batch-size", 5, "--epochs", 1)
+    assert run("train", "--data", "Photos", *declared, "--delta", 1e-3).exit_code == 0
+    assert run("predict", "runs/Photos", "Photos/cat").exit_code == 0
+    Image.new("RGB", (8, 8)).save("Photos/cat/99.png")
+    shown = run("predict", "runs/Photos", "Photos/cat")
+    assert shown.exit_code == 2
+    assert "99.png is not of 8 x 8 pixels in grey" in shown.output
+
+
 def test_a_run_that_is_continued_holds_out_the_same_records(
     people: Path, schema: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +240,13 @@ def test_a_table_or_a_schema_is_no_recipe(people: Path, schema: Path) -> None:
     assert "[data.columns.NAME]" in named.output
 
 
+def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it() -> None:
+    Path("a.csv").write_bytes("naïve,label\nmüde,0\n".encode("latin-1"))
+    refused = run("schema", "a.csv", "--classes", 2, "--size", 400)
+    assert "noisette schema --encoding latin-1" in refused.output
+    assert run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1").exit_code == 0
+
+
 def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_are() -> None:
     Path("few.csv").write_text("a,label\n" + "".join(f"0.{k % 2},{k % 2}\n" for k in range(40)))
     given = ("--data", "few.csv", "--classes", 2, "--size", 40, "--holdout", 0.5, "--model", "linear", "--epochs", 1)
@@ -270,29 +292,49 @@ def test_schema_reads_the_first_line_alone(people: Path) -> None:
         "age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"},
     }
     refused = run("train", "--data", people, "--columns", "schema.toml", "--size", 400)
-    assert "'id': expected kind to be one of number, date, category, ignored, got '?'" in refused.output
+    assert "'id': expected kind to be one of number, date, category, hashed, ignored, got '?'" in refused.output
     assert "schema.toml exists" in run("schema", "damaged.csv").output
 
 
+REAL = """id;Diagnosis;born;income;sex;paid
+17;E11.9;01.03.1950;1.234,50;m;yes
+18;;-;k.A.;f;no
+""".replace("sex", "Geschlecht ä")
+BORN = 'kind = "date"\nlow = "1900-01-01"\nhigh = "2000-01-01"\nformat = "%d.%m.%Y"\nmissing = "indicator"'
+
+
 def test_a_table_of_real_life_is_trained_on_and_predicted() -> None:
-    Path("real.csv").write_text("id;born;income;Geschlecht ä;paid\n17;01.03.1950;1234,50;m;yes\n18;-;k.A.;f;no\n")
+    Path("real.csv").write_bytes(REAL.encode("latin-1"))
     declared = run("schema", "real.csv", "--label", "paid", "--classes", "no,yes", "--size", 2, "--ignore", "id",
-                   "--number", "income=0,5000", "--category", "Geschlecht ä=m,f")  # fmt: skip
+                   "--number", "income=0,5000", "--category", "Geschlecht ä=m,f", "--encoding", "latin-1")  # fmt: skip
     assert declared.exit_code == 0, declared.output
     told = Path("schema.toml").read_text().replace("high = 5000\n", 'high = 5000\nmissing_words = ["k.A."]\n')
-    born = 'kind = "date"\nlow = "1900-01-01"\nhigh = "2000-01-01"\nformat = "%d.%m.%Y"\nmissing = "indicator"'
-    Path("schema.toml").write_text('decimal = ","\n' + told.replace('kind = "?"', born))
+    for kind in ('kind = "hashed"\nwidth = 8\nmissing = "own category"', BORN):
+        told = told.replace('kind = "?"', kind, 1)
+    Path("schema.toml").write_text('decimal = ","\nthousands = "."\n' + told)
     shown = run("train", "--data", "real.csv", "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3)
     assert shown.exit_code == 0, shown.output
-    assert len(run("predict", "runs/real", "real.csv").stdout.splitlines()) == 3
-    assert facts("runs/real")["input_shape"] == [8]
-    Path("real.csv").write_bytes("naïve;paid\nmüde;no\n".encode("latin-1"))
-    assert "is not text in UTF-8; convert it, as by iconv" in run("schema", "real.csv", "--out", "other.toml").output
+    lines = run("predict", "runs/real", "real.csv", "--keep", "id,born").output.splitlines()
+    assert lines[0].startswith("id,born,predicted paid,probability of no")
+    assert [line.split(",")[:2] for line in lines[1:]] == [["17", "01.03.1950"], ["18", "-"]]
+    assert "--keep: there is no column 'name'" in run("predict", "runs/real", "real.csv", "--keep", "name").output
+    shown = run("doctor", "noisette.nn.models.networks:mlp", "--columns", "schema.toml")
+    assert shown.exit_code == 0, shown.output
+    assert "32 × 17" in shown.output, "9 of the diagnosis, 2 of the date, 2 of the income, 4 of the sex"
+    assert facts("runs/real")["recipe"]["data"]["encoding"] == "latin-1"
 
 
-def test_a_schema_takes_the_names_of_a_parquet_file() -> None:
-    pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]}).to_parquet("typed.parquet", index=False)
-    shown = run("schema", "typed.parquet", "--classes", 2, "--number", "age=0,9")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
+def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
+    if suffix == ".xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+    frame = pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]})
+    path = Path("typed" + suffix)
+    if suffix == ".jsonl":
+        path.write_text(str(frame.to_json(orient="records", lines=True)))
+    else:
+        (frame.to_parquet if suffix == ".parquet" else frame.to_excel)(path, index=False)
+    shown = run("schema", path, "--classes", 2, "--number", "age=0,9")
     assert shown.exit_code == 0, shown.output
     assert "SECRET" not in Path("schema.toml").read_text()
     assert list(tomllib.loads(Path("schema.toml").read_text())["columns"]) == ["age"]
@@ -307,6 +349,7 @@ def test_a_schema_takes_the_names_of_a_parquet_file() -> None:
         ("a,label", ("--number", "a=5,1"), "expected low < high"),
         ("a,b", ("--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
         ("a,b", (), "there is no column 'label'; --label is one of a, b"),
+        ("a,label", ("--encoding", "utf9"), "encoding: expected one that Python knows"),
         ("a,label", ("--classes", 'x,"y'), "expected --classes as names separated by commas, quoted as"),
         ("SECRET,0.25", (), "the first line must name the columns; its field 2 is a number"),
         ('label,"a\nSECRET",b', (), "the quotes in the first line, the header, do not match"),

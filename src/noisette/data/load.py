@@ -205,10 +205,7 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
         paths = _visible(places[name]) if name in places else []
         if other := [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]:
             problems.append(f"{name}: {_entries(other)} no file that ends in {', '.join(SUFFIXES)}")
-        found += [
-            (entry, target, f"image {position} of {name} in {folder.name}")
-            for position, entry in enumerate(paths, start=1)
-        ]
+        found += [(path, target, f"image {k} of {name} in {folder.name}") for k, path in enumerate(paths, start=1)]
     if not found:
         problems.append("there are no images in the folders of the declared classes")
     refuse(str(folder), problems)

@@ -229,16 +229,8 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
     first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
     refuse(f"{path.name} (row 1 is {first})", problems)
-    return DataSet(
-        path.name,
-        split,
-        test_split,
-        classes=classes,
-        declared_size=size,
-        words=declaration.numbering.size if declaration.text else 0,
-        target=declaration.target,
-        features=() if declaration.text else features.names,
-    )
+    words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
+    return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:

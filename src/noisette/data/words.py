@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -79,8 +79,11 @@ class Numbering:
     def number(self, texts: Sequence[str]) -> np.ndarray:
         if self.folder is None:
             numbers: dict[str, int] = {}
-            found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
-            return padded(found, len(texts), self.tokens)
+            rows = np.full((len(texts), self.tokens), PADDING, np.int64)
+            for row, text in zip(rows, texts, strict=True):
+                found = [numbers.setdefault(word, number_of(word, self.words)) for word in split(text, self.tokens)]
+                row[: len(found)] = found
+            return rows
         tokenizer = tokenizer_of(self.folder)
         ids = tokenizer(list(texts), truncation=True, max_length=self.tokens, padding="max_length")["input_ids"]
         return np.array(ids, dtype=np.int64)
@@ -89,14 +92,6 @@ class Numbering:
     def size(self) -> int:
         """How many different numbers there are, from 0 on."""
         return self.words if self.folder is None else len(tokenizer_of(self.folder))
-
-
-def padded(rows: Iterable[list[int]], count: int, tokens: int) -> np.ndarray:
-    """The numbers of words of so many texts as rows of one length, int64, (count, tokens)."""
-    numbered = np.full((count, tokens), PADDING, np.int64)
-    for row, found in zip(numbered, rows, strict=True):
-        row[: len(found)] = found
-    return numbered
 
 
 def tokenizer_of(folder: Path):
