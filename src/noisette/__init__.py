@@ -26,7 +26,7 @@ _PUBLIC = {
     "core.steps": ("close_run",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
-    "lipschitz.bound": ("GlobalAllocation", "LipschitzBound", "OptimalAllocation", "PerLayerAllocation"),
+    "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "run.pca": ("PrivatePCA",),
     "ranks": ("Alone", "Ranks"),

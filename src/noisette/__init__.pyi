@@ -49,10 +49,7 @@ from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
 from noisette.integrations.scikit_learn import PrivateClassifier as PrivateClassifier
 from noisette.integrations.scikit_learn import PrivateRegressor as PrivateRegressor
-from noisette.lipschitz.bound import GlobalAllocation as GlobalAllocation
 from noisette.lipschitz.bound import LipschitzBound as LipschitzBound
-from noisette.lipschitz.bound import OptimalAllocation as OptimalAllocation
-from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
