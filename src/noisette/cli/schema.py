@@ -43,11 +43,12 @@ def schema(
     records. Of the file, only the names of the columns are used. These names are taken to be public: the report of a
     run contains them. What else can be declared, such as dates, is written into the file by hand.
     """
+    from noisette.data.columns import Declaration
     from noisette.data.tables import header
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    names = header(header_of, encoding or "utf-8")
+    names = header(header_of, Declaration(encoding=encoding or "utf-8").encoding)  # which is checked
     if len(set(names)) < len(names) or "" in names:
         raise ValueError("the columns must have different names, none of them empty")
     declared: dict[str, dict[str, Any]] = {}
