@@ -347,6 +347,7 @@ def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
         ("a,b", ("--number", "c=0,1", "--label", "a"), "there is no column 'c'"),
         ("a,b", ("--number", "a"), "expected --number as age=0,100"),
         ("a,label", ("--number", "a=5,1"), "expected low < high"),
+        ("a,b", ("--number", "a=0,1", "--ignore", "a"), "the column 'a' is declared twice"),
         ("a,b", ("--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
         ("a,b", (), "there is no column 'label'; --label is one of a, b"),
         ("a,label", ("--encoding", "utf9"), "encoding: expected one that Python knows"),

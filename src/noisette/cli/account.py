@@ -139,23 +139,15 @@ def account(
     """
     rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size}
     lengths, batch = {"steps": steps, "epochs": epochs}, expected_batch_size
+    budget = {"epsilon": epsilon, "delta": delta}
     given = {"noise_multiplier": noise_multiplier, "steps": epochs if steps is None else steps}
-    given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate, "epsilon": epsilon, "delta": delta}
+    given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate} | budget
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
         partial(_check_one_missing, missing, list(given)),
         partial(_check_one_given, rates),
         partial(_check_one_given, lengths),
-        partial(
-            check_ranges,
-            **rates,
-            **lengths,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            epsilon=epsilon,
-            size=size,
-            bands=bands,
-        ),
+        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size, bands=bands),
         partial(_check_batches, batch, size),
         partial(_check_solved, missing, accountant, epochs, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),

@@ -52,13 +52,18 @@ def schema(
     if len(set(names)) < len(names) or "" in names:
         raise ValueError("the columns must have different names, none of them empty")
     declared: dict[str, dict[str, Any]] = {}
-    for name, value in _pairs("number", "age=0,100", number):
+    numbered, categories = _pairs("number", "age=0,100", number), _pairs("category", "job=cook,smith", category)
+    ignored = listed("ignore", ignore) if ignore else ()
+    given = [*(name for name, _ in (*numbered, *categories)), *ignored]
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]!r} is declared twice")
+    for name, value in numbered:
         low, high = numbers(f"number {name}", value, "0,100", count=2)
         declared[name] = {"kind": "number", "low": low, "high": high, "missing": "indicator"}
-    for name, value in _pairs("category", "job=cook,smith", category):
+    for name, value in categories:
         texts = list(listed(f"category {name}", value))
         declared[name] = {"kind": "category", "categories": texts, "missing": "own category", "other": "own category"}
-    declared |= {name: {"kind": "ignored"} for name in (listed("ignore", ignore) if ignore else ())}
+    declared |= {name: {"kind": "ignored"} for name in ignored}
     if absent := [name for name in (label, *declared) if name not in names]:
         raise ValueError(f"there is no column {absent[0]!r}; --label is one of {', '.join(names)}, and so are others")
     of_classes = None if classes is None else number_or_names(classes)
