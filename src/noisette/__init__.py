@@ -17,10 +17,7 @@ _PUBLIC = {
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
     "run.per_example": ("PerExampleClip",),
-    "clipping.rules": (
-        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
-        "PerLayerClipping",
-    ),
+    "clipping.rules": ("AdaptiveClip", "AutomaticClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"),
     "core.loss": ("Loss",),
     "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),
     "core.steps": ("close_run",),

@@ -35,7 +35,6 @@ from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
 from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
 from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
-from noisette.clipping.rules import CustomClipping as CustomClipping
 from noisette.clipping.rules import FlatClipping as FlatClipping
 from noisette.clipping.rules import GroupwiseClipping as GroupwiseClipping
 from noisette.clipping.rules import PerLayerClipping as PerLayerClipping

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from cut_runs import cut_short, pass_by
-from noisette import AutomaticClipping, PrivacyError
+from noisette import PrivacyError
 from noisette import nn as norms
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.clipping.rules import STABILITY
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
@@ -252,4 +253,4 @@ def test_adaptive_clipping_states_its_count_and_the_noise_on_both_sums() -> None
 
 
 def test_the_stability_that_the_statement_names_is_that_of_automatic_clipping() -> None:
-    assert f"+ {AutomaticClipping(1.0).stability})" in CLIPPING_RULES["automatic"].statement
+    assert f"+ {STABILITY})" in CLIPPING_RULES["automatic"].statement
