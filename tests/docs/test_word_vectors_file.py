@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.word_vectors import DIMS, main, vectors_of_numbers, whitened
-from noisette.data.words import Vocabulary, number_of
+from noisette.data.words import number_of
 from noisette.nn import models
+from papers.glove import Vocabulary
 
 WORDS = [f"word{number}" for number in range(300)]
 
@@ -18,7 +19,7 @@ WORDS = [f"word{number}" for number in range(300)]
 def vocabulary() -> Vocabulary:
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(len(WORDS), DIMS)) @ draw.normal(size=(DIMS, DIMS)) + 3
-    return Vocabulary(WORDS, mixed.astype(np.float32), "")
+    return Vocabulary(known=WORDS, vectors=mixed.astype(np.float32), note="")
 
 
 def test_texts_by_zipfs_law_have_whitened_sums(vocabulary: Vocabulary) -> None:

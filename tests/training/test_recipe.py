@@ -140,7 +140,7 @@ def test_what_contradicts_itself_is_told_with_the_way_out(tables: dict[str, Any]
 def test_committed_recipes_are_valid(path: Path) -> None:
     name = Recipe.read(path).data.name
     assert name in data_sets.names()
-    of_data = name.removesuffix("-words").removesuffix("-glove")
+    of_data = name.removesuffix("-words")
     assert path.stem.startswith(of_data) or path.stem.endswith("-noise")
 
 

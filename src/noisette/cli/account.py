@@ -114,30 +114,17 @@ def account(
         typer.Option(
             "--noise-multiplier",
             "--noise",
-            help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
+            help="Standard deviation of the noise, in units of the sensitivity to one record: above 0.",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, empty batches included: at least 1.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the declared size, instead of --steps: above 0.")
-    ] = None,
-    sampling_rate: Annotated[
-        float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
-    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the size, instead of --steps: above 0.")] = None,
+    sampling_rate: Annotated[float | None, typer.Option(help="Probability that a record is in a batch.")] = None,
     expected_batch_size: Annotated[
-        float | None,
-        typer.Option(help="Expected records in a Poisson batch, instead of a sampling rate; needs --size."),
+        float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
-    group_size: Annotated[
-        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
-    ] = 1,
-    bands: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Steps over which noise is correlated, with cyclic batches; needs a sampling rate."
-        ),
-    ] = None,
+    bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
 ) -> None:
@@ -152,26 +139,17 @@ def account(
     """
     rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size}
     lengths, batch = {"steps": steps, "epochs": epochs}, expected_batch_size
-    given = {"noise_multiplier": noise_multiplier, "steps": _first(steps, epochs)}
-    given |= {"sampling_rate": _first(sampling_rate, batch), "epsilon": epsilon, "delta": delta}
+    budget = {"epsilon": epsilon, "delta": delta}
+    given = {"noise_multiplier": noise_multiplier, "steps": epochs if steps is None else steps}
+    given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate} | budget
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
         partial(_check_one_missing, missing, list(given)),
         partial(_check_one_given, rates),
         partial(_check_one_given, lengths),
-        partial(
-            check_ranges,
-            **rates,
-            **lengths,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            epsilon=epsilon,
-            size=size,
-            group_size=group_size,
-            bands=bands,
-        ),
-        partial(_check_batches, batch, size, group_size, bands),
-        partial(_check_solved, missing, accountant, epochs, bands is None and group_size == 1),
+        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size, bands=bands),
+        partial(_check_batches, batch, size),
+        partial(_check_solved, missing, accountant, epochs, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -190,11 +168,8 @@ def account(
             f"by the {accountant} accountant one step costs more than epsilon={epsilon} at delta={delta}; give more "
             "noise, a smaller sampling rate or a larger budget"
         )
-    event: Event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
-    if bands is not None:
-        event = BandedGaussian(run["sampling_rate"], run["noise_multiplier"], bands)
-    elif group_size > 1:
-        event = GroupPrivacy(event, group_size)
+    batches = (run["sampling_rate"], run["noise_multiplier"])
+    event = PoissonGaussian(*batches) if bands is None else BandedGaussian(*batches, bands)
     curve = ACCOUNTANTS[accountant].compose({event: run["steps"]})
     if delta is None:
         assert epsilon is not None, "one is missing"
@@ -202,10 +177,6 @@ def account(
     else:
         epsilon = curve.epsilon(delta=delta)
     _show(found, event, run["steps"], accountant, epsilon, delta, as_json)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _check_one_missing(missing: list[str], names: list[str]) -> None:
@@ -220,20 +191,20 @@ def _check_one_given(alternatives: dict[str, float | None]) -> None:
         checks.exactly_one(**alternatives)
 
 
-def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
+def _check_batches(batch: float | None, size: int | None) -> None:
     if (batch is None) != (size is None):
         raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
     if batch is not None and size is not None and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
-    if bands is not None and group_size > 1:
-        raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
-def _check_solved(missing: list[str], accountant: str, epochs: float | None, plain: bool) -> None:
+def _check_solved(missing: list[str], accountant: str, epochs: float | None, bands: int | None) -> None:
     if not set(missing) & _SOLVERS.keys():
         return
-    if not plain:
-        raise ValueError("noise, steps and rate are found for Poisson batches of records; give epsilon or delta alone")
+    if bands is not None:
+        raise ValueError(
+            "noise, steps and rate are found for Poisson batches; give epsilon or delta alone, or no bands"
+        )
     if "sampling_rate" in missing and epochs is not None:
         raise ValueError("epochs need a sampling_rate, which is missing; give steps")
     if not ACCOUNTANTS[accountant].upper_bound:
@@ -243,9 +214,16 @@ def _check_solved(missing: list[str], accountant: str, epochs: float | None, pla
         )
 
 
-def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool) -> None:
-    given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
-    entry = ACCOUNTANTS[accountant]
+def _show(
+    found: str,
+    event: PoissonGaussian | BandedGaussian,
+    steps: int,
+    accountant: str,
+    epsilon: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    entry, given = ACCOUNTANTS[accountant], event.parameters()
     if as_json:
         facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
         facts |= {"accountant": accountant, "upper_bound": entry.upper_bound}
@@ -253,19 +231,19 @@ def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float,
         return
     shown = rounded_up if entry.upper_bound else "{:.5g}".format
     rows = {
-        **{name: f"{number:,}" if isinstance(number, int) else f"{number:.6g}" for name, number in given.items()},
+        found: "",  # in the first line
         "epsilon": shown(epsilon),
         "delta": shown(delta),
-        "noise_multiplier": rounded_up(given["noise_multiplier"]),
+        "noise_multiplier": rounded_up(event.noise_multiplier),
         "steps": f"{steps:,}",
+        "sampling_rate": (rounded_down if found == "sampling_rate" else "{:.6g}".format)(event.sampling_rate),
+        "sampling": event.sampling,
+        "neighbouring": event.relation,
+        "accountant": f"{accountant} ({entry.description})",
     }
-    if found == "sampling_rate":
-        rows["sampling_rate"] = rounded_down(given["sampling_rate"])
     if isinstance(event, BandedGaussian):
-        rows["bands"] += ": a round that was begun counts as a whole"
-    rows |= {"sampling": event.sampling, "neighbouring": event.relation}
-    rows["accountant"] = f"{accountant} ({entry.description})"
+        rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name in dict.fromkeys([found, "epsilon", "delta", "noise_multiplier", "steps", *rows]):
-        table.add_row(name.replace("_", " "), rows[name], style="bold" if name == found else None)
+    for name, text in rows.items():
+        table.add_row(name.replace("_", " "), text, style="bold" if name == found else None)
     Console(highlight=False, soft_wrap=True).print(table)

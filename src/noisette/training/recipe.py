@@ -424,7 +424,6 @@ _BUILT_IN = {
     "digits": "cnn",
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist"), "scattering"),
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
-    **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
 
@@ -444,7 +443,6 @@ _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
-_VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
 _IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98))
 _FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98))
@@ -452,8 +450,6 @@ _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
     "kmnist": _FEW_IMAGES,
-    **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
-    "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }
 
 

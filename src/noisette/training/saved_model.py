@@ -30,7 +30,6 @@ class SavedModel:
     model: nn.Module  # with its weights, in evaluation
     features: tuple[str, ...]  # the columns that are inputs; () where the recipe declares them or there are none
     shape: tuple[int, ...]  # of one input
-    has_vectors: bool = False  # whether words have public vectors, by a list that the run folder does not hold
 
     @classmethod
     def of_run(cls, folder: Path, model: str | Path | None = None, text: str | None = None) -> SavedModel:
@@ -49,6 +48,8 @@ class SavedModel:
         recipe = run.recipe_with(model, folder).changed({} if text is None else {"data": {"text": text}}, "the run")
         shape, vectors, words = run.input_shape, run.word_vectors, run.words
         declared = declaration_of(recipe)
+        if vectors and text is not None:
+            raise ValueError("words had public vectors, whose list is not in the run folder; leave the column out")
         inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
             run.data,
@@ -64,7 +65,7 @@ class SavedModel:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        return cls(recipe, built.eval(), run.features, shape, bool(vectors))
+        return cls(recipe, built.eval(), run.features, shape)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.
@@ -73,11 +74,10 @@ class SavedModel:
             DataError: a column is absent, or a value is not as declared; the message names rows and no values.
         """
         declared = declaration_of(self.recipe)
-        if self.has_vectors or (declared.text is None and not declared.columns and not self.features):
+        if declared.text is None and not declared.columns and not self.features:
             raise DataError(
-                "the run was not trained on columns of a CSV, or takes words from a list that it does not hold, so no "
-                "rows can be prepared for it; for texts name their column with --text, for others load the model as "
-                "report.html shows"
+                "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
+                "their column with --text, for others load the model as report.html shows"
             )
         found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
         if declared.text is None:
