@@ -74,15 +74,9 @@ def test_a_whole_training_and_its_price() -> None:
     model, records = net(), data(40)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = PrivacyEngine(accountant="rdp")
+    budget = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 3, "max_grad_norm": 1.0, "public_size": 40}
     wrapped, optimizer, loader = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(records, batch_size=4),
-        target_epsilon=4.0,
-        target_delta=1e-2,
-        epochs=3,
-        max_grad_norm=1.0,
-        public_size=40,
+        module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=4), **budget
     )
     assert len(loader) == 10
     steps = 0
@@ -99,6 +93,10 @@ def test_a_whole_training_and_its_price() -> None:
     assert engine._run is not None
     assert engine._run.steps_taken == 30, "empty batches are released by the loader"
     assert 3.5 < engine.get_epsilon(1e-2) <= 4.0
+    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters()), "the model is itself again"
+    with pytest.warns(UserWarning, match="all steps of the run were taken"):
+        assert list(loader) == []
     wrapped.eval()
     assert type(wrapped(records.tensors[0])) is Tensor
     assert set(wrapped.state_dict()) == {f"_module.{name}" for name in model.state_dict()}
@@ -119,23 +117,6 @@ def test_a_loss_that_adds_up() -> None:
     F.cross_entropy(wrapped(x), y, reduction="sum").backward()
     optimizer.step()
     assert_mean(model, records, LOOPS[0])
-
-
-def test_after_the_last_step_the_model_is_itself() -> None:
-    model, records = net(), data()
-    given = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 1, "max_grad_norm": C, "public_size": B}
-    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(records, batch_size=B)
-    wrapped, _, loader = PrivacyEngine().make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, **given
-    )
-    for x, y in loader:
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-    with pytest.warns(UserWarning, match="all steps of the run were taken"):
-        assert list(loader) == []
 
 
 def test_masks_are_secret() -> None:

@@ -15,15 +15,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from noisette import Ledger, PrivateClassifier, PrivateRegressor
 from noisette.core.noise import SecretKey
-from noisette.integrations.scikit_learn import (
-    Declarations,
-    Knots,
-    PrivateEstimator,
-    UnitNorm,
-    bounds_of_rows,
-    feature_bounds,
-    trained_part,
-)
+from noisette.integrations import scikit_learn
+from noisette.integrations.scikit_learn import Knots, PrivateEstimator, UnitNorm, bounds_of_rows, feature_bounds
 from noisette.ranks import Alone
 
 RNG = np.random.default_rng(0)
@@ -71,8 +64,9 @@ def test_values_count_as_the_nearer_bound(fitted: PrivateClassifier) -> None:
 @pytest.mark.parametrize("make", [PrivateClassifier, PrivateRegressor])
 def test_everything_undeclared_is_refused_at_once(make: type[PrivateEstimator]) -> None:
     targets = Y if make is PrivateClassifier else X[:, 0]
-    with pytest.raises(ValueError, match=r"not declared: (classes|target_bounds), size, bounds"):
+    with pytest.raises(ValueError, match=r"not declared: (classes|target_bounds), size, bounds") as error:
         make(epsilon=3).fit(X, targets)  # type: ignore[attr-defined]
+    assert all(way in str(error.value) for way in ("size=N", "bounds=(low, high)", "undeclared_from_rows=True"))
 
 
 def test_public_numbers_do_not_depend_on_the_rows(fitted: PrivateClassifier) -> None:
@@ -93,12 +87,10 @@ def test_a_label_that_is_not_declared_is_refused_without_naming_it() -> None:
 
 
 def test_wrong_numbers_are_listed_together() -> None:
-    wrong = classifier(epsilon=-1, n_knots=-2, size=0, bounds=(1, 0), hidden_layer_sizes=(0,), epochs=0.0)
+    wrong = {"epsilon": -1, "n_knots": -2, "size": 0, "bounds": (1, 0), "hidden_layer_sizes": (0,), "epochs": 0.0}
     with pytest.raises(ValueError) as error:
-        wrong.fit(X, Y)
-    assert all(
-        name in str(error.value) for name in ("epsilon", "n_knots", "size", "bounds", "hidden_layer_sizes", "epochs")
-    )
+        classifier(**wrong).fit(X, Y)
+    assert all(name in str(error.value) for name in wrong)
     for classes, said in ((["a"], "1 class"), (["a", "a", "b"], "different")):
         with pytest.raises(ValueError, match=said):
             classifier(classes=classes).fit(X, np.full(len(X), "a"))
@@ -237,26 +229,6 @@ def test_errors_about_the_form_of_rows_contain_no_value(make: Any) -> None:
     assert "0." not in str(raised.value)
 
 
-# Declarations
-
-
-def test_what_is_missing_is_listed_and_what_is_read_from_the_rows_is_noted() -> None:
-    def never() -> int:
-        pytest.fail("the rows were read")
-
-    declared, reading = Declarations(may_read=False), Declarations(may_read=True)
-    assert declared.given("size", None, never) is None
-    assert declared.given("bounds", None, never) is None
-    assert declared.given("classes", [0, 1], never) == [0, 1]  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="not declared: size, bounds") as error:
-        declared.refuse_missing()
-    assert all(way in str(error.value) for way in ("size=N", "bounds=(low, high)", "undeclared_from_rows=True"))
-    assert reading.given("size", None, lambda: 7) == 7
-    assert reading.given("bounds", (0, 1), never) == (0, 1)  # type: ignore[arg-type]
-    reading.refuse_missing()
-    assert (declared.read, reading.read) == ([], ["size"])
-
-
 @pytest.mark.parametrize("bounds", [(0, 1), ([0, 0], np.ones(2)), {"a": (0, 1), "b": (0, 1)}])
 def test_forms_of_bounds(bounds: object) -> None:
     pair = feature_bounds(bounds, ["a", "b"], 2)  # type: ignore[arg-type]
@@ -283,9 +255,6 @@ def test_bounds_of_constant_columns_are_apart() -> None:
     assert (low < high).all()
 
 
-# The fixed part of the models: triangles and norms, of each row by itself
-
-
 def test_triangles_interpolate_on_the_grid_of_tops() -> None:
     x = torch.rand(50, 3, dtype=torch.float64)
     heights = 2 * Knots(5)(x)[:, 3:].view(50, 3, 5)
@@ -307,12 +276,10 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 def test_the_last_layer_begins_at_zero_behind_hidden_ones() -> None:
-    model = trained_part(4, 3, knots=2, hidden_layer_sizes=(5, 6))
+    model = scikit_learn.trained_part(4, 3, knots=2, hidden_layer_sizes=(5, 6))
     assert model(torch.rand(2, 12)).eq(0).all()
     assert [p.shape for p in model.parameters() if p.dim() == 2] == [(5, 12), (6, 5), (3, 6)]
 
-
-# Scikit-learn's own checks
 
 # The checks declare nothing, so it is read from the rows. They have 20 to 300 rows, which need a large epsilon.
 AS_CHECKED: dict[str, Any] = {"undeclared_from_rows": True, "epochs": 6.0, "epsilon": 60.0, "n_knots": 8}
@@ -335,9 +302,7 @@ def test_every_check_passes_but_for_the_randomness(kind: Any, monkeypatch: pytes
     assert len(names["passed"]) >= 40
 
 
-def test_a_rare_class_is_not_stated_too_rare_where_there_is_signal_for_the_larger_norm(
-    fitted: PrivateClassifier,
-) -> None:
+def test_a_rare_class_is_not_stated_too_rare_where_there_is_signal(fitted: PrivateClassifier) -> None:
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, size=(8000, 2))
     ill = rng.uniform(size=8000) < 0.3 * (rows[:, 0] > 0.5)
@@ -358,11 +323,7 @@ def test_declared_weights_of_classes_move_the_border() -> None:
         model = PrivateClassifier(**given, class_weight=weight).fit(X, y)
         share[str(weight)] = float((model.predict(X) == "ill").mean())
     assert share["{'well': 4.0}"] + 0.1 < share["None"] < share["{'ill': 4.0}"] - 0.1
-    wrongs: list[tuple[Any, str]] = [
-        ("balanced", "count private labels"),
-        ({"sick": 2}, "some of"),
-        ({"ill": 0}, "> 0"),
-    ]
+    wrongs: list[Any] = [("balanced", "count private labels"), ({"sick": 2}, "some of"), ({"ill": 0}, "> 0")]
     for wrong, says in wrongs:
         with pytest.raises(ValueError, match=says):
             PrivateClassifier(**given, class_weight=wrong).fit(X, y)
