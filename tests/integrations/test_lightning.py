@@ -218,8 +218,6 @@ def test_a_captured_step_follows_the_numbers_that_it_reads(tmp_path: Path, monke
 
 
 class Manual(Classifier):
-    """Steps the optimizer itself."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -273,8 +271,6 @@ def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
 
 
 class Monitored(Classifier):
-    """Logs the loss of training and of validation."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("loss", 1.0, on_epoch=True)
         return super().training_step(batch, batch_idx)
@@ -317,8 +313,6 @@ def test_what_would_fail_after_an_epoch_fails_before_the_first_release(
 
 
 class WithLogger(Classifier):
-    """Writes the loss of a record to the logger itself."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)["loss"]
         self.logger.log_metrics({"loss": float(loss)})
@@ -326,15 +320,11 @@ class WithLogger(Classifier):
 
 
 class Streamed(IterableDataset[Any]):
-    """Records without a length."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter(TensorDataset(*rows()))
 
 
 class WithoutLoss(Classifier):
-    """Leaves records out."""
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         pass
 
@@ -383,8 +373,6 @@ def test_loaders_without_a_price_are_refused(tmp_path: Path, given: Callable[[],
 
 
 class WithHook(Classifier):
-    """Scales the loss."""
-
     def backward(self, loss: Tensor) -> None:
         (2 * loss).backward()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -229,22 +228,28 @@ class PrivateEstimator(BaseEstimator):
     random_state: Any = None
     undeclared_from_rows: bool = False
 
-    @contextmanager
-    def _unchanged_if_it_fails(self) -> Iterator[None]:
+    _curvature: ClassVar[float | None] = None  # of the loss
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on rows X (n, features), an array or a frame, with targets y (n,); each call has a cost of its own.
+
+        A ``ValueError`` lists what is not declared, with the ways out. A fit that fails leaves the one before.
+        """
         before = dict(vars(self))
         try:
-            yield
+            return self._fit_checked(*self._validated(X, y), Declarations(self.undeclared_from_rows))
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
             raise
 
-    _curvature: ClassVar[float | None] = None  # of the loss
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        raise NotImplementedError
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
         """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
         if is_regressor(self):
-            _check_numeric_targets(y)
+            _check_numeric_targets(np.asarray(y))
         if self.columns is None:
             rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
             return rows, np.asarray(targets)
@@ -354,8 +359,7 @@ class PrivateEstimator(BaseEstimator):
         return tags
 
 
-def _check_numeric_targets(y: Any) -> None:
-    targets = np.asarray(y)
+def _check_numeric_targets(targets: np.ndarray) -> None:
     kind = targets.dtype.kind
     if kind in "UST" or (kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())):
         raise ValueError(
@@ -396,9 +400,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number; 8 unless given, or fewer where ``size`` is small for the features.
-        epochs: passes over the declared size; by rule unless given, as the next two.
-        batch_size: expected number of rows in a batch.
-        learning_rate: of SGD with momentum 0.9.
+        epochs, batch_size, learning_rate: passes over the declared size, expected number of rows in a batch, and rate
+            of SGD with momentum 0.9; by rule unless given.
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
         random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
@@ -433,22 +436,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     classes: Sequence[Any] | int | None = None
     class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
-
-        A ``ValueError`` lists what is not declared, with the ways out.
-        """
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            check_classification_targets(y)
-            declared = Declarations(self.undeclared_from_rows)
-            labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-            codes, outputs, weights = torch.zeros(len(y), dtype=torch.int64), 1, None
-            if labels is not None:
-                self.classes_ = _declared_labels(labels)
-                codes, outputs = _codes(self.classes_, y), len(self.classes_)
-                weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
-            return self._fit(X, codes, outputs, partial(_cross_entropy, weights), declared)
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        check_classification_targets(y)
+        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
+        codes, outputs, weights = torch.zeros(len(y), dtype=torch.int64), 1, None
+        if labels is not None:
+            self.classes_ = _declared_labels(labels)
+            codes, outputs = _codes(self.classes_, y), len(self.classes_)
+            weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
+        return self._fit(X, codes, outputs, partial(_cross_entropy, weights), declared)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -525,18 +521,14 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     target_bounds: Pair | None = None
     _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on these rows and the number to predict for each; otherwise as :meth:`PrivateClassifier.fit`."""
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            declared = Declarations(self.undeclared_from_rows)
-            pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
-            scaled = np.zeros(len(y))
-            if pair is not None:
-                low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
-                scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
-            targets = torch.as_tensor(scaled, dtype=torch.float32)
-            return self._fit(X, targets, 1, _squared_error, declared)
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
+        scaled = np.zeros(len(y))
+        if pair is not None:
+            low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
+            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+        targets = torch.as_tensor(scaled, dtype=torch.float32)
+        return self._fit(X, targets, 1, _squared_error, declared)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

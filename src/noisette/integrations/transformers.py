@@ -483,13 +483,10 @@ class PrivateTrainer(Trainer):
 
     @contextmanager
     def _losses_computed(self) -> Iterator[Callable[..., Tensor]]:
-        """Within it losses are computed by the function that it gives, and nothing is logged.
-
-        A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its
-        arguments, and those of its state that were read, are given to the loss as well.
-        """
+        """Within it losses are computed by the function that it gives, and nothing is logged."""
         state, of_loss = self.state, self._state_of_loss
         assert of_loss is not None, "set by train"
+        # A captured step is kept while numbers of the trainer, its arguments and what was read of its state stay.
         values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
         numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
         self.state, self._is_silent = cast(Any, of_loss), True
