@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if page.file.generated_by and not is_outside:
             return link[0]
         place = os.path.normpath(repository / target)
-        site = place.removeprefix("docs/")
+        site = re.sub(r"^(tutorials/.*)\.ipynb$", r"\1.md", place.removeprefix("docs/"))  # a notebook is a page there
         found = files.get_file_from_path(site)
         if found is not None and (found.is_documentation_page() or mark or site.endswith(".json")):
             return f"{mark}[{text}]({os.path.relpath(site, here)}{anchor})"

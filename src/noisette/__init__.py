@@ -17,16 +17,13 @@ _PUBLIC = {
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself
     "run.per_example": ("PerExampleClip",),
-    "clipping.rules": (
-        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping"),
-        "PerLayerClipping",
-    ),
+    "clipping.rules": ("AdaptiveClip", "AutomaticClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"),
     "core.loss": ("Loss",),
     "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),
     "core.steps": ("close_run",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "integrations.scikit_learn": ("PrivateClassifier", "PrivateRegressor"),
-    "lipschitz.bound": ("GlobalAllocation", "LipschitzBound", "OptimalAllocation", "PerLayerAllocation"),
+    "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "run.pca": ("PrivatePCA",),
     "ranks": ("Alone", "Ranks"),

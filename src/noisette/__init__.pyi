@@ -35,7 +35,6 @@ from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
 from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
 from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
-from noisette.clipping.rules import CustomClipping as CustomClipping
 from noisette.clipping.rules import FlatClipping as FlatClipping
 from noisette.clipping.rules import GroupwiseClipping as GroupwiseClipping
 from noisette.clipping.rules import PerLayerClipping as PerLayerClipping
@@ -49,10 +48,7 @@ from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
 from noisette.integrations.scikit_learn import PrivateClassifier as PrivateClassifier
 from noisette.integrations.scikit_learn import PrivateRegressor as PrivateRegressor
-from noisette.lipschitz.bound import GlobalAllocation as GlobalAllocation
 from noisette.lipschitz.bound import LipschitzBound as LipschitzBound
-from noisette.lipschitz.bound import OptimalAllocation as OptimalAllocation
-from noisette.lipschitz.bound import PerLayerAllocation as PerLayerAllocation
 from noisette.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone

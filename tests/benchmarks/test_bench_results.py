@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +15,6 @@ from benchmarks.steps import results
 from benchmarks.steps.cell import Cell, Settings
 from benchmarks.steps.comparison import ahead, best_of, overhead, summary
 from benchmarks.steps.experiments import EXPERIMENTS
-from benchmarks.steps.figures import _marker, _styles
 from benchmarks.steps.methods import METHODS, OURS
 from benchmarks.steps.precision import PRECISIONS
 from benchmarks.steps.report import measure
@@ -74,26 +71,6 @@ def test_the_precision_of_steps_is_that_of_autocast(
     assert "autocast to bfloat16" in (tmp_path / "bench.html").read_text()
 
 
-def test_compiled_code_of_earlier_runs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-
-    def rows(*_: object) -> dict[str, dict[str, Any]]:
-        seen.append(dict(os.environ))
-        return {"plain": {"seconds": 2.0}}
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    monkeypatch.setattr("benchmarks.steps.experiments.step_times", rows)
-    experiment = EXPERIMENTS["targets"].only(["cnn"], ["nxBP"], None, None)
-    list(measure("targets", experiment, SETTINGS, lambda part: None))
-    list(measure("targets", experiment, SETTINGS, lambda part: None))
-    folders = [environment["TORCHINDUCTOR_CACHE_DIR"] for environment in seen]
-    assert len({*folders, "/mine"}) == 3
-    assert all(folder.startswith(tempfile.gettempdir()) for folder in folders)
-    assert seen[0]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-    assert not any(Path(folder).exists() for folder in folders)
-
-
 def test_the_committed_results_can_be_read_and_drawn() -> None:
     committed = results.read(Path(__file__).parents[2] / "benchmarks" / "results")
     assert {report["experiment"] for report in committed} >= {"targets", "clipless"}
@@ -115,23 +92,6 @@ def test_each_experiment_has_its_files_and_the_page_shows_all(tmp_path: Path, a_
     assert page.index("Time per step</h2>") < page.index("Architectures</h2>")
 
 
-def test_a_stopped_write_leaves_the_older_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_report: MakeReport
-) -> None:
-    results.write(a_report("targets"), tmp_path)
-    before = {file: file.read_text() for file in tmp_path.iterdir()}
-    whole = Path.write_bytes
-
-    def stopped(path: Path, content: bytes) -> None:
-        whole(path, content[:10])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_bytes", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        results.write(a_report("targets", about="Something else."), tmp_path)
-    assert {file: file.read_text() for file in tmp_path.iterdir()} == before
-
-
 BEST, PEER = "noisette’s best to better plain", "best peer to noisette’s best"
 
 
@@ -141,29 +101,17 @@ class Outline(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.addresses: list[str] = []
         self.cells: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
         if tag in ("td", "th"):
             self.cells.append("")
 
     def handle_data(self, data: str) -> None:
         if self.cells and self.tags[-1] in ("td", "th", "small"):
             self.cells[-1] = " ".join([*self.cells[-1].split(), *data.split()])
-
-
-def test_it_needs_nothing_but_itself(report: dict[str, Any], a_report: MakeReport) -> None:
-    html = page([report, a_report("fig6", axis="batch")])
-    outline = Outline(html)
-    assert not {"script", "link", "iframe", "img", "object", "base"} & set(outline.tags)
-    assert all(address.startswith("#") for address in outline.addresses)
-    assert outline.tags.count("svg") == 2
-    assert html.startswith("<!doctype html>")
-    assert "prefers-color-scheme: dark" in html
 
 
 def test_ratios_say_which_plain_training_they_are_to(compared: dict[str, Any]) -> None:
@@ -176,15 +124,6 @@ def test_ratios_say_which_plain_training_they_are_to(compared: dict[str, Any]) -
 
 def test_a_failure_is_listed_with_its_cells_and_message(report: dict[str, Any]) -> None:
     assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
-
-
-def test_no_two_methods_look_the_same(a_report: MakeReport) -> None:
-    report = a_report("fig5")
-    for cell in report["cells"]:
-        cell["methods"] = dict.fromkeys(METHODS, cell["methods"]["nxBP"])
-    looks = [(style["marker"], style["color"]) for style in _styles(report).values()]
-    assert len(set(looks)) == len(looks) == len(METHODS) - 1
-    assert {_marker("compiled"), _marker("Opacus-ghost"), _marker("fastDP-ghost"), _marker("nxBP")} == set("os^x")
 
 
 def test_the_best_of_noisette_is_held_against_the_quicker_plain_training(compared: dict[str, Any]) -> None:

@@ -64,32 +64,6 @@ def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path:
     assert summary(result).startswith("cut off after 3 s")
 
 
-def test_a_part_that_raises_does_not_end_the_others(tmp_path: Path) -> None:
-    def run(where: Place, seconds: float) -> gpu.Result:
-        raise OSError("disk full")
-
-    assert outcome(Part("x", 9, run), Place("cpu", True, tmp_path), time.monotonic() + 60) == {
-        "error": "OSError: disk full"
-    }
-
-
-def test_outcomes_are_read_from_one_process_and_from_several() -> None:
-    lines = [
-        "tests/gpu/test_a.py::test_b[cuda-two words] PASSED                       [ 20%]",
-        "tests/gpu/test_a.py::test_c[cuda] SKIPPED (no such backend)               [ 30%]",
-        "[gw3] [  5%] FAILED tests/gpu/test_a.py::test_d[cuda] ",
-        "[gw1] [100%] PASSED tests/gpu/test_a.py::test_e[cuda-two words] ",
-        "FAILED tests/gpu/test_a.py::test_d[cuda] - AssertionError: no",
-    ]
-    found = gpu._OUTCOME.findall("\n".join(lines[:4]))
-    assert [(before or after, kind) for before, kind, after in found] == [
-        ("tests/gpu/test_a.py::test_b[cuda-two words]", "PASSED"),
-        ("tests/gpu/test_a.py::test_c[cuda]", "SKIPPED"),
-        ("tests/gpu/test_a.py::test_d[cuda]", "FAILED"),
-        ("tests/gpu/test_a.py::test_e[cuda-two words]", "PASSED"),
-    ]
-
-
 def test_the_commands_of_all_parts_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that measure: each experiment has the model, and each method that is there is known."""
     given: list[tuple[str, ...]] = []

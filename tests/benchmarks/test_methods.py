@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.steps import memory, peer_fastdp, private, sgd, whole_run
-from benchmarks.steps.cell import Cell, Settings
+from benchmarks.steps import peer_fastdp, private, sgd, whole_run
+from benchmarks.steps.cell import Cell
 from benchmarks.steps.methods import FASTDP, METHODS, PLAIN
 from noisette.capture.captured import CaptureWarning
 from noisette.capture.graph import CaptureError
@@ -154,27 +154,6 @@ def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
     assert capsys.readouterr().out == ""
 
 
-def test_a_model_that_it_trains_in_part_is_an_error(fastdp: Path) -> None:
-    peer_fastdp.look_in(fastdp)
-    cell = Cell("rnn", batch=2)
-    step = METHODS["fastDP-MixOpt"](cell.model("cpu"), cell.data("cpu"))
-    with pytest.raises(NotImplementedError, match=r"does not train recurrent\.weight_ih_l0, recurrent\.weight_hh_l0"):
-        step()
-
-
-def test_a_folder_without_it_is_refused_and_not_searched(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no folder fastDP in .* a checkout of fast-differential-privacy"):
-        peer_fastdp.look_in(tmp_path)
-    assert str(tmp_path) not in sys.path
-
-
-@pytest.mark.slow
-def test_a_fresh_process_finds_it_too(fastdp: Path) -> None:
-    settings = Settings(rounds=1, threads=1, device="cpu", fastdp=fastdp)
-    rows = memory.peak_memory(Cell("mlp", batch=8), ["fastDP-MixOpt"], settings, lambda part: None)
-    assert set(rows["fastDP-MixOpt"]) == {"bytes"}
-
-
 def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights() -> None:
     data = Cell("mlp", batch=8, records=64).data("cpu")
     assert (len(data.targets), data.size, data.sampling_rate) == (64, 8, 1 / 8)
@@ -188,12 +167,3 @@ def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights(
             step()
         moved = [not torch.equal(p, start) for p, start in zip(model.parameters(), before, strict=True)]
         assert set(moved) == {name == "run-eager"}, name
-
-
-def test_plain_training_goes_through_all_records() -> None:
-    inputs, targets = torch.arange(12.0), torch.arange(12)
-    batches = sgd.Data(inputs, targets, batch_size=4).batches()
-    passed = [next(batches) for _ in range(6)]
-    for half in (passed[:3], passed[3:]):
-        assert sorted(torch.cat([y for _, y in half]).tolist()) == list(range(12))
-    assert all(torch.equal(x, y.float()) for x, y in passed)

@@ -69,30 +69,6 @@ def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(method: Ad
     assert row == {"seconds": 2.0, "each": [1.0, 4.0, 2.0], "ready": 64.0}
 
 
-def test_what_is_done_before_the_first_steps_is_timed_apart(monkeypatch: pytest.MonkeyPatch, wait: Wait) -> None:
-    def compiled_when_made(*_: object) -> Callable[[], None]:
-        wait(60.0)
-        return lambda: wait(0.5)
-
-    monkeypatch.setitem(METHODS, "a", compiled_when_made)
-    row = step_times(CELL, ["a"], SETTINGS, ignore)["a"]
-    assert row == {"seconds": 0.5, "each": [0.5] * 3, "ready": 61.0}
-
-
-def test_short_steps_follow_each_other_in_a_turn(method: Add, wait: Wait) -> None:
-    taken: list[str] = []
-
-    def step(name: str, seconds: float) -> None:
-        taken.append(name)
-        wait(seconds)
-
-    method("a", lambda: step("a", 1 / 64))
-    method("b", lambda: step("b", 1.0))
-    rows = step_times(CELL, ["a", "b"], SETTINGS, ignore)
-    assert "".join(taken) == "aabb" + "ab" + "baaa" + "aaab" + "baaa"
-    assert rows["a"]["each"] == [1 / 64] * 3
-
-
 def test_rounds_end_after_the_given_time_once_there_are_three(method: Add, wait: Wait) -> None:
     method("a", lambda: wait(1.0))
     parts: list[float] = []
@@ -143,31 +119,6 @@ def test_the_memory_limit_applies_in_its_block_only() -> None:
         with pytest.raises(RuntimeError, match="allocate"):
             torch.empty(inside, dtype=torch.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-
-
-def test_on_a_gpu_the_growth_of_its_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, wait: Wait) -> None:
-    held, most, waited = [100, 100], [100], [0]
-
-    def step() -> None:
-        most[0] = max(most[0], held[0] + 23)
-        wait(1.0)
-
-    def reset() -> None:
-        most[0] = held[0]
-
-    fake = {
-        "synchronize": lambda device: waited.append(1),
-        "reset_peak_memory_stats": reset,
-        "max_memory_allocated": lambda: most[0],
-    }
-    for name, function in fake.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    timer = step_time._Timer(lambda: step, "cuda")
-    timer.start()
-    for _ in range(3):
-        timer.measure()
-    assert timer.row() == {"seconds": 1.0, "each": [1.0, 1.0], "ready": 2.0, "bytes": 23}
-    assert sum(waited) == 8
 
 
 MEASURED = """

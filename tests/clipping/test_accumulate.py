@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 
-from engine_check import ENGINES, Watched
+from engine_check import Watched
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, OneByOneWarning, ReweightGP, Vmap
@@ -177,30 +177,12 @@ def test_what_cannot_be_vectorised_is_refused_in_words(name: str, b: int) -> Non
 
 @pytest.mark.parametrize(
     "loss",
-    [
-        lambda m, x: m(x),
-        lambda m, x: None,
-        lambda m, x: 1.0,
-        lambda m, x: (m(x).sum(),),
-        lambda m, x: m(torch.cat([x, x])).sum(1),
-    ],
-    ids=["vector", "none", "number", "tuple", "two losses"],
+    [lambda m, x: m(x), lambda m, x: 1.0, lambda m, x: m(torch.cat([x, x])).sum(1)],
+    ids=["vector", "number", "two losses"],
 )
 def test_a_loss_is_one_value(loss: Callable[..., Any]) -> None:
     with pytest.raises(PrivacyError, match="a tensor with one value"):
         accumulated(net(), loss, rows()[0])
-
-
-def test_a_loss_that_no_parameter_reaches_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="depend on no trainable parameter"):
-        accumulated(net(), lambda m, x: x.sum(), rows()[0])
-
-
-def test_an_error_of_the_loss_itself_is_not_explained_away() -> None:
-    with pytest.raises(KeyError):
-        accumulated(net(), lambda m, x: {}[x.shape], rows()[0])
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        accumulated(net(), lambda m, x: m(x[:, :2]).sum(), rows()[0])
 
 
 def squares_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -236,18 +218,6 @@ def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
 # Sizes, and records that are not numbers
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
-def test_an_example_that_is_not_finite_adds_nothing(engine: Engine, value: float) -> None:
-    model, (x, y) = net(), rows()
-    x[2] = value
-    loss = lambda m, x, y: entropy(m, x, y) + x.sum() * m[0].bias.sum() * x.sum()  # noqa: E731
-    _, without = accumulated(model, loss, torch.cat([x[:2], x[3:]]), torch.cat([y[:2], y[3:]]), bound=0.1)
-    _, found = accumulated(model, loss, x, y, bound=0.1, engine=engine)
-    for name in found:
-        torch.testing.assert_close(found[name], without[name], rtol=1e-12, atol=1e-14)
-
-
 # Randomness
 
 
@@ -269,12 +239,8 @@ def test_each_example_has_a_mask_of_its_own_and_its_gradient_has_it_too() -> Non
 NOISE: dict[str, Callable[[Tensor], Tensor]] = {
     "rand": lambda x: torch.rand(3, dtype=x.dtype),
     "uniform_": lambda x: torch.empty(3, dtype=x.dtype).uniform_(),
-    "gumbel": lambda x: F.gumbel_softmax(x[:1]),
-    "multinomial": lambda x: torch.multinomial(torch.ones(50), 3).to(x.dtype),
-    "randperm": lambda x: torch.randperm(50)[:3].to(x.dtype),
     "rrelu": lambda x: F.rrelu(-x[0], training=True),
     "bernoulli": lambda x: torch.bernoulli(torch.full((30,), 0.5, dtype=x.dtype)).view(3, 10) @ x.new_ones(10),
-    "feature dropout": lambda x: F.dropout2d(x.view(3, 1, 1, 1).expand(3, 20, 2, 2)).sum((1, 2, 3)),
     "dropout of a constant": lambda x: F.dropout(torch.ones(3, 30, dtype=x.dtype)).sum(1),
 }
 
@@ -381,22 +347,15 @@ FEATURES: dict[str, Callable[..., Tensor]] = {
     "autograd function": lambda m, x: Double.apply(m.layer(x)),
     "inner gradient": inner_gradient,
     "inner vmap": inner_vmap,
-    "constants like an example": lambda m, x: m.layer(x * torch.arange(3).to(x) + torch.ones(3).type_as(x)),
     "rows one by one": lambda m, x: torch.stack([m.layer(row) for row in x]) + sum(v for v in x[0]),
-    "autocast off": lambda m, x: m.layer(x) if not torch.is_autocast_enabled("cpu") else x,
     "weights under no_grad first": lambda m, x: (
         m.layer(x) * (m.layer.weight @ x.detach().T).sum().detach() + no_grad_first(m, x)
     ),
-    "weight on the left": lambda m, x: (m.layer.weight @ x.T).T.tanh() + m.layer.bias,
     "outer product": lambda m, x: torch.outer(m.layer.bias, x[0]).sum(0, keepdim=True) + m.layer(x).sum(),
     "weight in cdist": lambda m, x: torch.cdist(x, m.layer.weight).exp(),
     "weight indexed by data": lambda m, x: m.layer.weight[(x[0, 0] > 0).long()] * x + m.layer(x).sum(),
     "weight gathered": lambda m, x: torch.gather(m.layer.weight, 0, (x > 0).long()) + m.layer(x).sum(),
-    "norm of weights": lambda m, x: m.layer(x) / m.layer.weight.norm(),
     "index_add": lambda m, x: torch.zeros(5, dtype=x.dtype).index_add(0, (x[0, :2] > 0).long(), m.layer(x)[0]),
-    "split and unbind": lambda m, x: sum(m.layer(x).unbind(1)) * m.layer(x).split(1, 1)[0].squeeze(1),
-    "where": lambda m, x: torch.where(x[:, :2] > 0, m.layer(x), m.layer.bias),
-    "ctc": lambda m, x: F.log_softmax(m.layer(x), -1) + F.one_hot((x[:, 0] > 0).long(), 2),
 }
 
 

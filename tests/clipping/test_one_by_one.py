@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
-from noisette import FlatClipping, Ledger, OneByOneWarning, PerExampleClip, PrivacyError
+from noisette import FlatClipping, OneByOneWarning, PerExampleClip, PrivacyError
 from noisette.core.clip import ClippingRule
 from oracle import example_gradients
 
@@ -41,24 +40,13 @@ def rows(b: int = 5) -> Tensor:
     return torch.randn(b, 3, dtype=torch.float64)
 
 
-def remembering(model: nn.Module, x: Tensor) -> Tensor:
-    """Values in a table made in the call, as a model that caches does within one call."""
-    table = torch.zeros(3, dtype=x.dtype)
-    table[x[0] > 0] = 1.0
-    return (model(x) * table[:2]).square().sum() * (1 + x.nonzero().shape[0])
-
-
 SINGLE: dict[str, Loss] = {
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
     "boolean selection": lambda m, x: m(x)[x[:, :2] > 0].square().sum(),
     "autograd function": lambda m, x: Cube.apply(m(x)).square().sum(),
-    "inner gradient": lambda m, x: torch.autograd.grad(
-        m(z := x.clone().requires_grad_()).sum(), z, create_graph=True
-    )[0].square().sum() + m(x).sum(),
-    "table": remembering,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -145,49 +133,3 @@ def test_a_tensor_that_an_example_leaves_for_the_next_is_refused(name: str, batc
     x = rows(2)
     with pytest.raises(PrivacyError, match=_REFUSED):
         summed(net(), LEAVES[name](), *x.split(2 // batches))
-
-
-class Caching(nn.Module):
-    """Keeps what it has seen in a buffer."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2).double()
-        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.layer(x) + self.seen
-        self.seen.add_(x.sum().item())
-        return out
-
-
-def of_layer(model: nn.Module, x: Tensor) -> Tensor:
-    return model.get_submodule("layer")(x).square().sum()
-
-
-def of_caching(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum()
-
-
-@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
-def test_a_run_drops_what_an_example_writes_into_a_buffer() -> None:
-    model, x = Caching(), rows(4)
-    expected = example_gradients(model, lambda model, x: torch.stack([of_layer(model, row) for row in x]), (x,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    clip = PerExampleClip(model, 0.5)
-    run = noisette.privatize(
-        clip, optimizer, x, noise_multiplier=1e-12, sampling_rate=1.0, expected_batch_size=1, steps=1, ledger=Ledger()
-    )
-    for batch in run.batches():
-        for part in batch.microbatches(3):
-            run.accumulate(of_caching, part)
-        optimizer.step()
-    for name, total in expected.clipped(0.5).sums.items():
-        gradient = dict(model.named_parameters())[name].grad
-        assert gradient is not None
-        torch.testing.assert_close(gradient, total, rtol=1e-6, atol=1e-9)
-    assert float(model.seen) == 0.0
-    run.close()
-    clip.close()

@@ -7,18 +7,13 @@ import torch
 from torch import Tensor
 
 from engine_check import check, measured
-from model_cases import Case, Forward, floats, mlp, parameter, squares
+from model_cases import Case, Forward, floats, parameter, squares
 from noisette import PrivacyError
 from noisette.clipping.engines import PerExampleLoop, Vmap
 from noisette.core.clip import Engine
 from oracle import clipped_sum
 
 both = pytest.mark.parametrize("engine", [PerExampleLoop(), Vmap(2)], ids=lambda e: type(e).__name__)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_chunks_change_nothing(size: int) -> None:
-    check(Case("mlp", mlp, lambda b: (torch.randn(b, 6),)), Vmap(chunk_size=size), b=7, dtype=torch.float64)
 
 
 def test_no_more_than_a_chunk_is_in_memory() -> None:

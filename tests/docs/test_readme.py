@@ -13,7 +13,8 @@ from benchmarks.steps.methods import is_peer
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "models-and-clipping.md", ROOT / "docs" / "privacy-accounting.md")
+NAMES = ("index", "models-and-clipping", "privacy-accounting", "how-to/compile-the-step")
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in NAMES))
 BLOCKS = [
     (page.stem, number, block)
     for page in PAGES

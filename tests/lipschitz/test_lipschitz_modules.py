@@ -1,4 +1,4 @@
-"""Linear layers, biases, convolutions, inputs and joined branches: bounds by hand and by search, and refusals."""
+"""Linear layers, convolutions and inputs: bounds by hand and by search, and refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from lipschitz_ascent import dense_matrix, spectral_norm
 from noisette.lipschitz import NormBound, propagation
-from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, project
+from noisette.lipschitz.projections import FrobeniusBall, project
 from noisette.nn import lipschitz as lip
 
 
@@ -33,35 +33,15 @@ def test_a_norm_that_is_not_finite_is_refused() -> None:
     assert layer.norm < 1.1
 
 
-def test_layers_of_equal_shape_are_projected_in_one_batch() -> None:
-    class Counted:
-        calls: list[tuple[int, ...]]
-
-        def __init__(self) -> None:
-            self.calls = []
-
-        def __call__(self, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.calls.append(tuple(matrices.shape))
-            return Orthogonal()(matrices)
-
-    counted = Counted()
-    model = nn.Sequential(*(lip.SpectralLinear(4, 4, counted) for _ in range(3)), lip.SpectralLinear(4, 2, counted))
-    counted.calls.clear()
-    project(model)
-    assert sorted(counted.calls) == [(1, 2, 4), (3, 4, 4)]
-
-
 F = nn.functional
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 5), ((2, 4), (1, 2), 2)], ids=str
-)
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (2, 3, 5)], ids=str)
 def test_overlap_and_output_size_are_those_of_a_convolution_of_ones(kernel, stride, padding) -> None:
     layer = lip.SpectralConv2d(1, 1, kernel, stride, padding)
     for size in ((7, 7), (8, 10)):
         image = torch.ones(1, 1, *size, dtype=torch.float64, requires_grad=True)
-        output = F.conv2d(image, torch.ones(1, 1, *layer.kernel_size).double(), stride=stride, padding=padding)
+        output = F.conv2d(image, torch.ones(1, 1, kernel, kernel).double(), stride=stride, padding=padding)
         [looks] = torch.autograd.grad(output.sum(), image)
         assert layer.output_shape((1, *size)) == tuple(output.shape[1:])
         assert layer.max_overlap(size) == max(1, int(looks.max()))
@@ -76,21 +56,6 @@ def test_a_constant_kernel_is_1_lipschitz_with_the_largest_overlap_and_not_with_
     assert norm <= 1
     mean = ((3 * side - 2) / side) ** 2  # mean number of windows per pixel
     assert norm * 3 / math.sqrt(mean) == pytest.approx(too_long, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("figures", "problem"),
-    [
-        ({"kernel_size": 0}, "kernel_size >= 1"),
-        ({"kernel_size": 3, "stride": 0}, "stride >= 1"),
-        ({"kernel_size": 3, "padding": -1}, "padding=-1"),
-        ({"kernel_size": 3, "padding": "same"}, "whole pixels, got padding='same'"),
-    ],
-    ids=str,
-)
-def test_arguments_outside_of_their_domain_are_refused(figures, problem) -> None:
-    with pytest.raises(ValueError, match=problem):
-        lip.SpectralConv2d(4, 4, **figures)
 
 
 LIMITS = [lip.BoundedInput, lip.SphereInput]
@@ -134,65 +99,23 @@ def test_an_example_that_is_not_finite_becomes_zeros_and_affects_no_other(limit,
     assert gradient[[0, 2]].isfinite().all()
 
 
-def test_input_layers_bound_the_norm_of_unbounded_inputs() -> None:
-    anything = NormBound(math.inf, (3, 4))
-    assert lip.BoundedInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
-    assert lip.SphereInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
-    assert lip.BoundedInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 0.5
-    assert lip.SphereInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 2.0
-    assert lip.BoundedInput(2.0).bound_backward(anything, 0.3) == (0.3, {})
-
-
 ONE = NormBound(1.0, (4,))
 
 
-def bounds(model: nn.Module, shape: tuple[int, ...], g: float) -> dict[str, float]:
-    """One example's bound for each parameter, by name."""
-    _, found = propagation.backward(model, NormBound(math.inf, shape), g)
-    return {name: found[p] for name, p in model.named_parameters()}
-
-
-def conv_net(bias: nn.Module) -> nn.Sequential:
-    branch = nn.Sequential(lip.SpectralConv2d(4, 4, 1), lip.GroupSort2())
-    return nn.Sequential(
-        lip.BoundedInput(1.0),
-        lip.SpectralConv2d(2, 4, 3, padding=1),
-        bias,
-        lip.GroupSort2(),
-        lip.L2NormPool2d(2),
-        lip.LayerCentering(1),
-        lip.LipschitzResidual(branch),
-        nn.Flatten(),
-        lip.SpectralLinear(36, 3),
-    )
-
-
 def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> None:
-    model = conv_net(bias := lip.BallBias(4, 0.3))
-    bias.set_certified_norms(torch.tensor([0.3]))
-    found = bounds(model, (2, 6, 6), math.sqrt(2))
+    model = nn.Sequential(
+        *(lip.BoundedInput(1.0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.Scale(1.3), lip.GroupSort2()),
+        *(nn.MaxPool2d(2), lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
+    )
+    _, found = propagation.backward(model, NormBound(math.inf, (2, 6, 6)), math.sqrt(2))
     assert propagation.forward(model[:3], NormBound(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
-    assert list(found.values()) == pytest.approx([1.4142136, 1.4142136, 1.3 * 0.7071068, 1.3 * 1.4142136], rel=1e-5)
+    assert [found[p] for p in model.parameters()] == pytest.approx([1.3 * 1.4142136] * 2, rel=1e-5)
 
 
 def test_a_weight_used_twice_has_twice_the_bound() -> None:
     shared = lip.SpectralLinear(4, 4)
     twice = nn.Sequential(shared, lip.GroupSort2(), shared)
     assert list(propagation.backward(twice, ONE, 1.0)[1].values()) == pytest.approx([2.0], rel=1e-5)
-    mixed = nn.Sequential(lip.LipschitzResidual(shared), shared)
-    assert list(propagation.backward(mixed, ONE, 1.0)[1].values()) == pytest.approx([1.5], rel=1e-5)
-    summed = lip.LipschitzResidual(shared, a=-1.0, c=2.0)
-    assert summed.bound_backward(ONE, 3.0) == (pytest.approx(9.0), {shared.weight: pytest.approx(6.0)})
-    assert summed.bound_forward(ONE).norm == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 3e-23, 1e-8, 1e-6])
-def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) -> None:
-    x = (size * torch.tensor([[[[1.0, 0.3], [-0.7, 0.2]]]])).requires_grad_()
-    [gradient] = torch.autograd.grad(lip.L2NormPool2d(2)(x).sum(), x)
-    assert gradient.isfinite().all()
-    assert float(gradient.double().norm()) <= 1 + 1e-6
-    assert float(lip.L2NormPool2d(2)(x).detach()) <= float(x.detach().double().norm()) + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -204,26 +127,17 @@ def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) ->
             lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))),
             r"takes 3 features .* got shape \(2, 4\)",
         ),
-        (lambda: lip.BallBias(0, 1.0), "features >= 1"),
-        (lambda: lip.BallBias(2, 0.0), "radius > 0"),
-        (lambda: lip.BallBias(2, 1.0, dim=0), "axis 0 holds the examples"),
-        (lambda: lip.BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "expected 2 channels on axis 1"),
-        (lambda: lip.BallBias(2, 1.0, dim=2).bound_forward(NormBound(1.0, (2,))), "no axis 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (3, 8, 8))), "takes 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 4, 8))), "smaller than a window"),
+        (lambda: lip.SpectralConv2d(2, 4, kernel_size=0), "kernel_size >= 1"),
+        (lambda: lip.SpectralConv2d(2, 4, 3, padding=-1), "padding >= 0"),
         (lambda: lip.Scale(math.inf), "factor=inf"),
-        (lambda: lip.LipschitzResidual(lip.GroupSort2(), a=math.nan), "a=nan"),
-        (lambda: lip.LipschitzResidual(lip.SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
         (lambda: lip.TokenMix(lip.GroupSort2()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: lip.MixerBlock(0, 4), "tokens >= 1"),
-        (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
+        (lambda: lip.MixerBlock(4, 6).bound_forward(NormBound(1.0, (4, 6))), "takes 6 maps of 4 positions"),
         (lambda: lip.LayerCentering(0), "axis 0 holds the examples"),
-        (lambda: lip.LayerCentering(()), "at least one axis"),
         (lambda: lip.LayerCentering(3).bound_forward(NormBound(1.0, (3, 4))), "no axis 3"),
-        (lambda: lip.GroupSort2(0), "axis 0 holds the examples"),
         (lambda: lip.GroupSort2().bound_forward(NormBound(1.0, (3, 4))), "is odd"),
-        (lambda: lip.L2NormPool2d(3).bound_forward(NormBound(1.0, (3, 4, 2))), "3 x 3"),
-        (lambda: lip.L2NormPool2d(0), "k >= 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, problem) -> None:

@@ -45,11 +45,9 @@ def test_a_module_in_two_places_counts_twice() -> None:
 
 
 ELEMENTWISE = [
-    nn.Identity(), nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(1.5), nn.ELU(1.0), nn.ELU(2.0), nn.Tanh(), nn.Hardtanh(),
-    nn.Hardtanh(1.0, 2.0), nn.Sigmoid(), nn.Softplus(), nn.Softplus(beta=2.0), nn.GELU(), nn.SiLU(),
-    nn.GELU("tanh"), nn.ELU(-2.0), nn.LeakyReLU(-3.0), nn.Hardtanh(-5.0, -4.0), nn.Softplus(beta=-2.0),
-    nn.Softplus(beta=0.5, threshold=30.0), nn.ReLU6(), nn.SELU(), nn.CELU(0.3), nn.CELU(2.0), nn.Softsign(),
-    nn.RReLU(0.1, 0.3), nn.RReLU(1.5, 2.0), nn.RReLU(0.1, 0.3).eval(), nn.Dropout(0.5), nn.Dropout(0.0),
+    nn.Identity(), nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(1.5), nn.ELU(1.0), nn.ELU(2.0), nn.Tanh(), nn.Sigmoid(),
+    nn.Softplus(), nn.Softplus(beta=2.0), nn.GELU(), nn.SiLU(), nn.GELU("tanh"), nn.ELU(-2.0), nn.LeakyReLU(-3.0),
+    nn.Softplus(beta=-2.0), nn.Softplus(beta=0.5, threshold=30.0), nn.Dropout(0.5), nn.Dropout(0.0),
 ]  # fmt: skip
 
 
@@ -68,9 +66,6 @@ def test_no_derivative_and_no_output_of_an_elementwise_module_exceeds_its_bound(
 
 RESHAPING = [
     (nn.Flatten(), (2, 4, 4)),
-    (nn.PixelUnshuffle(2), (1, 4, 4)),
-    (nn.PixelShuffle(2), (4, 2, 2)),
-    (nn.ZeroPad2d(1), (1, 3, 3)),
     (nn.MaxPool2d(2), (1, 4, 4)),
     (nn.MaxPool2d(2), (1, 5, 5)),
     (nn.AvgPool2d(2), (1, 4, 4)),
@@ -109,9 +104,7 @@ def test_overlapping_windows_or_windows_beyond_the_image_are_refused(module: nn.
     [
         (nn.Linear(3, 3), "SpectralLinear"),
         (nn.Conv2d(1, 1, 3), "SpectralConv2d"),
-        (nn.BatchNorm1d(3), "LayerCentering"),
         (nn.LayerNorm(3), "LayerCentering"),
-        (nn.PReLU(), "GroupSort2"),
         (nn.LSTM(3, 3), "bound_forward"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

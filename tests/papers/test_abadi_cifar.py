@@ -13,7 +13,7 @@ from finished_runs import drawn
 from noisette.data import DataSet
 from noisette.nn import models
 from noisette.training.loop import train
-from noisette.training.recipe import ModelSection, PrivacySection, ProjectionSection, Recipe, TrainingSection
+from noisette.training.recipe import ModelSection, PrivacySection, Recipe, TrainingSection
 from noisette.training.report.facts import facts_of
 from noisette.training.report.page import documents
 
@@ -61,8 +61,3 @@ def test_the_report_names_the_file_by_its_digest_and_excludes_its_records(images
     assert digest in statement
     assert "The records that these weights were trained on have no guarantee here" in statement
     assert digest[:8] in files["report.html"].decode()
-
-
-def test_public_weights_and_a_projection_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="leave out one of the two"):
-        Recipe(model=ModelSection("linear", "w.safetensors"), projection=ProjectionSection(10, 4.0))

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-from xml.etree import ElementTree
-
 import pytest
 
 from finished_runs import write as write_runs
 from papers import summary
-from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, panels, table_summary
+from papers.abadi_2016 import figure_3, figure_4, figure_5, panels, table_summary
 from papers.abadi_2016.figures import PAPER
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run, read
-from papers.run_file import RUNS
 from papers.section import Section
 
 
@@ -23,10 +19,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def column(section: Section, name: str) -> list[str]:
     return [row[section.header.index(name)] for row in section.rows]
-
-
-def texts(svg: str) -> set[str]:
-    return {element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
 
 
 def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[Run]) -> None:
@@ -55,16 +47,3 @@ def test_figure_5_uses_no_accuracy_beyond_the_budget() -> None:
     steps = figure_5.plans([0], full=False)[0].steps
     runs = [Run(setting, 0, 2 * steps, 1.0, ((steps, 0.9), (steps + 1, 0.99)))]
     assert set(column(figure_5.section(runs), "ours")) == {"90.0 % (1 seed)"}
-
-
-def test_the_page_keeps_its_other_figures(tmp_path: Path) -> None:
-    write_runs(panels.plans(figure_3.PANELS, [0]), tmp_path)
-    PAPER.write("figure-2", tmp_path)
-    PAPER.write("figure-3", tmp_path)
-    page = (tmp_path / "abadi-2016.html").read_text()
-    assert figure_2.TITLE in page
-    assert figure_3.TITLE in page
-    assert figure_5.TITLE not in page
-    assert "<script" not in page
-    assert "http" not in page.replace("http://www.w3.org", "")
-    assert {file.name for file in tmp_path.iterdir()} == {RUNS, "figure-2.svg", "figure-3.svg", "abadi-2016.html"}

@@ -9,7 +9,6 @@ import pytest
 
 from finished_runs import line, write
 from noisette.data import DataSet, Split
-from papers.abadi_2016 import runs
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run, make, missing, read
 from papers.abadi_2016.setting import Plan, Setting
@@ -33,7 +32,7 @@ def test_another_seed_or_setting_is_missing(tmp_path: Path) -> None:
     assert missing([SHORT, *others], read(write([SHORT], tmp_path))) == others
 
 
-@pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{", '{"seed": 0}', "[]"])
+@pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{"])
 def test_a_line_that_is_not_a_run_is_named(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(line(SHORT) + "\n" + broken + "\n")
@@ -87,13 +86,3 @@ def _just_above_projection(plan: Plan) -> float:
     from noisette.training.recipe import ACCOUNTANTS
 
     return 1.0005 * plan.setting.compose(5, ACCOUNTANTS[plan.accountant]).epsilon(delta=0.99e-5)
-
-
-def test_a_stopped_run_writes_no_line(tmp_path: Path, images: DataSet) -> None:
-    def stop(share: float, accuracy: float | None) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(replace(SHORT, setting=Mnist(units=1000)), images, tmp_path / "runs.jsonl", stop)
-    assert list(tmp_path.iterdir()) == []
-    assert runs.read(tmp_path / "runs.jsonl") == []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.data import names
 from noisette.nn import models
-from papers.bethune_2024 import figure_pareto, figure_robustness, table_best, table_digits, table_summary, table_tabular
+from papers.bethune_2024 import figure_pareto, figure_robustness, table_best, table_summary, table_tabular
 from papers.bethune_2024.parts import PAPER
 from papers.bethune_2024.runs import Cell, Run, median_of
 from papers.bethune_2024.setting import Setting
@@ -81,14 +78,3 @@ def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:
             assert recipe.model.standardised == (job.setting.public is not None)
             assert recipe.privacy.epsilon == job.setting.epsilon
             assert job.setting.model in models.names() or "networks:" in job.setting.model
-
-
-def test_budgets_are_those_of_the_study() -> None:
-    assert figure_pareto.EPSILONS == (0.5, 1.0, 3.0, 8.0)
-    assert table_digits.EPSILONS == (2.48,)
-    for name in ("pixels", "frequencies", "scattering"):
-        assert setting(f"mnist-{name}", 3.0).delta == 1e-5
-    noise = 2.8046  # of 200 steps at that rate, by an independent accountant
-    steps = round(setting("mnist-scattering", 3.0).epochs * 60_000 / 8000)
-    epsilon = PldAccountant().compose({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
-    assert math.isclose(epsilon, 3.0, abs_tol=0.01)

@@ -84,19 +84,6 @@ def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
     assert area_under_roc(model, Split(scores.unsqueeze(1).numpy(), targets)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("bound", "free"),
-    [
-        (networks.cosines, networks.free_cosines),
-        (networks.roots, networks.free_roots),
-        (networks.lipschitz_rows, networks.free_narrow),
-    ],
-)
-def test_unconstrained_networks_have_the_layers_of_the_constrained_ones(bound: Any, free: Any) -> None:
-    layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
-    assert layers[0] == layers[1]
-
-
 def test_products_of_random_cosines_approximate_a_gaussian_kernel() -> None:
     torch.manual_seed(0)
     cosines = networks.RandomCosines(3, cosines=200_000, breadth=0.5)
@@ -111,18 +98,3 @@ def test_low_frequencies_are_those_of_scipy_and_a_flat_image_keeps_its_norm() ->
     torch.testing.assert_close(networks.DctCut(4)(images), torch.as_tensor(expected))
     with pytest.raises(ValueError, match="expected images of 5 x 5 pixels or more"):
         networks.DctCut(5).bound_forward(NormBound(1.0, (64,)))
-
-
-def test_networks_of_the_study_have_their_shapes_and_refuse_others() -> None:
-    for make, shape, numbers in (
-        (networks.lipschitz_rows, (9,), 10 * 64 + (10 + 64) * 2),
-        (networks.dct_lipschitz_dense, (1, 28, 28), 64 * 128 + 128 * 2),
-    ):
-        model = make(shape, 2)
-        assert model(torch.rand(3, *shape)).shape == (3, 2)
-        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == numbers
-    with pytest.raises(ValueError, match="needs rows of numbers"):
-        networks.lipschitz_rows((1, 8, 8), 2)
-    with pytest.raises(ValueError, match="8 x 8 pixels or more"):
-        networks.dct_lipschitz_dense((1, 7, 8), 2)
-    assert networks.AppendOne().bound_forward(NormBound(2.0, (3,))) == NormBound(5**0.5, (4,))

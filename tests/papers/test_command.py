@@ -46,34 +46,17 @@ def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPa
     assert made == [3, 3, 3]
 
 
-def test_ctrl_c_explains_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
-    monkeypatch.setattr(runs, "make", _stopped)
-    done = reproduce("--figure", "3", "--seeds", "0", out=tmp_path)
-    assert done.exit_code == 130
-    assert "the same command continues with the rest" in done.stderr
-
-
 ABADI = [
     (["--figure", "1"], "no figure 1; there are 2, 3, 4, 5, 6"),
     (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
-    (["--seeds", "1"], "--seeds is for figures that train networks"),
-    (
-        ["--full", "--figure", "3"],
-        "--full is for parts with a small and a full grid: add --figure 4 or --figure 5 or --figure 6",
-    ),
     (["--figure", "6"], "give their file with --weights"),
     (["--figure", "3", "--weights", __file__], "for parts that start from public weights: add --figure 6"),
-    (["--table", "2"], "no table 2; there are summary"),
-    (["--rows", "a", "--figure", "3"], "--rows is for tables"),
     (["--table", "2", "--figure", "3"], "give --figure or --table, not both"),
 ]
 DAVODY = [
-    (["--figure", "2"], "no figure 2; there are 1, norms"),
     (["--table", "2", "--rows", "lenet-5,lenet-7"], "no row lenet-7; there are lenet-300-100, bn-lenet-300-100"),
     (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
     (["--table", "6", "--weights", __file__], "fits one network: add --rows with one of tf-tutorial"),
-    (["--table", "5", "--weights", __file__, "--seeds", "x"], "add --table 6"),
 ]
 
 
@@ -119,10 +102,6 @@ def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(
 
 def _never(*arguments: object, **more: object) -> None:
     raise AssertionError("this should not be called")
-
-
-def _stopped(*arguments: object, **more: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.fixture

@@ -57,10 +57,3 @@ def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name: st
     torch.testing.assert_close(model(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
     expected = (truth * (C / truth.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
     torch.testing.assert_close(total(model, x, engine), expected, rtol=1e-7, atol=1e-9)
-
-
-def test_calls_with_other_inputs_than_the_public_batch_has_are_refused() -> None:
-    model, public, x = network("images")
-    convert_batch_norm(model, to=ExactPerExampleBatchNorm, public=public)
-    with pytest.raises(ValueError, match="0 positional and 1 named inputs"):
-        model(x=x)

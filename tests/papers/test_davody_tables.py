@@ -6,10 +6,8 @@ import math
 from xml.etree import ElementTree
 
 import pytest
-from torch import nn
 
-from noisette.nn import models
-from papers.davody_2020 import figure_1, networks, table_2, table_3, table_5
+from papers.davody_2020 import figure_1, table_2, table_3, table_5
 from papers.davody_2020.runs import Run, Setting, mean_of
 from papers.paper import Asked
 from papers.section import Section
@@ -63,19 +61,6 @@ def test_table_3_trains_narrow_networks_unless_the_whole_table_is_asked_for() ->
     assert lines_of(section, "vgg-16")[1][2] == "not run"
     assert lines_of(section, "vgg-16-eighth") == [
         ("vgg-16-eighth", "ours", "40.00 (1 seed)", "", "not run", "not run", "")
-    ]
-
-
-@pytest.mark.parametrize("row", ["vgg-16-eighth", "resnet-18-eighth", "bn-vgg-16-eighth", "bn-resnet-18-eighth"])
-def test_a_narrow_network_has_an_eighth_of_the_channels_and_the_same_norms(row: str) -> None:
-    narrow, whole = (
-        models.build(name, (3, 32, 32), 10) for name in (networks.narrow(row), row.removesuffix("-eighth"))
-    )
-    kinds = [[type(part) for part in model.modules()] for model in (narrow, whole)]
-    assert kinds[0] == kinds[1]
-    channels = [part.out_channels for part in narrow.modules() if isinstance(part, nn.Conv2d)]
-    assert [8 * count for count in channels] == [
-        part.out_channels for part in whole.modules() if isinstance(part, nn.Conv2d)
     ]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from finished_runs import quiet
 from noisette.data import DataSet, Split, load
 from noisette.nn import models
-from papers.davody_2020 import distortion, table_3, table_4, weight_noise
+from papers.davody_2020 import distortion, table_4, weight_noise
 from papers.davody_2020.setting import NoisyWeights
 from papers.davody_2020.weight_noise import Examples, train, with_fresh_statistics
 
@@ -25,26 +25,12 @@ def digits() -> DataSet:
     return load("digits")
 
 
-def drawn(shape: tuple[int, ...], count: int, classes: int = 10, name: str = "mnist") -> DataSet:
-    rng = np.random.default_rng(0)
-    inputs, targets = rng.random((count, *shape), dtype=np.float32), rng.integers(0, classes, count)
-    return DataSet(name, Split(inputs, targets), Split(inputs[:20], targets[:20]), classes, count, "")
-
-
 def test_a_normalised_network_learns_under_noise_as_large_as_its_weights(digits: DataSet) -> None:
     told: list[tuple[float, float | None]] = []
     facts = train(DIGITS, 0, digits, lambda share, accuracy: told.append((share, accuracy)))
     assert facts["test_accuracy"] > 0.85
     assert [epoch for epoch, _ in facts["points"]] == list(range(1, 9))
     assert told == [(epoch / 8, accuracy) for epoch, accuracy in facts["points"]]
-
-
-def test_a_seed_determines_a_run(digits: DataSet) -> None:
-    short = replace(DIGITS, epochs=2)
-    first, again, other = (train(short, seed, digits, quiet) for seed in (0, 0, 1))
-    assert first["points"] == again["points"]
-    assert first["test_accuracy"] == again["test_accuracy"]
-    assert first["points"] != other["points"]
 
 
 @pytest.mark.parametrize(("accuracy", "patience", "epochs"), [(0.14, 4, 4), (0.16, 4, 6), (0.14, None, 6)])
@@ -66,14 +52,6 @@ def test_every_sixth_record_is_held_out_and_always_the_same_ones() -> None:
     assert torch.equal(kept.inputs.long(), kept.targets)
 
 
-def test_batch_norm_takes_the_statistics_of_its_batch_in_evaluation_too() -> None:
-    model = with_fresh_statistics(models.build("bn-lenet-300-100", (1, 28, 28), 10)).eval()
-    first = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d))
-    x = 7 + 3 * torch.randn(500, 300)
-    assert first(x).mean(0).abs().max() < 1e-5
-    assert (first(x).std(0, correction=0) - 1).abs().max() < 1e-4
-
-
 def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
     image = 1 + np.arange(3 * 6 * 6).reshape(3, 6, 6)
     framed = np.pad(image, ((0, 0), (4, 4), (4, 4)))
@@ -82,13 +60,6 @@ def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
     torch.manual_seed(0)
     seen = distortion.shifted_and_mirrored(torch.as_tensor(image).expand(4000, 3, 6, 6)).contiguous().numpy()
     assert {cut.tobytes() for cut in seen} == known
-
-
-def test_a_cell_of_table_3_runs() -> None:
-    setting = replace(table_3.setting("bn-vgg-16-eighth", 1.0), epochs=1, batch_size=5)
-    facts = train(setting, 0, drawn((3, 32, 32), 12, name="cifar10"), quiet)
-    assert 0 <= facts["test_accuracy"] <= 1
-    assert len(facts["points"]) == 1
 
 
 @pytest.mark.parametrize("model", ["bilstm-dl", "ln-bilstm-dl"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from papers.__main__ import app
 from papers.lee_kifer_2020.figures import FIGURES
 from papers.lee_kifer_2020.parts import PAPER
 from papers.lee_kifer_2020.runs import Job, Run, Setting, captured_gain, read
-from papers.paper import Asked
 from papers.run_file import RUNS
 from papers.section import Section
 
@@ -50,12 +49,6 @@ def summary(runs: list[Run]) -> Section:
     return PAPER.parts["table-summary"].section(runs)
 
 
-def jobs(part: str, *, full: bool = False, done: list[Run] | None = None) -> list[Job]:
-    left = PAPER.parts[part].missing(Asked((), full), done or [])
-    assert all(isinstance(job, Job) for job in left)
-    return [job for job in left if isinstance(job, Job)]
-
-
 def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() -> None:
     run = finished("fig7", "mlp", 128, MLP)
     assert captured_gain(run.measured) == pytest.approx(50)
@@ -63,14 +56,6 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
     assert row[1:4] == ("25.0", "50.0", "3, 1 of 4 networks and sizes")
     [line] = [row for row in FIGURES[2].section([run]).rows if row[0] == "MLP"]
     assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
-
-
-def test_a_measured_cell_is_not_repeated_unless_threads_differ() -> None:
-    first, *rest = jobs("figure-7")
-    done = [Run(first.setting, {}, "A processor")]
-    assert jobs("figure-7", done=done) == rest
-    other = [Run(replace(first.setting, threads=first.setting.threads + 1), {}, "A processor")]
-    assert jobs("figure-7", done=other) == [first, *rest]
 
 
 def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> None:

@@ -26,11 +26,6 @@ def test_a_row_has_the_printed_number_ours_how_often_and_what_differs() -> None:
     assert section.rows == (("figure 3", "accuracy", "90 %", "91 %", "", "3", "no distortion"),)
 
 
-def test_what_was_not_run_is_said_and_has_no_seeds() -> None:
-    [row] = summary.section([Row("table 1", "accuracy", "90 %", ("",), "3 seeds")]).rows
-    assert row == ("table 1", "accuracy", "90 %", "not run", "", "")
-
-
 def test_a_part_and_what_differs_are_not_repeated_below() -> None:
     rows = [
         Row("figure 3", "a", "1", ("1",), "3", "lots"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.core.forms import Examples, compact, find_rule
-from noisette.rules.conv import GRAM_PLANS, KernelGradients, conv_over_time, explicit_plans, few_operations
+from noisette.rules.conv import GRAM_PLANS, KernelGradients, explicit_plans, few_operations
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -123,21 +122,6 @@ def test_lattice(kind, axes: int) -> None:
     run_lattice(kind, axes, 25)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", either)
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_long_lattice(kind, axes: int) -> None:
-    run_lattice(kind, axes, 1000)
-
-
-def test_full_lattice_in_one_dimension() -> None:
-    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1, 2, "same"]):
-        if padding == "same" and stride > 1:
-            continue
-        numbers = {"stride": stride, "dilation": dilation, "padding": padding}
-        check(torch.conv1d, double(B, 2, 8), double(3, 2, kernel), Examples(B), **numbers)
-
-
 def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:
     x, w, bias = double(B, 4, 5, 4), double(4, 3, 3, 2), double(6)
     operation, arguments = torch.conv_transpose2d, ((2, 3), (1, 0), (1, 2), 2, (2, 1))
@@ -157,12 +141,6 @@ def test_measured_choice_is_exact() -> None:
     """From sixteen examples on the plans are measured; all have the same result."""
     for operation, w in ((torch.conv2d, double(3, 2, 3, 3)), (torch.conv_transpose2d, double(2, 3, 3, 2))):
         check(operation, double(20, 2, 6, 5), w, Examples(20), padding=1)
-
-
-@pytest.mark.parametrize("pad", [0, 1])
-def test_convolution_over_time_is_rewritten(pad: int) -> None:
-    x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
-    torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
 
 
 def test_volumes_folded_into_the_batch_are_refused() -> None:

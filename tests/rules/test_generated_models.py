@@ -213,10 +213,3 @@ EVERY_LAYER = list(dict.fromkeys(layer for layers in LAYERS.values() for layer i
 @given(st.data())
 def test_drawn_stacks_are_exact(layer: Layer, data: st.DataObject) -> None:
     check_drawn(data.draw(stacks(layer)))
-
-
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=QUIET)
-@given(st.sampled_from(EVERY_LAYER).flatmap(stacks))
-def test_many_drawn_stacks_are_exact(drawn: Drawn) -> None:
-    check_drawn(drawn)

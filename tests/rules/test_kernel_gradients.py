@@ -17,7 +17,7 @@ from noisette import PerExampleClip
 from noisette.core import forms
 from noisette.core.forms import Dense, Examples, compact, find_rule
 from noisette.rules import conv as kernels
-from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, fastest, few_operations, norm_plans
+from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, fastest, few_operations
 from rule_oracle import TOLERANCE, double
 
 CPU = torch.device("cpu")
@@ -105,16 +105,6 @@ def test_gradients_replace_their_factors(b: int) -> None:
     del x, dy
     gc.collect()
     assert [ref() for ref in factors] == [None, None]
-
-
-@pytest.mark.parametrize("size", [1, 4])
-def test_no_examples(size: int) -> None:
-    x, dy, w = double(0, 2, size, size), double(0, 3, size, size), double(3, 2, 1, 1)
-    form = rule_of(torch.conv2d)(Examples(0), dy, x, w, None)
-    for same in (form, compact(form)):
-        assert same.explicit().shape == (0, 3, 2, 1, 1)
-        assert same.squared_norms().shape == (0,)
-        assert not same.weighted_sum(double(0)).any()
 
 
 LARGE = {
@@ -252,14 +242,3 @@ def test_nothing_is_measured_within_a_trace() -> None:
     run(*tensors)  # measures other plans, for another context
     with few_operations(), pytest.raises(RuntimeError, match="before it is traced"):
         make_fx(run)(*tensors)
-
-
-def test_plans_of_unbounded_memory_are_left_out() -> None:
-    """A patch embedding would take a Gram matrix of all pixels; large weights, explicit gradients of every example."""
-    patches = Case(torch.conv2d, (3, 64, 64), (64, 3, 16, 16), {"stride": 16})
-    late = CASES["many parts"]
-    with few_operations():
-        forms = [gradients(case, *inputs(case, 2)[:3]) for case in (patches, late)]
-        plans = [norm_plans(form) for form in forms]
-    assert set(plans[0]) == {"gram of patches", "unfold, dropped", "backend, dropped", "grouped, dropped"}
-    assert set(plans[1]) == {"gram of pixels"}

@@ -137,10 +137,9 @@ def test_alone(layer: nn.Module) -> None:
 
 
 def two_slopes(channels: Channels, count: int) -> list[SharedSlope]:
-    """One with a slope for each channel, one with a single slope for all channels, stored once."""
+    """With a slope for each channel."""
     numbers = channels.weight.numel() // count
-    one = double(1, numbers).expand(count, numbers)
-    return [SharedSlope(double(B, count), slope, channels) for slope in (double(count, numbers), one)]
+    return [SharedSlope(double(B, count), double(count, numbers), channels) for _ in range(2)]
 
 
 def kernel(stride: int, groups: int) -> tuple[KernelGradients, Channels]:

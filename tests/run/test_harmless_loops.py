@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 
 import noisette
-from noisette import OneByOneWarning, PerExampleClip
+from noisette import PerExampleClip
 from noisette.run.per_example import _check_initialized as check_initialized
 from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, small_run, start, take_steps
 
@@ -181,20 +181,3 @@ def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
     sums = released(loss, copy.deepcopy(model), ROWS, CLASSES, public=[WEIGHTS])
     assert Distribution._validate_args == before
     torch.testing.assert_close(sums, clipped_sum(loss, model, ROWS, CLASSES), rtol=1e-4, atol=1e-4)
-
-
-def test_packed_sequences_and_gradients_by_autograd_train_one_by_one() -> None:
-    lengths = torch.tensor([5, 3, 2, 4, 1, 5])
-
-    def packed(model: nn.Module, x: Tensor, n: Tensor) -> Tensor:
-        return model(nn.utils.rnn.pack_padded_sequence(x[:, :, None].repeat(1, 1, 8), n, True, False).data).sum()
-
-    def gradient(model: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].norm()
-
-    with pytest.warns(OneByOneWarning, match="packs a sequence by the length of an example"):
-        sums = released(packed, small(), ROWS, lengths)
-    torch.testing.assert_close(sums, clipped_sum(packed, small(), ROWS, lengths), rtol=1e-4, atol=1e-4)
-    with pytest.warns(OneByOneWarning, match="asks for a gradient"):
-        released(gradient, nn.Linear(8, 3).requires_grad_(True), ROWS)

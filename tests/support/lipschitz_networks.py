@@ -38,28 +38,16 @@ def joint(sums: Iterable[BoundedSum]) -> Tensor:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dense": (lambda: dense(6, 6, 6, 3).float(), (6,)),
-    "dense with biases": (
+    "dense with a ball inside": (
         lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralLinear(5, 6), lip.BallBias(6, 0.3), lip.GroupSort2()),
-            *(
-                lip.BoundedInput(1.5),
-                lip.SpectralLinear(6, 4),
-                lip.BallBias(4, 0.2),
-                nn.ReLU(),
-                lip.SpectralLinear(4, 3),
-            ),
+            *(lip.BoundedInput(X0), lip.SpectralLinear(5, 6), lip.GroupSort2(), lip.BoundedInput(1.5)),
+            *(lip.SpectralLinear(6, 4), nn.ReLU(), lip.SpectralLinear(4, 3)),
         ),
         (5,),
     ),
     "convolution": (
         lambda: nn.Sequential(
-            *(
-                lip.BoundedInput(X0),
-                lip.SpectralConv2d(2, 4, 3, padding=1),
-                lip.BallBias(4, 0.3),
-                lip.GroupSort2(),
-                lip.L2NormPool2d(2),
-            ),
+            *(lip.BoundedInput(X0), lip.SpectralConv2d(2, 4, 3, padding=1), lip.GroupSort2(), nn.MaxPool2d(2)),
             *(lip.LayerCentering(1), nn.Flatten(), lip.SpectralLinear(36, 3)),
         ),
         (2, 6, 6),
@@ -71,19 +59,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 8, 8),
     ),
-    "global pooling": (
-        lambda: nn.Sequential(
-            *(lip.BoundedInput(X0), lip.SpectralConv2d(1, 2, 3, padding=1), lip.GroupSort2(), lip.L2NormPool2d(5)),
-            *(nn.Flatten(), lip.SpectralLinear(2, 3)),
-        ),
-        (1, 5, 5),
-    ),
-    "residual": (
-        lambda: nn.Sequential(
-            *(lip.SphereInput(X0), lip.SpectralLinear(4, 4)),
-            lip.LipschitzResidual(nn.Sequential(lip.SpectralLinear(4, 4), lip.GroupSort2())),
-            *(nn.Tanh(), lip.SpectralLinear(4, 3)),
-        ),
+    "sphere": (
+        lambda: nn.Sequential(lip.SphereInput(X0), lip.SpectralLinear(4, 4), nn.Tanh(), lip.SpectralLinear(4, 3)),
         (4,),
     ),
     "mixer": (

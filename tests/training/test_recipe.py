@@ -113,10 +113,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": WEIGHTS, "projection": {"components": 8, "noise_multiplier": 2.0}}, ["leave out one of the two"]),
     # layers that bound the gradient
     ({"lipschitz": {"logit_clip": 0.1}}, ["give lipschitz.tau"]),
-    (
-        {"lipschitz": {"tau": -1.0, "logit_clip": -2.0, "allocation": "even"}},
-        ["tau=-1.0", "logit_clip=-2.0", "one of global, per-layer, optimal, got 'even'"],
-    ),
+    ({"lipschitz": {"tau": -1.0, "logit_clip": -2.0}}, ["tau=-1.0", "logit_clip=-2.0"]),
     (
         BOUNDS | {"privacy": {"max_grad_norm": 0.5, "clipping": "per-layer"}, "model": {"batch_norm": "group"}},
         ["nothing is clipped; leave out max_grad_norm, clipping", "batch_norm = 'group' has no Lipschitz bound"],

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when a GPU has done everything that it was given; for a processor at once.
-
-    >>> wait_for(torch.device("cpu"))
-    """
+    """Return when a GPU has done everything that it was given; for a processor at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -57,8 +54,8 @@ class Schedule:
         return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE)
 
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
-        repays = _REPAYS_COMPILING * (_TO_COMPILE + _TO_COMPILE_OPERATION * operations)
-        return self.compiles and (self.at_once or seconds * left >= repays)
+        takes = _TO_COMPILE + _TO_COMPILE_OPERATION * operations
+        return self.compiles and (self.at_once or seconds * left >= _REPAYS_COMPILING * takes)
 
     def compiled(self, function: Function, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
         """A function of tensors alone, compiled for inputs like these; ``None`` where it cannot be."""
@@ -81,16 +78,9 @@ SCHEDULES: dict[str, Schedule | None] = {
 
 
 def schedule_of(capture: str) -> Schedule | None:
-    """The schedule of this name; a ValueError if there is none.
-
-    >>> schedule_of("fast")
-    Traceback (most recent call last):
-      ...
-    ValueError: capture='fast' is unknown; choose 'auto', 'eager', 'graph' or 'compiled'
-    """
+    """The schedule of this name; a ValueError if there is none."""
     if capture not in SCHEDULES:
-        *names, last = map(repr, SCHEDULES)
-        raise ValueError(f"capture={capture!r} is unknown; choose {', '.join(names)} or {last}")
+        raise ValueError(f"capture={capture!r} is unknown; choose one of {', '.join(map(repr, SCHEDULES))}")
     return SCHEDULES[capture]
 
 
@@ -172,7 +162,7 @@ def _add(value: Any, names: tuple[str, ...], depth: int, found: list[Hashable], 
     elif issubclass(kind, LRScheduler):
         inside = _attributes(value).get("_last_lr", ())
     elif table := _attributes(value):
-        names = (*names, *_names_in(_code_of_call(kind)))
+        names = (*names, *_names_in(getattr(kind.__call__, "__code__", None)))
         inside = [table[name] for name in names if name in table]
     if depth:
         for part in inside:
@@ -197,11 +187,6 @@ def _attributes(value: Any) -> Mapping[str, Any]:
     return table if type(table) in (dict, types.MappingProxyType) else {}
 
 
-def _code_of_call(kind: type) -> types.CodeType | None:
-    call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
-    return call.__code__ if type(call) is types.FunctionType else None
-
-
 @lru_cache(maxsize=1024)
 def _names_in(code: types.CodeType | None) -> tuple[str, ...]:
     """The names of globals and attributes in code, also in the functions that it defines."""
@@ -213,10 +198,9 @@ def _names_in(code: types.CodeType | None) -> tuple[str, ...]:
 
 _SAMPLES = 3  # calls of each graph that are timed before one is kept
 _COMPARED_EVERY = 256
+_WIDTH = 4093  # numbers of a sketch: a prime, so that a column of a weight is spread over many of them
 _MOST_PADDING = 2  # a graph serves calls of more than half of its rows
-_NEARBY = 1.25  # the first graph has the most rows met so far, up to this many times those at hand
-# How far outputs may differ, as a share of the norm of all together. Operations may be ordered otherwise than in the
-# step, and so round otherwise.
+# How far outputs may differ, as a share of the norm of all together, because operations are ordered otherwise.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_LOW_PRECISION = 5e-2
 # A compiled graph rounds activations otherwise, and where one is zero up to rounding a ReLU takes the other branch:
@@ -247,6 +231,17 @@ class _Timed:
         """The time of a call; 0 if it was not tried often enough."""
         return statistics.median(self.seconds) if len(self.seconds) >= _SAMPLES else 0.0
 
+    def outputs(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """What the graph gives; the first calls are timed."""
+        if len(self.seconds) >= _SAMPLES:
+            return self.graph(inputs, buffers)
+        wait_for(inputs[-1].device)
+        start = time.perf_counter()
+        outputs = self.graph(inputs, buffers)
+        wait_for(inputs[-1].device)
+        self.seconds.append(time.perf_counter() - start)
+        return outputs
+
 
 @dataclass
 class _Size:
@@ -266,15 +261,15 @@ class _Size:
 class Captured:
     """A step that is computed again and again, with inputs of one kind but for the number of their rows.
 
-    The first graph has so many rows that it serves calls of most sizes. A size that is met often enough gets a graph of
-    its own, and each call goes to what was quickest for its size. Nothing is used any more once a graph has given other
-    results than the step; ``problem`` says why it is not captured.
+    A graph serves calls of up to as many rows as it has. A size that is met often enough gets a graph of its own, and
+    each call goes to what was quickest for its size. Nothing is used any more once a graph has given other results than
+    the step; ``problem`` says why it is not captured.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule, dtypes: set[torch.dtype]) -> None:
-        self._model = model
+    def __init__(self, schedule: Schedule, dtypes: Iterable[torch.dtype]) -> None:
         self._schedule = schedule
-        self._tolerance = tolerance_of(dtypes)
+        found = [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point]
+        self._tolerance = max(found, default=0.0)
         self._sizes: dict[int, _Size] = {}
         self.problem: str | None = None
 
@@ -293,13 +288,11 @@ class Captured:
         able = {n: size for n, size in self._sizes.items() if size.graphs and rows <= n < rows * _MOST_PADDING}
         if self._schedule.at_once:
             return min(able, default=rows)
-        if not own.graphs and self._schedule.traces(own.spent, left):
+        spent = own.spent if able else sum(size.spent for size in self._sizes.values())
+        if not own.graphs and self._schedule.traces(spent, left):
             return rows
-        if not able:
-            is_due = self._schedule.traces(sum(size.spent for size in self._sizes.values()), left)
-            return max(n for n in self._sizes if n <= rows * _NEARBY) if is_due else None
-        n = min(able, key=lambda n: able[n].quickest.median)
-        return n if able[n].quickest.median < statistics.median(own.eager) else None
+        n = min(able, key=lambda n: able[n].quickest.median, default=None)
+        return n if n is not None and able[n].quickest.median < statistics.median(own.eager) else None
 
     def add_time(self, rows: int, seconds: float, by: int | None) -> None:
         """A call of so many rows has taken so long, by the graph of ``by`` rows or eagerly (``None``)."""
@@ -311,18 +304,11 @@ class Captured:
             self._sizes[by].spent += seconds
 
     def __call__(
-        self,
-        rows: int,
-        function: Function,
-        inputs: Sequence[Tensor],
-        buffers: Mapping[str, Tensor],
-        *,
-        left: float,
-        is_written: bool = False,
+        self, rows: int, function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor], left: float
     ) -> Sequence[Tensor] | None:
         """The outputs of the function, or ``None`` where the caller has to compute the step.
 
-        The last output says whether the others are valid. A function that writes into its inputs writes once.
+        The last output says whether the others are valid.
         """
         from noisette.capture.graph import reason_of, trace  # with the compiler of torch
 
@@ -330,15 +316,15 @@ class Captured:
         try:
             if not size.graphs:
                 with _draws_undone(inputs[-1].device):
-                    function(*_copies(inputs, is_written))  # chooses plans and fills caches, which no trace may do
-                    size.graphs = [_Timed(trace(function, _copies(inputs, is_written), self._model, buffers))]
+                    function(*inputs)  # chooses plans and fills caches, which no trace may do
+                    size.graphs = [_Timed(trace(function, inputs, buffers))]
             if size.is_compilable and self._schedule.compiles_graph(self.operations, size.spent, left):
-                self._compile(size, _copies(inputs, is_written), buffers)
+                self._compile(size, inputs, buffers)
             chosen = size.graphs[-1] if self._schedule.at_once else size.quickest
             chosen.calls += 1
             if chosen.is_compared:
-                return self._compared(chosen, function, inputs, buffers, is_written)
-            return _timed(chosen, inputs, buffers)
+                return self._compared(chosen, function, inputs, buffers)
+            return chosen.outputs(inputs, buffers)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of a graph or its runtime; one of the loss comes again in the step itself
@@ -355,28 +341,21 @@ class Captured:
             warnings.warn(f"the step runs uncompiled: {error}", CaptureWarning, stacklevel=4)
 
     def _compared(
-        self,
-        timed: _Timed,
-        function: Function,
-        inputs: Sequence[Tensor],
-        buffers: Mapping[str, Tensor],
-        is_written: bool,
-    ) -> Sequence[Tensor] | None:
+        self, timed: _Timed, function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]
+    ) -> Sequence[Tensor]:
         with _draws_undone(inputs[-1].device):
-            outputs = timed.graph(_copies(inputs, is_written), buffers)
+            found = list(map(sketch, timed.graph(inputs, buffers)[:-1]))  # the sums of one of the two are in memory
         torch.clear_autocast_cache()  # of weights from before the last optimizer step
         expected = function(*inputs)
         if not bool(expected[-1]):
             return expected
+        wanted = list(map(sketch, expected[:-1]))
         # Norms apart from sums: where all are clipped, norms are so large that no error of a sum would be seen.
-        difference = max(
-            relative_difference(outputs[:-2], expected[:-2]), relative_difference(outputs[-2:-1], expected[-2:-1])
-        )
+        difference = max(relative_difference(found[:-1], wanted[:-1]), relative_difference(found[-1:], wanted[-1:]))
         tolerance = max(self._tolerance, _TOLERANCE_COMPILED) if timed.is_compiled else self._tolerance
         if not difference <= tolerance:
             self._give_up(f"it gives sums that differ by {difference:.1g} of their norm from those of the step itself")
-            return expected
-        return outputs
+        return expected
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
@@ -385,41 +364,30 @@ class Captured:
         warnings.warn(f"the step is not captured: {problem}", CaptureWarning, stacklevel=4)
 
 
-def _timed(timed: _Timed, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    if len(timed.seconds) >= _SAMPLES:
-        return timed.graph(inputs, buffers)
-    wait_for(inputs[-1].device)
-    start = time.perf_counter()
-    outputs = timed.graph(inputs, buffers)
-    wait_for(inputs[-1].device)
-    timed.seconds.append(time.perf_counter() - start)
-    return outputs
+def sketch(tensor: Tensor) -> Tensor:
+    """A tensor of few numbers itself, in double precision; of many, sums of them with signs, whose norm is like theirs.
 
-
-def _copies(inputs: Sequence[Tensor], is_written: bool) -> list[Tensor]:
-    return [tensor.clone() for tensor in inputs] if is_written else list(inputs)
-
-
-def tolerance_of(dtypes: set[torch.dtype]) -> float:
-    """How far outputs may differ, as a share of their norm, where tensors of these types were computed with."""
-    found = [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point]
-    return max(found, default=0.0)
+    >>> sketch(torch.tensor([3.0, 4.0])), len(sketch(torch.ones(1000, 1000)))
+    (tensor([3., 4.], dtype=torch.float64), 5401)
+    """
+    flat = tensor.detach().reshape(-1)
+    rows = len(flat) // _WIDTH
+    if rows < 2:
+        return flat.double()
+    # The signs are those of a multiplicative hash, so that no pattern of errors is likely to cancel.
+    signs = 1 - (torch.arange(rows, device=flat.device) * 0x9E3779B1 >> 16) % 2 * 2
+    sums = signs.to(flat.dtype) @ flat[: rows * _WIDTH].view(rows, _WIDTH)
+    return torch.cat([sums.double(), flat[rows * _WIDTH :].double()])
 
 
 def relative_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The norm of the difference of two lists of tensors, divided by the norm of the expected ones.
-
-    >>> round(relative_difference([torch.tensor([3.0, 4.1])], [torch.tensor([3.0, 4.0])]), 3)
-    0.02
-    """
-    pairs = [(one.double(), other.double()) for one, other in zip(outputs, expected, strict=True)]
-    if not pairs:
+    """The norm of the difference of two lists of tensors, divided by the norm of the expected ones."""
+    if not expected:
         return 0.0
+    pairs = [(one.double(), other.double()) for one, other in zip(outputs, expected, strict=True)]
     squares = [torch.stack([(one - other).square().sum(), other.square().sum()]) for one, other in pairs]
     difference, size = torch.stack(squares).sum(0).tolist()  # read at once: a GPU would be waited for each time
-    if not difference:
-        return 0.0
-    return (difference / size) ** 0.5 if size else math.inf
+    return math.sqrt(difference / size) if size else math.inf if difference else 0.0
 
 
 def _draws_undone(device: torch.device) -> AbstractContextManager[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -22,7 +21,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[..., Sequence[Tensor]]
-Place = tuple[dict[str, Any], str] | str | None
 
 _LOG = logging.getLogger("noisette.capture")
 _DETACHED = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
@@ -40,21 +38,19 @@ class CaptureError(Exception):
 class Graph:
     """A traced function: ``module`` takes the constants, then the inputs of the function, and gives a list of tensors.
 
-    Constants are the tensors that the function reached otherwise than as inputs. For each that is a parameter of the
-    model, ``places`` has the table and the name under which it is looked up at each call; for each buffer, its name.
+    Constants are the tensors that the function reached otherwise than as inputs. For each that is a buffer, ``places``
+    has its name.
     """
 
     module: Callable[..., list[Tensor]]
     constants: tuple[Tensor, ...]
-    places: tuple[Place, ...]
+    places: tuple[str | None, ...]
     operations: int
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
-        """The function's outputs, with the parameters that the model has now and these buffers."""
-        constants = [
-            tensor if place is None else buffers[place] if isinstance(place, str) else place[0][place[1]]
-            for place, tensor in zip(self.places, self.constants, strict=True)
-        ]
+        """The function's outputs, with these buffers."""
+        pairs = zip(self.places, self.constants, strict=True)
+        constants = [tensor if place is None else buffers[place] for place, tensor in pairs]
         device = inputs[-1].device.type
         # As in the graph: without autograd, and in the types that operations have there.
         lower = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
@@ -69,7 +65,6 @@ class Graph:
         """
         if (problem := why_not_compiled()) is not None:
             raise CaptureError(problem)
-        start = time.monotonic()
         _LOG.info("compiling a step of %d operations", self.operations)
         found = replace(self, module=torch.compile(self.module, fullgraph=True, dynamic=False, options=_COMPILER))
         try:
@@ -80,7 +75,6 @@ class Graph:
             raise
         except Exception as error:
             raise CaptureError(f"the compiler failed: {reason_of(error)}") from error
-        _LOG.info("compiled in %.0f seconds", time.monotonic() - start)
         return found
 
 
@@ -93,16 +87,10 @@ def why_not_compiled() -> str | None:
     return None
 
 
-def trace(
-    function: Function,
-    inputs: Sequence[Tensor],
-    model: nn.Module | None = None,
-    buffers: Mapping[str, Tensor] = MappingProxyType({}),
-) -> Graph:
+def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
     """The graph of a function that gives a list of tensors, recorded in one call with these inputs.
 
-    Whatever the function decides by Python code is decided as in this call. ``model`` and ``buffers`` hold the
-    parameters and the buffers that it uses.
+    Whatever the function decides by Python code is decided as in this call. ``buffers`` are those that it uses.
 
     Raises:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
@@ -124,9 +112,7 @@ def trace(
     module.graph.eliminate_dead_code()
     module.recompile()
     operations = sum(node.op == "call_function" for node in module.graph.nodes)
-    places: dict[int, Place] = {id(tensor): name for name, tensor in buffers.items()}
-    for part in () if model is None else model.modules():
-        places |= {id(p): (part._parameters, name) for name, p in part._parameters.items()}
+    places = {id(tensor): name for name, tensor in buffers.items()}
     return Graph(module, constants, tuple([places.get(id(tensor)) for tensor in constants]), operations)
 
 

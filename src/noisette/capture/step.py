@@ -7,16 +7,14 @@ clipping norm enters as an input, and the examples were apart in ``vmap`` when i
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from noisette.capture.captured import Captured, CaptureWarning, Schedule, python_values, wait_for
+from noisette.capture.captured import Captured, Schedule, python_values, wait_for
 from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, versions_of
 from noisette.core.trees import children, leaves
@@ -33,7 +31,6 @@ class _Kind:
     """What is known of microbatches that differ in the number of their examples alone."""
 
     captured: Captured
-    writes: bool = False  # whether the loss writes into its arguments
     names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the sums that the graph of so many rows gives
     outside: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # tensors that it uses besides its arguments
 
@@ -52,13 +49,10 @@ class CapturedSteps:
         self._outside = outside
         self._schedule = schedule
         self._kinds: dict[Hashable, _Kind] = {}
-        self._last: tuple[Hashable, _Kind] | None = None  # the kind of the last microbatch
-        self._is_full = False
 
     @property
     def problems(self) -> tuple[str, ...]:
-        found = [kind.captured.problem for kind in self._kinds.values()]
-        return tuple(dict.fromkeys([problem for problem in found if problem is not None]))
+        return tuple(dict.fromkeys(p for kind in self._kinds.values() if (p := kind.captured.problem) is not None))
 
     @property
     def operations(self) -> int:
@@ -73,10 +67,7 @@ class CapturedSteps:
         buffers: Mapping[str, Tensor],
         left: float,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch, by the quickest way that is ready.
-
-        A loss that writes into its arguments writes into the microbatch once, as in a call without a graph.
-        """
+        """The clipped sum of a microbatch, by the quickest way that is ready."""
         function = _TracedStep(self._step, loss, microbatch, groups, public)
         kind = self._kind_of(function)
         if kind is None:
@@ -90,7 +81,8 @@ class CapturedSteps:
                 return found
         start, versions = time.perf_counter(), versions_of(microbatch.tensors)
         found = function.eager()
-        kind.writes |= versions != versions_of(microbatch.tensors)
+        if versions != versions_of(microbatch.tensors):
+            kind.captured.problem = "the loss writes into its arguments"
         wait_for(microbatch.tensors[0].device)  # its time decides whether a graph is worth while
         kind.captured.add_time(rows, time.perf_counter() - start, None)
         return found
@@ -99,23 +91,19 @@ class CapturedSteps:
         self, kind: _Kind, size: int, function: _TracedStep, buffers: Mapping[str, Tensor], left: float
     ) -> ClippedSum | None:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
-        tensors, b = function.microbatch.tensors, function.microbatch.count
-        rows = padded(tensors, size, copy=kind.writes)
-        versions, device = versions_of(rows), rows[0].device
+        rows, b = padded(function.microbatch.tensors, size), function.microbatch.count
+        device = rows[0].device
         self._outside.begin(function.public)
         for tensor in kind.outside.get(size, ()):
             self._outside.check(tensor)
         self._outside.end()
         bounds = bounds_of(tuple([group.bound for group in function.groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
-        outputs = kind.captured(size, function, inputs, buffers, left=left, is_written=kind.writes)
+        outputs = kind.captured(size, function, inputs, buffers, left)
         if function.names is not None and size not in kind.names:  # the graph is a new one
             kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
-        for tensor, row, before, after in zip(tensors, rows, versions, versions_of(rows), strict=True):
-            if before != after and row is not tensor:
-                tensor.detach().copy_(row[:b])
         *sums, norms, _ = outputs
         return ClippedSum(dict(zip(kind.names[size], _apart(sums), strict=True)), norms[:, :b])
 
@@ -127,38 +115,28 @@ class CapturedSteps:
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
         microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
-        arguments = microbatch.args, dict(microbatch.kwargs)
-        others: list[Any] = []  # than tensors
-        if not microbatch.are_tensors_alone:
-            others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
+        arguments, device = (microbatch.args, dict(microbatch.kwargs)), tensors[0].device.type
+        lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
         key = (
             tuple([(t.shape[1:], t.stride()[1:], t.dtype, t.device, t.requires_grad) for t in tensors]),
-            len(microbatch.args) if microbatch.are_tensors_alone else _structure(arguments),
+            _structure(arguments),
             tuple([group.names for group in groups]),
             tuple([id(tensor) for tensor in function.public]),
-            _settings(tensors[0].device.type),
+            (lower, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()),
             python_values(self._model, [function.loss, *(group.factor for group in groups), *others]),
         )
-        if self._last is None or self._last[0] != key:  # comparing is quicker than a hash
-            kind = self._kinds.get(key) or self._new_kind(key, tensors)
-            if kind is None:
-                return None
-            self._last = key, kind
-        return self._last[1]
+        if key not in self._kinds and self._has_room():
+            dtypes = [tensor.dtype for tensor in (*self._model.parameters(), *tensors)] + ([lower] if lower else [])
+            self._kinds[key] = _Kind(Captured(self._schedule, dtypes))
+        return self._kinds.get(key)
 
-    def _new_kind(self, key: Hashable, tensors: Sequence[Tensor]) -> _Kind | None:
-        """A new kind of microbatches, in the place of the oldest one without a graph if there are many."""
+    def _has_room(self) -> bool:
+        """Whether there are few kinds; of many the oldest one without a graph is forgotten."""
         if len(self._kinds) >= _MOST_KINDS:
-            idle = next((other for other, kind in self._kinds.items() if not kind.captured.operations), None)
-            if idle is None:
-                if not self._is_full:
-                    self._is_full = True
-                    said = f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches"
-                    warnings.warn(said, CaptureWarning, stacklevel=4)
-                return None
-            del self._kinds[idle]
-        self._kinds[key] = kind = _Kind(Captured(self._model, self._schedule, _precisions(self._model, tensors)))
-        return kind
+            idle = next((key for key, kind in self._kinds.items() if not kind.captured.operations), None)
+            return self._kinds.pop(idle, None) is not None
+        return True
 
 
 @dataclass(eq=False)
@@ -199,19 +177,16 @@ def padded_size(count: int) -> int:
     """The least number of at least so many rows among those that graphs are made for.
 
     Between a power of two and the next one there are eight, so that at most an eighth of the rows is added.
-
-    >>> [padded_size(count) for count in (1, 7, 9, 16, 17, 100, 128, 129)]
-    [1, 7, 9, 16, 18, 104, 128, 144]
     """
     step = max(1, (1 << max(0, (count - 1).bit_length() - 1)) // _SIZES)
     return -(-count // step) * step
 
 
-def padded(tensors: Sequence[Tensor], size: int, *, copy: bool = False) -> list[Tensor]:
-    """Tensors (b, ...) with their first row repeated at the end, (size, ...); new ones if that is asked for."""
+def padded(tensors: Sequence[Tensor], size: int) -> list[Tensor]:
+    """Tensors (b, ...) with their first row repeated at the end, (size, ...)."""
     missing = size - len(tensors[0])
     if not missing:
-        return [tensor.clone() if copy else tensor for tensor in tensors]
+        return list(tensors)
     return [torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) for tensor in tensors]
 
 
@@ -229,17 +204,6 @@ def _structure(value: object) -> Hashable:
         for leaf, of_leaf in zip(found, inside_of, strict=True)
     ]
     return str(containers), tuple(inside)
-
-
-def _settings(device: str) -> Hashable:
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-
-
-def _precisions(model: nn.Module, tensors: Sequence[Tensor]) -> set[torch.dtype]:
-    device = tensors[0].device.type
-    found = {tensor.dtype for tensor in (*model.parameters(), *tensors)}
-    return found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set())
 
 
 def _apart(sums: Sequence[Tensor]) -> list[Tensor]:

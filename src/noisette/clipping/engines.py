@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,8 +35,7 @@ from noisette.core.trees import leaves, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
-# The gradients of one example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: each example is in
-# a call of the loss alone, so code may branch on its values
+# One example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: code may branch on its values
 
 
 class OneByOneWarning(UserWarning):
@@ -88,11 +86,19 @@ def _loss_and_gradients(
             draws.share(error.shared)
     if not value.requires_grad:
         return value.detach().reshape(1), {}
+    return value.detach().reshape(1), _gradients([value], None, parameters)
+
+
+def _gradients(
+    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients of one example, (1, *parameter.shape), by name; ``arrived`` are those at the outputs."""
     with user_hooks_disabled(parameters.values()):
-        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    dense = [g if g is None or g.layout is torch.strided else g.to_dense() for g in found]
-    gradients = {name: g.unsqueeze(0) for name, g in zip(parameters, dense, strict=True) if g is not None}
-    return value.detach().reshape(1), gradients
+        found = torch.autograd.grad(
+            outputs, list(parameters.values()), arrived, allow_unused=True, retain_graph=arrived is not None
+        )
+    named = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+    return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
 
 class _OneExample(TorchFunctionMode):
@@ -120,15 +126,12 @@ class _OneExample(TorchFunctionMode):
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
         if place is not None or self._draws.any:
-            self._draws.follow(func, place, args, kwargs, outputs_of(output), _is_of_example_or_drawn)
+            is_followed = lambda tensor: hasattr(tensor, CALL) or hasattr(tensor, DRAWN)  # noqa: E731
+            self._draws.follow(func, place, args, kwargs, outputs_of(output), is_followed)
         if is_of_example:
             for tensor in outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
-
-
-def _is_of_example_or_drawn(tensor: Tensor) -> bool:
-    return hasattr(tensor, CALL) or hasattr(tensor, DRAWN)
 
 
 # Calls of the model in a loop that computes losses itself
@@ -144,9 +147,6 @@ class RecordedCall:
     outputs: list[Rows]  # at which a gradient can arrive
     recording: Recording | None  # None where the rows were computed one after the other
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by number of the output, each (b, ...)
-
-    def used(self) -> list[tuple[Rows, Tensor]]:
-        return [(self.outputs[k], gradient) for k, gradient in self.gradients.items()]
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def clipped_sum_of(
     depends on that row alone, adding or removing a row changes each sum by at most its bound.
     Source: Abadi et al. 2016, algorithm 1, lines 6 and 7.
     """
-    used = [pair for call in calls for pair in call.used()]
+    used = [(call.outputs[k], gradient) for call in calls for k, gradient in call.gradients.items()]
     recordings = [call.recording for call in calls if call.recording is not None]
     for call in calls:
         call.outputs, call.recording = [], None
@@ -270,10 +270,7 @@ def _of_row(
     """A number, (1,), and the gradients of one row, (1, *parameter.shape), by name."""
     outputs = [output[k] for output, _ in used]
     arrived = [gradient[k].reshape(output[k].shape) * scale for output, gradient in used]
-    with user_hooks_disabled(parameters.values()):
-        found = torch.autograd.grad(outputs, list(parameters.values()), arrived, allow_unused=True, retain_graph=True)
-    gradients = {name: g.unsqueeze(0) for name, g in zip(parameters, found, strict=True) if g is not None}
-    return outputs[0].new_zeros(1), gradients
+    return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
 
 
 # Engines
@@ -427,9 +424,6 @@ def _call_of(forward: ForwardPass) -> LossCall:
     return forward.call
 
 
-@contextmanager
-def _autocast(call: LossCall) -> Iterator[None]:
-    with ExitStack() as stack:
-        for device, dtype in call.autocast.items():
-            stack.enter_context(torch.autocast(device, dtype))
-        yield
+def _autocast(call: LossCall) -> torch.autocast:
+    device, dtype = next(iter(call.autocast.items()), ("cpu", None))
+    return torch.autocast(device, dtype, enabled=dtype is not None)

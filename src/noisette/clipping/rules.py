@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noisette import errors as checks
-from noisette.core.clip import SMALLEST_BOUND, Count, Factor, Group
+from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,10 @@ class GroupwiseClipping:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", dict(self.bounds))
-        checks.all_of(
-            *(lambda name=name, bound=bound: checks.positive(**{name: bound}) for name, bound in self.bounds.items())
-        )
+        checks.positive(**self.bounds)
 
     def groups(self, names: Sequence[str]) -> list[Group]:
-        held = {prefix: tuple(name for name in names if _lies_under(name, prefix)) for prefix in self.bounds}
+        held = {prefix: tuple(name for name in names if f"{name}.".startswith(f"{prefix}.")) for prefix in self.bounds}
         problems = [f"{prefix!r} names no trainable parameter" for prefix, group in held.items() if not group]
         for name in names:
             prefixes = [repr(prefix) for prefix, group in held.items() if name in group]
@@ -72,10 +70,6 @@ class GroupwiseClipping:
                 "GroupwiseClipping needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
             )
         return [Group(held[prefix], float(bound)) for prefix, bound in self.bounds.items()]
-
-
-def _lies_under(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
 
 
 @dataclass(frozen=True)
@@ -106,101 +100,36 @@ class PerLayerClipping:
         return [Group(tuple(layer), bound) for layer in layers.values()]
 
 
+STABILITY = 0.01  # keeps small gradients smaller than large ones
+
+
 @dataclass(frozen=True)
 class AutomaticClipping:
-    """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + stability).
+    """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + 0.01).
 
     The learning rate then need not be tuned together with C.
 
     Args:
         max_grad_norm: the bound C.
-        stability: above 0; keeps small gradients smaller than large ones.
 
     Guarantee: one example moves the sum by at most C.
     Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
 
-    >>> import torch
     >>> [group] = AutomaticClipping(1.0).groups(["w"])
     >>> [round(factor, 4) for factor in group.factor(torch.tensor([0.0, 0.01, 1.99])).tolist()]
     [100.0, 50.0, 0.5]
     """
 
     max_grad_norm: float
-    stability: float = 0.01
 
     def __post_init__(self) -> None:
-        checks.positive(max_grad_norm=self.max_grad_norm, stability=self.stability)
+        checks.positive(max_grad_norm=self.max_grad_norm)
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), float(self.max_grad_norm), self._factor)]
 
     def _factor(self, norms: Tensor) -> Tensor:
-        return self.max_grad_norm / (norms + self.stability)
-
-
-# Norms that a factor is tried on: zero, and 1e-12 to 1e12.
-_GRID = (0.0, *(10.0 ** (k / 10) for k in range(-120, 121)))
-
-
-@dataclass(frozen=True)
-class CustomClipping:
-    """A factor of your own, a function of the norm.
-
-    It is tried on norms from 1e-12 to 1e12 and zero when the rule is made, and held to min(factor, C / norm) always.
-
-    Args:
-        factor: norms of shape (b,) to factors of shape (b,): finite, not negative, each from its own norm alone, and
-            at most C / norm.
-        max_grad_norm: the bound C.
-
-    Guarantee: one example moves the sum by at most C, whatever the function returns, provided that it looks at one
-    norm at a time.
-
-    Raises:
-        ValueError: the function returned something else; the message says at which norm.
-
-    >>> rule = CustomClipping(lambda norms: 0.5 / (1 + norms), max_grad_norm=1.0)
-    >>> CustomClipping(lambda norms: 1 / (norms - 3), max_grad_norm=1.0)
-    Traceback (most recent call last):
-      ...
-    ValueError: the factor at norm 0 is -0.333333: expected a finite number that is not negative
-    """
-
-    factor: Factor
-    max_grad_norm: float
-
-    def __post_init__(self) -> None:
-        checks.positive(max_grad_norm=self.max_grad_norm)
-        norms = torch.tensor(_GRID, dtype=torch.float64)
-        factors = self._checked_factors(norms)
-        for norm, factor in zip(_GRID, factors.tolist(), strict=True):
-            if not 0 <= factor < math.inf:
-                raise ValueError(
-                    f"the factor at norm {norm:g} is {factor:g}: expected a finite number that is not negative"
-                )
-            if factor * norm > self.max_grad_norm * (1 + 2**-13):
-                raise ValueError(
-                    f"the factor at norm {norm:g} is {factor:g}, which leaves a norm of {factor * norm:g}, above "
-                    f"max_grad_norm={self.max_grad_norm:g}"
-                )
-        alone = torch.cat([self._checked_factors(norm) for norm in norms.split(1)])
-        for norm, one, factor in zip(_GRID, alone.tolist(), factors.tolist(), strict=True):
-            if not math.isclose(one, factor, rel_tol=1e-6):
-                raise ValueError(
-                    f"the factor at norm {norm:g} is {factor:g} among other norms and {one:g} alone: it must look at "
-                    "one norm at a time"
-                )
-
-    def groups(self, names: Sequence[str]) -> list[Group]:
-        return [Group(tuple(names), float(self.max_grad_norm), self._checked_factors)]
-
-    def _checked_factors(self, norms: Tensor) -> Tensor:
-        """The factors, which no memory of the norms is left in; a ValueError if it is not one for each norm."""
-        factors = self.factor(norms.clone())
-        if not isinstance(factors, Tensor) or factors.shape != norms.shape:
-            given = tuple(factors.shape) if isinstance(factors, Tensor) else type(factors).__name__
-            raise ValueError(f"the factor returned {given} for norms of shape {tuple(norms.shape)}: give one for each")
-        return factors.detach()
+        return self.max_grad_norm / (norms + STABILITY)
 
 
 # C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:

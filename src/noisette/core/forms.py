@@ -399,6 +399,7 @@ Rewrite = Callable[..., Any]
 _RULES: dict[tuple[Operation, str], Rule] = {}
 OPERANDS: dict[Operation, tuple[str, ...]] = {}  # the names of the arguments of operations that have rules
 REWRITES: dict[Operation, Rewrite] = {}
+ALWAYS_REWRITTEN = set[Operation]()  # also where none of their weights trains
 # Rules that take what the pass computed in half precision as it is, and for which ``dy`` and arguments.
 AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
 
@@ -471,12 +472,13 @@ def _register(operations: Sequence[Operation], operand: str, rule: Rule, names: 
         _RULES[operation, operand] = rule
 
 
-def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
+def rewrite(*operations: Operation, always: bool = False) -> Callable[[Rewrite], Rewrite]:
     """Register a function that computes what these operations compute, out of operations that have rules.
 
-    It gets the operation's own arguments whenever one of them is a trainable weight, and returns ``NotImplemented``
-    where the operation should run as it is.
+    It gets the operation's own arguments whenever one of them is a trainable weight, or ``always``, and returns
+    ``NotImplemented`` where the operation should run as it is.
     """
+    ALWAYS_REWRITTEN.update(operations if always else ())
     return _entered(REWRITES, *operations)
 
 

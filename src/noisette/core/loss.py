@@ -50,6 +50,7 @@ class CallAgainError(Exception):
 
     own_for_each: Set[int] = frozenset()  # numbers of constants into which examples write
     shared: Set[Place] = frozenset()  # where random numbers are drawn that decide a branch
+    own_weights: bool = False  # the loss asks for gradients itself, so each example needs copies of the weights
 
 
 class Microbatch:

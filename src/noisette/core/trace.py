@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from noisette.core import vmap
 from noisette.core.forms import (
+    ALWAYS_REWRITTEN,
     DATA_OPERANDS,
     PHYSICAL,
     REWRITES,
@@ -51,21 +52,15 @@ from noisette.core.vmap import (
 )
 from noisette.errors import PrivacyError
 
-# Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
-_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward, torch.column_stack}
-
 _LARGE = 10_000  # numbers in a weight; of a larger one it is said that each example gets a copy, once
 _SAID = set[tuple[Operation, torch.Size]]()
 
 CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
 
-_COMPARISONS = {
-    **dict.fromkeys((torch.equal, Tensor.equal), torch.eq),
-    **dict.fromkeys((torch.allclose, Tensor.allclose), torch.isclose),
-}
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
+_REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 MakeBlocks = Callable[["Recorder"], Callable[..., Iterator[None]]]  # gives what recomputes checkpointed parts
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
@@ -142,6 +137,7 @@ class Recorder(TorchFunctionMode):
         own_for_each: set[int],
         draws: Draws,
         make_blocks: MakeBlocks | None = None,
+        own_weights: bool = False,
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
@@ -160,6 +156,7 @@ class Recorder(TorchFunctionMode):
         self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
+        self._own_weights = own_weights
         self._make_blocks = make_blocks
         self._blocks: Callable[..., Iterator[None]] | None = None  # recomputes checkpointed parts of the model
 
@@ -242,6 +239,11 @@ class Recorder(TorchFunctionMode):
             with torch.no_grad():  # nobody wants its gradient, so the output is a constant
                 return self._without_examples(func, args, kwargs, weights)
         is_batched |= is_foreign
+        if func is torch.autograd.grad and vmap.current_level() == self._level:
+            return self._gradients(*args, **kwargs)
+        if self._own_weights and weights:
+            args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights)
+            is_batched, weights = True, {}
         if is_shared:
             return self._shared_draw(func, args, kwargs)
         if not is_batched:
@@ -256,30 +258,18 @@ class Recorder(TorchFunctionMode):
             self._draws.check(args[0])
             self.recording.has_asked = True
             return answered(func, *args)
-        if (compare := _COMPARISONS.get(func)) is not None:
-            with self:
-                return args[0].shape == args[1].shape and bool(compare(*args, **kwargs).all())
-        if func is Tensor.requires_grad_ and not is_inner:
-            return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
-        if func is Tensor.__iter__:
-            with self:
-                return iter(args[0].unbind(0))
-        if func is Tensor.__setitem__ and _selects_by_mask(*args):
-            return self._write_by_mask(*args)
-        if func is Tensor.new and all(isinstance(size, int | tuple) for size in args[1:]):  # a shape alone
-            with self:
-                return torch.empty(*args[1:], dtype=args[0].dtype, device=args[0].device)
-        if func is torch.broadcast_tensors:  # vmap leaves a constant among them unwrapped
-            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors_among(args, kwargs)])
-            with self:
-                return tuple([tensor.expand(shape) for tensor in tensors_among(args, kwargs)])
+        if func in _REQUIRE_GRAD and not is_inner:  # vmap refuses the call
+            if self._own_weights:
+                with vmap.outside():
+                    vmap.unwrapped(args[0]).requires_grad_()
+            return args[0]  # what depends on an example and on a weight has a gradient
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
-        if (weights or func in _DECOMPOSED) and (rewritten := REWRITES.get(func)):
+        if (weights or func in ALWAYS_REWRITTEN) and (rewritten := REWRITES.get(func)):
             with self:
                 output = rewritten(*args, **kwargs)
             if output is not NotImplemented:
@@ -299,14 +289,26 @@ class Recorder(TorchFunctionMode):
         self._check_separate(func, args, kwargs, output)
         return output
 
-    def _write_by_mask(self, target: Tensor, mask: Tensor, value: object) -> None:
-        """``target[mask] = value`` for one value, or one row, that is written in each selected place.
+    def _gradients(self, outputs: Any, inputs: Any, *, grad_outputs: Any, **options: Any) -> tuple[Any, ...]:
+        """``torch.autograd.grad`` within the loss, for values of each example and its own copies of weights.
 
-        ``vmap`` refuses the selection, whose size depends on an example.
+        In the graph of a gradient operations use weights that no recorder sees; so they use the copies.
         """
-        with self:
-            wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
-            target.copy_(torch.where(wide, value, target))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if not self._own_weights:
+            raise CallAgainError(own_weights=True)
+        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in _listed(inputs)]
+        with vmap.outside():
+            ends, given = list(map(vmap.physical, _listed(outputs))), _listed(grad_outputs)
+            if not given and any(end.numel() != self._count for end in ends):
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            dys = [vmap.physical(dy) if vmap.is_wrapped(dy) else own_copies(dy, self._count) for dy in given]
+            dys = dys or list(map(torch.ones_like, ends))
+            options["retain_graph"] = True  # the gradient of the loss goes through the same graph
+            found = torch.autograd.grad(ends, list(map(vmap.unwrapped, of)), dys, **options)
+        wrap = vmap.add_example_axis
+        return tuple(
+            [g if g is None else wrap(g, vmap.axis_of(x), self._level) for g, x in zip(found, of, strict=True)]
+        )
 
     def _check_separate(
         self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
@@ -563,6 +565,10 @@ def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor
     return found
 
 
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else list(value or ())
+
+
 def outputs_of(output: object) -> Sequence[Tensor]:
     """The tensors among the results of a torch call."""
     if isinstance(output, Tensor):
@@ -589,14 +595,6 @@ def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, 
 def _memory(tensor: Tensor) -> int | None:
     """The memory of a tensor, as a number; ``None`` for a tensor without memory of its own."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided and not tensor.is_quantized else None
-
-
-def _selects_by_mask(target: object, index: object, value: object) -> bool:
-    """Whether ``target[index] = value`` writes the same in each place that a mask of an example selects."""
-    if not (isinstance(target, Tensor) and isinstance(index, Tensor) and index.dtype is torch.bool):
-        return False
-    axes = value.dim() if isinstance(value, Tensor) else 0
-    return target.shape[: index.dim()] == index.shape and axes <= target.dim() - index.dim()
 
 
 @cache
@@ -640,10 +638,10 @@ def recorded(
     Raises:
         PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
     """
-    own_for_each, draws = set[int](), Draws(buffers.seed)
+    own_for_each, draws, own_weights = set[int](), Draws(buffers.seed), False
     outside.begin(public, is_repeatable=True)
     while True:
-        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks)
+        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks, own_weights)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
             with watched, one_example(model, batch, recorder.checkpoint if blocks else None) as (level, tensors):
@@ -661,6 +659,7 @@ def recorded(
             batch.check_unwritten()
             own_for_each |= error.own_for_each
             draws.share(error.shared)
+            own_weights |= error.own_weights
     outside.end()
     recording, recorder.recording = recorder.recording, Recording()
     return output, rows, recording

@@ -29,7 +29,6 @@ from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[re
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from noisette.core.loss import CallAgainError, Microbatch, Place
 from noisette.core.trees import tensors
@@ -38,6 +37,7 @@ from noisette.errors import PrivacyError
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
 is_batched = _functorch.is_batchedtensor  # by vmap
 current_level = _functorch.maybe_current_level  # number of nested transformations around this code; None outside
+axis_of = _functorch.maybe_get_bdim  # of the examples, in the physical tensor
 level_of = _functorch.maybe_get_level  # the number of the transformation that wrapped a tensor
 # (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.
 add_example_axis = _functorch._add_batch_dim
@@ -112,7 +112,6 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "asks for a gradient with respect to values of an example by torch.autograd.grad; use torch.func.grad"
     ),
 }
-_PACKS = "packs a sequence by the length of an example; use a mask of a fixed shape"
 _SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
 _WAY_OUT = "PerExampleClip in one process would compute such a loss one example at a time."
 
@@ -258,22 +257,12 @@ class Draws:
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
     message = str(error)
-    packs = _packs(error.__traceback__)
-    if not packs and not any(sign in message for sign in _SIGNS):
+    if not any(sign in message for sign in _SIGNS):
         return None
-    cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
+    cause = next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
     return PrivacyError(said) if cause in (_STATISTICS, _CONTROL_FLOW) else NotVectorizedError(said)
-
-
-def _packs(traceback: TracebackType | None) -> bool:
-    """Whether the error arose where sequences are packed."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code is pack_padded_sequence.__code__:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _where(traceback: TracebackType | None, model: nn.Module) -> str:

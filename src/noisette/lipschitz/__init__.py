@@ -1,4 +1,4 @@
-"""Sensitivities of networks with known Lipschitz constants: norm bounds, projections and noise allocation."""
+"""Sensitivities of networks with known Lipschitz constants: norm bounds and projections."""
 
 from noisette.lipschitz.projections import Constrained as Constrained
 from noisette.lipschitz.propagation import Bounded as Bounded

@@ -1,4 +1,4 @@
-"""Inputs of bounded norm, and layers that join others."""
+"""Inputs of bounded norm, and blocks of layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noisette.lipschitz import propagation
 from noisette.lipschitz.layers import ORTHOGONAL, GroupSort2, LayerCentering, Shape, SpectralLinear, per_example_norms
 from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown, Stretching
 
-__all__ = ["BoundedInput", "LipschitzResidual", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
+__all__ = ["BoundedInput", "MixerBlock", "Scale", "SphereInput", "TokenMix"]
 
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
@@ -97,35 +97,6 @@ class Scale(Stretching):
         return abs(self.factor)
 
 
-class LipschitzResidual(Shown):
-    """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is; the branch keeps the shape.
-
-    Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
-
-    >>> LipschitzResidual(nn.ReLU())(torch.tensor([[2.0, -2.0]])).tolist()
-    [[2.0, -1.0]]
-    """
-
-    def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
-        super().__init__()
-        if not math.isfinite(a) or not math.isfinite(c):
-            raise ValueError(f"expected finite factors, got a={a} and c={c}")
-        self.branch, self.a, self.c = branch, a, c
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a * x + self.c * self.branch(x)
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        inner = propagation.forward(self.branch, x)
-        if inner.shape != x.shape:
-            raise ValueError(f"the branch of a residual must keep the shape, but turns {x.shape} into {inner.shape}")
-        return NormBound(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
-        return abs(self.a) * g + inner, sensitivities
-
-
 class TokenMix(nn.Module):
     """Applies a module of the last axis along the tokens of (b, tokens, channels).
 
@@ -150,15 +121,15 @@ class TokenMix(nn.Module):
 class MixerBlock(nn.Module):
     """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
-    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions. Each
+    Inputs are maps (b, channels, height, width) with ``tokens`` positions, or (b, channels, tokens, 1). Each
     half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
-    its axis, or one more where that is odd. For a skip connection wrap the block in :class:`LipschitzResidual`.
+    its axis, or one more where that is odd.
 
     Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
 
     >>> block = MixerBlock(tokens=49, channels=64)
-    >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
-    (torch.Size([2, 64, 7, 7]), torch.Size([2, 49, 64]))
+    >>> block(torch.zeros(2, 64, 7, 7)).shape
+    torch.Size([2, 64, 7, 7])
     """
 
     def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
@@ -169,8 +140,6 @@ class MixerBlock(nn.Module):
         self.mix_channels = _mlp(channels, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
-            return self.mix_channels(self.mix_tokens(x))
         mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
         return mixed.transpose(1, 2).reshape(x.shape)
 
@@ -185,12 +154,8 @@ class MixerBlock(nn.Module):
         return g, propagation.sum_sensitivities([of_tokens, of_channels])
 
     def _as_sequence(self, x: NormBound) -> NormBound:
-        maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
-        if not maps and x.shape != (self.tokens, self.channels):
-            raise ValueError(
-                f"this MixerBlock takes examples of shape ({self.tokens}, {self.channels}), or {self.channels} maps of "
-                f"{self.tokens} positions, got {x.shape}"
-            )
+        if len(x.shape) != 3 or (x.shape[0], x.shape[1] * x.shape[2]) != (self.channels, self.tokens):
+            raise ValueError(f"this MixerBlock takes {self.channels} maps of {self.tokens} positions, got {x.shape}")
         return NormBound(x.norm, (self.tokens, self.channels))
 
 

@@ -1,4 +1,4 @@
-"""Sensitivities from Lipschitz constants: the bound of a run without per-example clipping, and how noise is divided."""
+"""Sensitivities from Lipschitz constants: the bound of a run without per-example clipping."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from noisette import errors as checks
 from noisette.core import vmap
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
@@ -38,82 +39,15 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     return (*weights, *norms)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Parameters with the same noise standard deviation, their joint sensitivity, and their share of the budget."""
-
-    names: tuple[str, ...]
-    bound: float
-    share: float
-
-
-class Allocation(Protocol):
-    """Divides the noise budget of a release among the parameters.
-
-    In units of the noise, one example changes all parameters together by at most one over the noise multiplier.
-    """
-
-    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        """Assign every parameter to one part; the shares add up to one."""
-        ...
-
-
-@dataclass(frozen=True)
-class GlobalAllocation:
-    """The same noise standard deviation everywhere: the "global" strategy of Bethune et al. 2024."""
-
-    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        return [Part(tuple(sensitivities), math.hypot(*sensitivities.values()), 1.0)]
-
-
-@dataclass(frozen=True)
-class PerLayerAllocation:
-    """A noise standard deviation in proportion to the sensitivity of each parameter.
-
-    Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
-    the whole release, is theirs divided by the square root of the number of parameters.
-    """
-
-    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        return _one_part_each(sensitivities, dict.fromkeys(sensitivities, 1.0))
-
-
-@dataclass(frozen=True)
-class OptimalAllocation:
-    """The least total noise variance, over all elements of all parameters, for the noise multiplier.
-
-    Minimises sum p s^2 over the standard deviations s, subject to sum (sensitivity / s)^2 = 1 / sigma^2, for p elements
-    in a parameter. The solution has s^2 in proportion to sensitivity / sqrt(p).
-    """
-
-    def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        proportions = {name: bound * math.sqrt(parameters[name].numel()) for name, bound in sensitivities.items()}
-        return _one_part_each(sensitivities, proportions)
-
-
-def _one_part_each(sensitivities: Mapping[str, float], proportions: Mapping[str, float]) -> list[Part]:
-    """One part per parameter, with shares in these proportions."""
-    total = sum(proportions.values())
-    return [Part((name,), bound, proportions[name] / total) for name, bound in sensitivities.items()]
-
-
-_SCORES = "scores"
-
-
 def score_clipping(rule: ClippingRule | None) -> Group:
-    """How each example's gradient at the scores is clipped; to an infinite norm without a rule.
-
-    A rule with several clipping norms, or an adaptive one, is a ValueError.
-    """
-    if rule is None:
-        return Group((_SCORES,), math.inf)
-    first, *others = rule.groups([_SCORES])
-    if others or first.count is not None:
+    """How each example's gradient at the scores is clipped; to an infinite norm without a rule."""
+    group, *others = [Group(("scores",), math.inf)] if rule is None else rule.groups(["scores"])
+    if others or group.count is not None:
         raise ValueError(
             "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
             f"{type(rule).__name__}"
         )
-    return first
+    return group
 
 
 def clipped_at_scores(gradients: Tensor, losses: Tensor, group: Group) -> Tensor:
@@ -146,10 +80,9 @@ def largest_gradient_ratio(
 ) -> float:
     """The largest ratio of one example's gradient norm to its bound that the search found, over all parameters.
 
-    ``limit`` is the norm of the gradient with respect to the scores, and ``sensitivities`` are the bounds by name.
+    ``limit`` is the norm of the gradient with respect to the scores.
     """
-    params = dict(model.named_parameters())
-    bounds = [(params[name], bound) for name, bound in sensitivities.items()]
+    bounds = [(model.get_parameter(name), bound) for name, bound in sensitivities.items()]
     largest = 0.0
     with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
         torch.manual_seed(0)
@@ -179,10 +112,7 @@ def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Te
 
 
 class LossWatch(TorchFunctionMode):
-    """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or one of another call.
-
-    ``outside`` are the tensors from outside that the loss used before.
-    """
+    """Raises PrivacyError where the loss uses a tensor from outside that may come from records, or of another call."""
 
     def __init__(self, of_model: Iterable[Tensor], outside: OutsideTensors) -> None:
         super().__init__()
@@ -232,23 +162,17 @@ _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 class ModelCall(NamedTuple):
-    """The scores of one call of the model for all examples, (b, 1, ...), twice.
-
-    The loss is computed from ``leaf``, which has the numbers of ``scores`` and no graph. So the backward pass of the
-    loss ends at the scores, and that of the model begins at them, with a gradient of bounded norm.
-    """
+    """The scores of one call of the model for all examples, (b, 1, ...), twice."""
 
     scores: Tensor
-    leaf: Tensor
+    leaf: Tensor  # without a graph: the loss is computed from it, and the model's backward pass begins at the scores
 
 
 @contextmanager
 def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[ModelCall]]:
     """Within it every call of the model with gradients enabled adds to the list, and no hook of the user runs.
 
-    Bounds are about what modules compute, and a hook may change that. A warning names the modules that have some.
-    Afterwards the hooks are there again, and the model has none of ours. A call that the bounds are not about, such as
-    one with an example of another shape than ``shape``, is a PrivacyError.
+    A call that the bounds are not about, such as one with an example of another shape, is a PrivacyError.
     """
     calls: list[ModelCall] = []
 
@@ -297,13 +221,11 @@ def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mappi
         raise PrivacyError(
             "the losses do not come from a call of the model: call it in the loss, with gradients enabled"
         )
-    if not losses.requires_grad:
-        raise PrivacyError("the losses do not depend on the scores of the model's last call")
     sources = [*parameters.values(), *(call.leaf for call in calls)]
-    gradients = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
-    *others, last = gradients[len(parameters) :]
-    reached = [name for name, g in zip(parameters, gradients, strict=False) if g is not None]
-    if reached or any(g is not None for g in others):
+    found = torch.autograd.grad(losses.sum(), sources, allow_unused=True) if losses.requires_grad else [None]
+    *others, last = found
+    if any(g is not None for g in others):
+        reached = [name for name, g in zip(parameters, others, strict=False) if g is not None]
         what = ", ".join(reached) if reached else f"the scores of {len(calls)} calls of the model"
         raise PrivacyError(
             f"the losses depend on {what} other than through the scores of the model's last call: compute them only "
@@ -398,7 +320,6 @@ class LipschitzBound:
         loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
             constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
-        allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
             loss: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
@@ -424,12 +345,10 @@ class LipschitzBound:
         *,
         loss: LipschitzLoss,
         input_shape: Sequence[int],
-        allocation: Allocation | None = None,
         logit_clipping: ClippingRule | None = None,
         slack: float = 1e-4,
     ) -> None:
-        if not 0 <= slack < math.inf:
-            raise ValueError(f"expected a finite slack >= 0, got slack={slack}")
+        checks.not_negative(slack=slack)
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
@@ -439,7 +358,6 @@ class LipschitzBound:
             )
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
-        self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
         self.logit_clipping = logit_clipping
         self.slack = float(slack)
         self.parameters: Mapping[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -452,7 +370,6 @@ class LipschitzBound:
         self._was_called = False  # a loss, so that it is known whether it draws numbers that its examples would share
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
-        self.allocation.parts(self.sensitivities(), self.parameters)
         check_stated_bounds(model, self.input_shape, self.score_gradient_bound(), self.sensitivities())
 
     @property
@@ -504,7 +421,7 @@ class LipschitzBound:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
-        model. Hooks that are registered on the model do not run, because the bounds are about its modules alone.
+        model, whose hooks do not run.
 
         Raises:
             PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
@@ -520,9 +437,10 @@ class LipschitzBound:
         losses, calls = self._losses(loss, microbatch, public)
         self._refuse_changed_weights()
         at_scores = gradient_at_scores(losses, calls, self._trained())
-        group, sensitivities = score_clipping(self.logit_clipping), self.sensitivities()
+        sensitivities = self.sensitivities()
         self._refuse_grown_bounds(sensitivities)
-        at_scores = clipped_at_scores(at_scores, losses, replace(group, bound=self.score_gradient_bound()))
+        group = replace(score_clipping(self.logit_clipping), bound=self.score_gradient_bound())
+        at_scores = clipped_at_scores(at_scores, losses, group)
         self._pending.add(self._gradients(calls[-1], at_scores))
         self._held = self._held or sensitivities
 
@@ -563,21 +481,23 @@ class LipschitzBound:
         """Nothing is exchanged in a microbatch of a model that is not sharded."""
 
     def pop_sums(self) -> list[BoundedSum]:
-        """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards."""
+        """The pending sum of each parameter, zeros without examples; nothing is pending afterwards."""
         self._project_if_changed()
         held = self._held if self._held is not None else self.sensitivities()
-        parts = self.allocation.parts(held, self.parameters)
-        sums = self._pending.pop_sums(self.parameters)
+        shares, sums = self.shares(held), self._pending.pop_sums(self.parameters)
         self._held = None
-        return [
-            BoundedSum(
-                tuple(self.parameters[name] for name in part.names),
-                tuple(sums[name] for name in part.names),
-                part.bound,
-                part.share,
-            )
-            for part in parts
-        ]
+        return [BoundedSum((p,), (sums[name],), held[name], shares[name]) for name, p in self.parameters.items()]
+
+    def shares(self, sensitivities: Mapping[str, float]) -> dict[str, float]:
+        """The share of each parameter in the noise budget of a release; they add up to one.
+
+        The total noise variance, over all elements, is the least for the noise multiplier: with p elements in a
+        parameter, sum p s^2 over the deviations s is minimal subject to sum (sensitivity / s)^2 = 1 / sigma^2 where s^2
+        is in proportion to sensitivity / sqrt(p).
+        """
+        parts = {name: bound * math.sqrt(self.parameters[name].numel()) for name, bound in sensitivities.items()}
+        total = sum(parts.values())
+        return {name: part / total for name, part in parts.items()}
 
     def after_step(self) -> None:
         """Project the weights onto their sets."""
@@ -600,18 +520,12 @@ class LipschitzBound:
         self._unwrapped.close()
 
     def score_gradient_bound(self) -> float:
-        """Bound on one example's gradient with respect to its scores.
-
-        It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
-        """
+        """Bound on one example's gradient at its scores: the loss's Lipschitz constant, or a smaller clipping norm."""
         norm = propagation.forward(self.model, self._input).norm
         return min(self.loss.lipschitz(norm if norm < math.inf else None), score_clipping(self.logit_clipping).bound)
 
     def _refuse_grown_bounds(self, sensitivities: Mapping[str, float]) -> None:
-        """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.
-
-        The noise cannot follow a later microbatch, because whether there is one depends on the records.
-        """
+        """Check that no bound exceeds that of the first microbatch; whether there is a later one depends on records."""
         for name, held in (self._held or {}).items():
             if (grown := sensitivities[name]) > held:
                 raise PrivacyError(

@@ -1,8 +1,4 @@
-"""Certified radii: lower bounds on the distance of an example to the nearest input of another predicted class.
-
-The Lipschitz constants that bound the sensitivity of the weights also bound how much a change of the input changes the
-scores.
-"""
+"""Certified radii: lower bounds on the distance of an example to the nearest input of another predicted class."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.lipschitz.projections import Constrained, FrobeniusBall, Orthogonal, project
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching, pair
+from noisette.lipschitz.projections import Constrained, Orthogonal, project
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
 
-__all__ = ["BallBias", "GroupSort2", "L2NormPool2d", "LayerCentering", "PatchConv2d", "SpectralConv2d"]
-__all__ += ["SpectralLinear"]
+__all__ = ["GroupSort2", "LayerCentering", "PatchConv2d", "SpectralConv2d", "SpectralLinear"]
 
 F = nn.functional
 Shape = tuple[int, ...]
@@ -42,51 +40,6 @@ def example_axis(dim: int, shape: Shape) -> int:
 def per_example_norms(x: Tensor) -> Tensor:
     """The Euclidean norm of each example over all its elements, in double precision, shape (b,)."""
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
-
-
-class BallBias(Constrained):
-    """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
-
-    So a bias of norm r, at most ``radius``, increases the norm of an example by at most r, and the norm of its gradient
-    is at most that at the output: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n)
-    times as long. Biases make bounds grow with depth; most Lipschitz networks have none. ``dim`` is the channel axis: 1
-    for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
-
-    >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
-    True
-    """
-
-    def __init__(self, features: int, radius: float, dim: int = 1) -> None:
-        checks.count(features=features)
-        refuse_batch_axis([dim])
-        super().__init__(FrobeniusBall(radius))
-        self.radius, self.dim = radius, dim
-        self.bias = nn.Parameter(torch.zeros(features))
-        project(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = tuple(x.shape[1:])
-        axis = self._axis(shape)
-        positions = math.prod(shape) // len(self.bias)
-        return x + self.bias.view(-1, *[1] * (len(shape) - 1 - axis)) * positions**-0.5
-
-    def matrices(self) -> Tensor:
-        return self.bias.view(1, 1, -1)
-
-    def _axis(self, shape: Shape) -> int:
-        axis = example_axis(self.dim, shape)
-        if shape[axis] != len(self.bias):
-            raise ValueError(
-                f"expected {len(self.bias)} channels on axis {self.dim}, the features of the bias, got shape {shape}"
-            )
-        return axis
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        self._axis(x.shape)
-        return NormBound(x.norm + self.norm, x.shape)
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {self.bias: g}
 
 
 class _SpectralMap(Constrained):
@@ -204,7 +157,7 @@ class SpectralConv2d(_SpectralMap):
 
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
     divided by the square root of the largest number of windows that contain one pixel, which is counted exactly for the
-    size of each input. Sizes are numbers, or pairs for height and width.
+    size of each input.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
     times the norm of the image.
@@ -220,19 +173,16 @@ class SpectralConv2d(_SpectralMap):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | Pair,
-        stride: int | Pair = 1,
-        padding: int | Pair = 0,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
         projection: Projection = ORTHOGONAL,
     ) -> None:
         super().__init__(projection)
-        self.kernel_size, self.stride, self.padding = pair(kernel_size), pair(stride), pair(padding)
-        checks.count(in_channels=in_channels, out_channels=out_channels)
-        for k in (0, 1):
-            checks.count(kernel_size=self.kernel_size[k], stride=self.stride[k])
-        if not all(isinstance(pad, int) and pad >= 0 for pad in self.padding):
-            raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
-        kernel = torch.empty(out_channels, in_channels, *self.kernel_size)
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        checks.count(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        checks.whole(padding=padding)
+        kernel = torch.empty(out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(nn.init.orthogonal_(kernel))
         project(self)
 
@@ -246,8 +196,8 @@ class SpectralConv2d(_SpectralMap):
 
     def max_overlap(self, size: Pair) -> int:
         """The largest number of windows that contain the same pixel of an image of this size."""
-        axes = zip(size, self._outputs(size), self.kernel_size, self.stride, self.padding, strict=True)
-        height, width = (_max_overlap(*axis) for axis in axes)
+        axes = zip(size, self._outputs(size), strict=True)
+        height, width = (_max_overlap(*axis, self.kernel_size, self.stride, self.padding) for axis in axes)
         return height * width
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -259,8 +209,7 @@ class SpectralConv2d(_SpectralMap):
         return (len(self.weight), *self._outputs((shape[1], shape[2])))
 
     def _outputs(self, size: Pair) -> Pair:
-        axes = zip(size, self.kernel_size, self.stride, self.padding, strict=True)
-        height, width = ((side + 2 * pad - taps) // stride + 1 for side, taps, stride, pad in axes)
+        height, width = ((side + 2 * self.padding - self.kernel_size) // self.stride + 1 for side in size)
         if height < 1 or width < 1:
             raise ValueError(f"an image of {size[0]} x {size[1]} pixels is smaller than a window of the convolution")
         return height, width
@@ -279,30 +228,3 @@ class PatchConv2d(SpectralConv2d):
 
     def __init__(self, in_channels: int, out_channels: int, patch: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__(in_channels, out_channels, patch, stride=patch, projection=projection)
-
-
-_SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
-
-
-class L2NormPool2d(Stretching):
-    """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
-
-    The norm is smoothed around zero, where it has no gradient: it is smaller by at most 1e-6.
-
-    >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
-    [[[[5.0]]]]
-    """
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        checks.count(k=k)
-        self.k = k
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sqrt(F.avg_pool2d(x.square(), self.k, divisor_override=1) + _SMOOTHING**2) - _SMOOTHING
-
-    def output_shape(self, shape: Shape) -> Shape:
-        if len(shape) != 3 or min(shape[1:]) < self.k:
-            k = self.k
-            raise ValueError(f"windows of {k} x {k} need maps (channels, height, width) of that size, got {shape}")
-        return shape[0], shape[1] // self.k, shape[2] // self.k

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from noisette import errors as checks
 from noisette.lipschitz.propagation import Shown
 
-__all__ = ["HKR", "KR", "MSE", "HuberLoss", "MulticlassHinge", "TauBCE", "TauCrossEntropy"]
+__all__ = ["HuberLoss", "TauBCE", "TauCrossEntropy"]
 
 F = nn.functional
 
@@ -51,14 +51,6 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
         )
 
 
-def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
-    """The score of the true class, (b,), and those of all others, (b, outputs - 1); NaN without a class."""
-    classes, known = _class_targets(scores, targets, outputs)
-    column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
-    others = torch.arange(scores.shape[1] - 1, device=scores.device)
-    return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
-
-
 def single_score(scores: Tensor) -> Tensor:
     """The one score of each example, shape (b,)."""
     if scores.dim() == 1:
@@ -66,23 +58,6 @@ def single_score(scores: Tensor) -> Tensor:
     if scores.dim() != 2 or scores.shape[1] != 1:
         raise ValueError(f"expected one score for each example, (b,) or (b, 1), got shape {tuple(scores.shape)}")
     return scores.squeeze(1)
-
-
-def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
-    """-1 for class 0 and 1 for class 1, in the precision of the scores; NaN for any other target."""
-    classes, known = _whole_below(2, scores, targets)
-    return (2 * classes - 1) * known
-
-
-def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
-    """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
-    if outputs > 1:
-        classes, known = _class_targets(scores, targets, outputs)
-        one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
-        return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
-    _check_one_per_example(scores, targets)
-    finite = one_or_nan(targets.isfinite(), scores)
-    return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)
 
 
 class TauCrossEntropy(Shown):
@@ -104,7 +79,7 @@ class TauCrossEntropy(Shown):
         if classes is not None:
             checks.count(classes=classes)
         if classes == 1:
-            raise ValueError("expected classes >= 2, got classes=1; use TauBCE or KR for two classes on one score")
+            raise ValueError("expected classes >= 2, got classes=1; use TauBCE for two classes on one score")
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -135,150 +110,33 @@ class TauBCE(Shown):
         self.tau = tau
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return -F.logsigmoid(self.tau * class_signs(scores, targets) * single_score(scores)) / self.tau
+        classes, known = _whole_below(2, scores, targets)
+        return -F.logsigmoid(self.tau * (2 * classes - 1) * known * single_score(scores)) / self.tau
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The absolute gradient is the predicted probability of the other class."""
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
 
-class _OfOutputs(Shown):
-    """A loss of this many scores for each example."""
+class HuberLoss(Shown):
+    """Half the squared distance of one score to the target, a number; linear beyond ``delta``.
 
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        checks.count(outputs=outputs)
-        self.outputs = outputs
-
-
-class MulticlassHinge(_OfOutputs):
-    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
-
-    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1, with
-    its hinge alone. ``margin`` lies between the true score and the others.
-
-    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
-    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
-    (0.9, 0.948683)
-    """
-
-    def __init__(self, outputs: int, margin: float = 1.0) -> None:
-        super().__init__(outputs)
-        checks.positive(margin=margin)
-        self.margin = margin
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.outputs == 1:
-            return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
-        true, others = true_and_other_scores(scores, targets, self.outputs)
-        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
-        return hinges / self.outputs
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt((C - 1) / C), attained where every hinge is active; 1 for one score."""
-        return 1.0 if self.outputs == 1 else math.sqrt((self.outputs - 1) / self.outputs)
-
-
-class KR(_OfOutputs):
-    """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
-
-    There are ``outputs`` scores per example: one for each class, or 1 for one score of the two classes 0 and 1. Class
-    weights are constant: weights from class counts of the batch would make the loss depend on other examples.
-
-    Source: Serrurier et al. 2021.
-
-    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), round(KR(outputs=10).lipschitz(), 6)
-    (tensor([-0.5000, -1.0000]), 1.054093)
-    """
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.outputs == 1:
-            return -class_signs(scores, targets) * single_score(scores)
-        true, others = true_and_other_scores(scores, targets, self.outputs)
-        return others.mean(1) - true
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt(C / (C - 1)), the gradient norm everywhere; 1 for one score."""
-        return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
-
-
-class HKR(Shown):
-    """:class:`KR` plus alpha times :class:`MulticlassHinge` with this margin.
-
-    Source: Serrurier et al. 2021.
-
-    >>> loss = HKR(outputs=1, alpha=10.0, margin=1.0)
-    >>> loss(torch.tensor([0.25, -1.0]), torch.tensor([1, 0])), loss.lipschitz()
-    (tensor([ 2.2500, -1.0000]), 11.0)
-    """
-
-    def __init__(self, outputs: int, alpha: float, margin: float = 1.0) -> None:
-        super().__init__()
-        checks.positive(alpha=alpha, margin=margin)
-        self.kr = KR(outputs)
-        self.hinge = MulticlassHinge(outputs, margin)
-        self.alpha = alpha
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return self.kr(scores, targets) + self.alpha * self.hinge(scores, targets)
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The sum of both constants, because their gradients can have the same direction."""
-        return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
-
-
-class HuberLoss(_OfOutputs):
-    """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
-
-    With one of the ``outputs`` targets are numbers, with more classes in one-hot encoding.
-
-    >>> loss = HuberLoss(outputs=1, delta=0.5)
+    >>> loss = HuberLoss(delta=0.5)
     >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
     (tensor([0.0200, 0.8750]), 0.5)
     """
 
-    def __init__(self, outputs: int, delta: float = 1.0) -> None:
-        super().__init__(outputs)
+    def __init__(self, delta: float = 1.0) -> None:
+        super().__init__()
         checks.positive(delta=delta)
         self.delta = delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        distance = residuals(scores, targets, self.outputs)
-        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta).sum(1)
+        _check_one_per_example(scores, targets)
+        finite = one_or_nan(targets.isfinite(), scores)
+        distance = (single_score(scores) - targets.to(scores.dtype)) * finite
+        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient has an absolute value of at most delta for each output."""
-        return self.delta * math.sqrt(self.outputs)
-
-
-class MSE(_OfOutputs):
-    """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
-
-    ``outputs`` scores per example: with 1, targets are numbers; with more, classes in one-hot encoding.
-    Numbers have an absolute value of at most ``target_bound``: an example with a larger one has a loss of NaN, and
-    contributes nothing. Scale or clamp targets by public constants.
-
-    >>> loss = MSE(outputs=1, target_bound=2.0)
-    >>> loss(torch.tensor([0.5]), torch.tensor([2.0])), loss.lipschitz(logit_bound=3.0)
-    (tensor([2.2500]), 10.0)
-    """
-
-    def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
-        super().__init__(outputs)
-        checks.positive(target_bound=target_bound)
-        if outputs > 1 and target_bound < 1:
-            raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
-        self.target_bound = target_bound
-
-    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        losses = residuals(scores, targets, self.outputs).square().sum(1)
-        return losses * one_or_nan(targets.abs() <= self.target_bound, losses) if self.outputs == 1 else losses
-
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Twice the largest distance; ValueError if the scores have no bound."""
-        if (norm := score_norm_bound(logit_bound)) == math.inf:
-            raise ValueError(
-                "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or behind it, or use HuberLoss"
-            )
-        return 2 * (norm + self.target_bound)
+        """The absolute gradient is at most delta."""
+        return self.delta

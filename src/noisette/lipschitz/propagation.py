@@ -153,13 +153,8 @@ def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) 
 def _window_pixels(module: Any) -> int:
     """The pixels of a window of a pooling layer; PrivacyError if windows overlap or extend beyond the image."""
     kernel, stride = pair(module.kernel_size), pair(module.stride)
-    if (
-        kernel != stride
-        or pair(module.padding) != (0, 0)
-        or pair(getattr(module, "dilation", 1)) != (1, 1)
-        or module.ceil_mode
-        or getattr(module, "divisor_override", None)
-    ):
+    shifted = pair(module.padding) != (0, 0) or pair(getattr(module, "dilation", 1)) != (1, 1) or module.ceil_mode
+    if kernel != stride or shifted or getattr(module, "divisor_override", None):
         raise PrivacyError(
             f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
             "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
@@ -184,17 +179,10 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
 
 # For exactly these classes, and none of their subclasses, which may compute something else.
 _rules: dict[type[nn.Module], LipschitzFunction] = {
-    **dict.fromkeys((nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softsign), LipschitzFunction(lambda _: 1.0)),
-    **dict.fromkeys(
-        (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d),
-        LipschitzFunction(lambda _: 1.0, reshapes=True),
-    ),
-    nn.Hardtanh: LipschitzFunction(lambda _: 1.0, lambda own: abs(min(max(0.0, own.min_val), own.max_val))),
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), LipschitzFunction(lambda _: 1.0)),
+    **dict.fromkeys((nn.Flatten, nn.Unflatten), LipschitzFunction(lambda _: 1.0, reshapes=True)),
     nn.LeakyReLU: LipschitzFunction(lambda own: max(1.0, abs(own.negative_slope))),
-    nn.RReLU: LipschitzFunction(lambda own: max(1.0, abs(own.lower), abs(own.upper))),
     nn.ELU: LipschitzFunction(lambda own: max(1.0, abs(own.alpha))),
-    nn.CELU: LipschitzFunction(lambda own: 1.0 if own.alpha > 0 else math.inf),
-    nn.SELU: LipschitzFunction(lambda _: 1.7581),
     nn.Sigmoid: LipschitzFunction(lambda _: 0.25, lambda _: 0.5),
     nn.Softplus: LipschitzFunction(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
     nn.GELU: LipschitzFunction(lambda _: 1.1290),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import types
 from typing import Any
 
 import torch
@@ -102,114 +102,10 @@ def embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[T
     return [(table, touched_rows(each, gradients.reshape(*each.shape, -1), table, padding_idx))]
 
 
-@rewrite(F.multi_head_attention_forward)
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """The layer as linear projections and softmax(q k^T / sqrt(d) + mask) v in each head.
-
-    In every step the examples are on the first axis, whatever the order of axes in the arguments. Axes of q, k and v:
-    (example, head, position, feature).
-    """
-    batched = query.dim() == 3
-    packed = None if use_separate_proj_weight else in_proj_weight
-    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-    q, k, v = _projections(*_batch_first(query, key, value, batched), packed, separate, in_proj_bias)
-    b = q.shape[0]
-    if bias_k is not None and bias_v is not None:
-        k, v = torch.cat([k, bias_k.expand(b, -1, -1)], 1), torch.cat([v, bias_v.expand(b, -1, -1)], 1)
-    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-    k = k if static_k is None else static_k.unflatten(0, (b, num_heads))
-    v = v if static_v is None else static_v.unflatten(0, (b, num_heads))
-    fits = not is_causal if attn_mask is None else attn_mask.shape[-2:] == (query.shape[0], key.shape[0])
-    if not fits or k.shape != v.shape:
-        return NotImplemented  # the operation raises its own error for such arguments
-    if add_zero_attn:
-        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-
-    is_causal = is_causal and key_padding_mask is None and not need_weights
-    mask = None if is_causal else _joint_mask(attn_mask, key_padding_mask, b, q)
-    if mask is not None and (extra := int(bias_k is not None) + int(add_zero_attn)):
-        mask = F.pad(mask, (0, extra))
-    dropout_p = dropout_p if training else 0.0
-    if need_weights:
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        attention = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), dropout_p)
-        output = attention @ v
-        attention = attention.mean(1) if average_attn_weights else attention
-        attention = attention if batched else attention.squeeze(0)
-    else:
-        output, attention = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal), None
-    output = F.linear(output.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
-    return output.transpose(0, 1).contiguous() if batched else output.squeeze(0), attention
-
-
-def _batch_first(query: Tensor, key: Tensor, value: Tensor, batched: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with axes (example, position, feature); arguments that are one tensor remain one tensor."""
-    known = {id(x): x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value)}
-    return known[id(query)], known[id(key)], known[id(value)]
-
-
-def _projections(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: Tensor | None,
-    separate: Sequence[Tensor | None],
-    bias: Tensor | None,
-) -> Sequence[Tensor]:
-    """Queries, keys and values (example, position, feature), with one matrix product for inputs that are one tensor.
-
-    The weights are ``packed`` as W_q, W_k and W_v one below the other, or ``separate``; ``bias`` is packed.
-    """
-    if packed is not None and key is value:
-        if query is key:
-            return F.linear(query, packed, bias).chunk(3, -1)
-        sizes = [query.shape[-1], 2 * query.shape[-1]]
-        w_q, w_kv = packed.split(sizes)
-        b_q, b_kv = (None, None) if bias is None else bias.split(sizes)
-        return F.linear(query, w_q, b_q), *F.linear(key, w_kv, b_kv).chunk(2, -1)
-    weights = separate if packed is None else packed.chunk(3)
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    inputs = (query, key, value)
-    return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]  # type: ignore[arg-type]
-
-
-def _joint_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, b: int, q: Tensor) -> Tensor | None:
-    """The term added to the scores, broadcasting to (example, head, query, key), or ``None``."""
-    attn = None if attn_mask is None else _additive(attn_mask, q)
-    if attn is not None and attn.dim() == 3:
-        attn = attn.unflatten(0, (b, -1))
-    if key_padding_mask is None:
-        return attn
-    padding = _additive(key_padding_mask, q).view(b, 1, 1, -1)
-    return padding if attn is None else attn + padding
-
-
-def _additive(mask: Tensor, q: Tensor) -> Tensor:
-    """A boolean mask as 0 and -inf in the precision of q; other masks as they are."""
-    return q.new_zeros(mask.shape).masked_fill(mask, -torch.inf) if mask.dtype is torch.bool else mask
+# The layer in operations of torch, each of which the recorder sees: torch would hand the layer as a whole to it.
+_multi_head_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda tensors: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+rewrite(F.multi_head_attention_forward, always=True)(_multi_head_attention)

@@ -26,7 +26,6 @@ from noisette.core.forms import (
     compact,
     examples_at_once,
     gram_product,
-    rewrite,
     rule,
     scale_rows,
 )
@@ -494,10 +493,3 @@ def conv_transpose(
     extra = zip(before, _per_axis(output_padding, axes), steps, strict=True)
     after = tuple(p - n // s * s for p, n, s in extra)
     return _kernel_gradients(examples, dy, input, weight, steps, (before, after), _per_axis(dilation, axes), groups)
-
-
-@rewrite(torch.conv_tbc)
-def conv_over_time(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """A convolution over (time, example, channel), with a weight of (offset, channel, output)."""
-    output = torch.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
-    return output.permute(2, 0, 1)

@@ -325,7 +325,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return F.linear(products, weight.flatten(1), bias)
 
 
-@rewrite(torch.column_stack)
+@rewrite(torch.column_stack, always=True)
 def columns(tensors: Sequence[Tensor]) -> Tensor:
     """Vectors become columns."""
     return torch.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)

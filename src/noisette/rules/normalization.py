@@ -85,11 +85,6 @@ class SharedSlope:
     def select(self, examples: Tensor | slice) -> SharedSlope:
         return SharedSlope(self.scales[examples], self.slope, self.channels)
 
-    @property
-    def has_one_row(self) -> bool:
-        """All channels have the same slope, stored once."""
-        return self.slope.stride(0) == 0
-
 
 @compact.register
 def _(form: Total) -> ExampleGradients:
@@ -114,8 +109,6 @@ def _with_dense(direct: Dense, shared: SharedSlope) -> Tensor:
 @inner_product(Outer, SharedSlope)
 def _with_outer(direct: Outer, shared: SharedSlope) -> Tensor:
     scaled = direct.left * shared.scales.unsqueeze(1)  # (b, t, channels)
-    if shared.has_one_row:
-        return (scaled.sum(2) * (direct.right @ shared.slope[0])).sum(1)
     return (scaled * (direct.right @ shared.slope.t())).sum((1, 2))
 
 
@@ -125,13 +118,10 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
     g = direct.geometry
     if shared.channels.groups is not None:
         return _with_dense(Dense(direct.explicit()), shared)
-    one = shared.has_one_row and g.groups == 1
-    kernel = (shared.slope[:1] if one else shared.slope).reshape(-1, direct.shape[2], *g.kernel)
-    images = torch.convolution(
-        direct.x, kernel, None, g.stride, g.padding, g.dilation, False, [0] * len(g.kernel), g.groups
-    )
-    scaled = (direct.dy * shared.scales[(..., *[None] * len(g.kernel))]).flatten(2)
-    return ((scaled.sum(1, keepdim=True) if one else scaled) * images.flatten(2)).sum((1, 2))
+    axes = len(g.kernel)
+    kernel = shared.slope.reshape(-1, direct.shape[2], *g.kernel)
+    images = torch.convolution(direct.x, kernel, None, g.stride, g.padding, g.dilation, False, [0] * axes, g.groups)
+    return ((direct.dy * images).flatten(2).sum(2) * shared.scales).sum(1)
 
 
 # Scale and shift

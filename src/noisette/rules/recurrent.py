@@ -325,8 +325,12 @@ class _Kind:
         """A stack of layers in one or two directions, one layer and direction at a time.
 
         ``args`` are those of the fused operation: input, states, weights, has_biases, num_layers, dropout, train,
-        bidirectional and batch_first. Packed sequences, which have other arguments, do not run in ``vmap``.
+        bidirectional and batch_first; or of a packed sequence: its elements, batch sizes, states, weights, and so on.
         """
+        if isinstance(args[3], list | tuple):  # packed, of one example: a sequence (t, 1, features)
+            elements, _, hx, *others = args
+            output, *final = self.fused(elements.unsqueeze(1), hx, *others, False)
+            return output.squeeze(1), *final
         if not torch.is_grad_enabled() or not isinstance(args[3], bool):
             return NotImplemented
         input, hx, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from noisette.rules.recomputed_blocks import Blocks, repeatable
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall, Returned
 
+_ALL_FAIL = 16  # examples from the first on: where the losses of all raise, it is the loss that is wrong
 _NEARLY_NOTHING = 1e-5  # the norm of a gradient that may be zero but for rounding
 
 
@@ -64,6 +65,9 @@ class PerExampleClip:
         capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"``; ``"graph"`` as one graph of
             operations; ``"compiled"`` as a compiled graph, for which it waits; ``"auto"`` as the quickest of these,
             where enough microbatches are to be expected to repay the work.
+        errors: what becomes of an example whose loss raises an error, as for a label that is out of range: with
+            ``"raise"`` so does :meth:`accumulate`, and nothing of the batch is released; with ``"skip"`` it adds
+            nothing, unless the first sixteen all raise.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), in real arithmetic, for a loss as :class:`noisette.Loss` says, and for given random numbers of
@@ -91,7 +95,10 @@ class PerExampleClip:
         clipping: ClippingRule | None = None,
         engine: Engine | None = None,
         capture: Capture = "auto",
+        errors: Literal["raise", "skip"] = "raise",
     ) -> None:
+        if errors not in ("raise", "skip"):
+            raise ValueError(f"errors={errors!r} is unknown; choose 'raise' or 'skip'")
         checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
         if clipping is None:
             assert max_grad_norm is not None
@@ -123,6 +130,8 @@ class PerExampleClip:
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
         self._is_first = True  # no microbatch has been added yet
+        self._skips_errors = errors == "skip"
+        self._tried = self._failed = 0  # examples so far, and those whose loss has raised
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
@@ -188,6 +197,7 @@ class PerExampleClip:
         self._check_open()
         if microbatch.count == 0:
             return
+        self._tried += microbatch.count
         groups = self._trained_groups()
         if self.model._forward_pre_hooks:
             _refresh_public_statistics(self.model)
@@ -317,10 +327,33 @@ class PerExampleClip:
         *,
         traced: bool = False,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
+        """The clipped sum of a microbatch, to which an example whose loss raises adds nothing where that is asked for.
+
+        Guarantee: whether an example counts depends on itself alone: one that raises among others is called alone.
+        """
         if traced:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
+        try:
+            return self._clipped_in_calls(loss, microbatch, clipping, public)
+        except (PrivacyError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            if not self._skips_errors or self._is_sharded:
+                raise
+            microbatch.check_unwritten()
+            if half := microbatch.count // 2:
+                parts = [microbatch.of_rows(range(half)), microbatch.of_rows(range(half, microbatch.count))]
+                return together([self._clipped_sum(loss, part, clipping, public) for part in parts])
+            self._failed += 1
+            if self._failed == self._tried >= _ALL_FAIL:
+                raise
+            return ClippedSum({}, torch.zeros(len(clipping.groups), 1, device=microbatch.tensors[0].device))
+
+    def _clipped_in_calls(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
             try:
                 return self._step(loss, microbatch, clipping, public, once=self._is_sharded)

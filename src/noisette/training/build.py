@@ -45,7 +45,6 @@ from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
 from noisette.training.recipe import (
-    ALLOCATIONS,
     BATCH_NORMS,
     BATCHES,
     COMPILE,
@@ -275,7 +274,6 @@ def _bound(
         model,
         loss=loss,
         input_shape=shape,
-        allocation=ALLOCATIONS[lipschitz.allocation].resolve()(),
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier

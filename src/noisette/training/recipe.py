@@ -67,12 +67,6 @@ OPTIMIZERS: Mapping[str, Entry] = {
     "adam-bc": Entry(_at("noisette.training.optimizers:adam_bc"), "the same without the variance of the noise in them"),
 }
 
-ALLOCATIONS: Mapping[str, Entry] = {
-    "global": Entry(_at("noisette.lipschitz.bound:GlobalAllocation"), "the same noise on every parameter"),
-    "per-layer": Entry(_at("noisette.lipschitz.bound:PerLayerAllocation"), "an equal share for each layer"),
-    "optimal": Entry(_at("noisette.lipschitz.bound:OptimalAllocation"), "the least noise in total"),
-}
-
 
 def accountant_names() -> list[str]:
     """The accountants that a recipe can name."""
@@ -215,7 +209,6 @@ class LipschitzSection:
     tau: _Positive | None = None  # the loss is that of the scores times tau, divided by tau; must be given
     # bound on an example's gradient at the scores; 0 leaves that of the loss
     logit_clip: Annotated[float, _named(checks.not_negative)] = 0.0
-    allocation: Annotated[str, _one_of(ALLOCATIONS)] = "optimal"  # how the noise is shared among the parameters
 
     @property
     def used(self) -> bool:

@@ -161,8 +161,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "entropy of the scores times 30, divided by 30",
             "gradient at the scores is scaled to a norm of at most 0.1; below the scores nothing is clipped",
             "at most: 2.weight 0.1, 4.weight 0.2 (at the last step)",
-            "standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step; allocation "
-            '"optimal")',
+            "standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step)",
         ],
         ["scaled to a Euclidean norm"],
     ),

@@ -402,8 +402,8 @@ def _layer_bounds(run: PrivateRun) -> LayerBounds:
     bound = run.bound
     assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
     sensitivities = bound.sensitivities()
-    parts = bound.allocation.parts(sensitivities, bound.parameters)
     deviations = {
-        name: run.noise_multiplier * part.bound / math.sqrt(part.share) for part in parts for name in part.names
+        name: run.noise_multiplier * sensitivities[name] / math.sqrt(share)
+        for name, share in bound.shares(sensitivities).items()
     }
     return LayerBounds(sensitivities, deviations)

@@ -358,8 +358,8 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     )
     yield (
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
-        f'{noised} (at the last step; allocation "{section.allocation}"). In units of the noise one record moves all '
-        f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}."
+        f"{noised} (at the last step). In units of the noise one record moves all parameters together by at most one "
+        f"over the noise multiplier, {facts.noise_multiplier:.6g}."
     )
 
 

@@ -1,0 +1,145 @@
+"""Masks, packed sequences and gradients within a loss: vectorised, and exact against a loop over single examples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from noisette import OneByOneWarning, PerExampleClip
+from oracle import clipped_sum
+
+F = nn.functional
+LENGTHS = torch.tensor([3, 1, 4, 3, 1, 4, 4, 3])
+SEQUENCES = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(1))
+VECTORS = SEQUENCES[:, 0]
+MASKS = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
+LABELS = torch.tensor([[1, 2, 0], [3, 0, 0], [2, 1, 3], [1, 0, 0], [2, 2, 0], [3, 1, 0], [1, 1, 0], [2, 0, 0]])
+LABEL_LENGTHS = torch.tensor([2, 1, 3, 1, 2, 2, 2, 1])
+
+
+class Net(nn.Module):
+    """A perceptron of vectors, and recurrent layers of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.lstm = nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x)
+
+
+def selected(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+    h = m(x)
+    return h[mask].square().sum() + h[0, mask[0]].sum() + h.masked_select(mask).exp().sum()
+
+
+def by_places(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+    h, at = m(x), mask.nonzero()
+    return h[at[:, 0], at[:, 1]].exp().sum() + h[torch.where(mask)].square().sum()
+
+
+def written(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+    h = m(x)
+    out = torch.zeros_like(h)
+    out[mask] = h[mask].exp()
+    out[~mask] = 0.5
+    return (out * h).sum()
+
+
+def transcribed(m: Any, x: Tensor, y: Tensor, n: Tensor) -> Tensor:
+    """CTC of labels without their padding, as speech models of transformers compute it."""
+    scores = F.pad(m(x), (0, 1)).log_softmax(-1).transpose(0, 1)
+    labels = y.masked_select(torch.arange(3) < n[:, None])
+    return F.ctc_loss(scores, labels, torch.full((1,), 5), n)
+
+
+def packed(m: Any, x: Tensor, n: Tensor) -> Tensor:
+    output, (h, _) = m.lstm(pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False))
+    padded, lengths = pad_packed_sequence(output, batch_first=True, total_length=5)
+    return padded.square().sum() / lengths.sum() + h.sum()
+
+
+def packed_by_list(m: Any, x: Tensor, n: Tensor) -> Tensor:
+    output, h = m.gru(pack_padded_sequence(x.transpose(0, 1), n.tolist()))
+    return pad_packed_sequence(output)[0].exp().sum() + h.sum()
+
+
+def gradient_penalty(m: Any, x: Tensor, z: Tensor) -> Tensor:
+    between = (0.3 * x + 0.7 * z).requires_grad_()
+    [slope] = torch.autograd.grad(m(between).sum(), between, create_graph=True)
+    return (m(x) - m(z)).mean() + (slope.norm(2, dim=1) - 1).square().mean()
+
+
+def second_derivative(m: Any, x: Tensor) -> Tensor:
+    x = x.clone()
+    x.requires_grad = True
+    y = m(x)
+    [first] = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+    [second] = torch.autograd.grad([first], [x], [torch.ones_like(first)], create_graph=True)
+    return (second + y.sum()).square().mean()
+
+
+def adversarial(m: Any, x: Tensor) -> Tensor:
+    moved = x.clone().requires_grad_()
+    [slope] = torch.autograd.grad(m(moved).square().sum(), moved)
+    return m(x + 0.1 * slope.sign()).square().sum()
+
+
+def learned_to_learn(m: Any, x: Tensor, z: Tensor) -> Tensor:
+    weights = dict(m.f.named_parameters())
+    for _ in range(2):
+        loss = functional_call(m.f, weights, (x,)).square().sum()
+        slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        weights = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), slopes, strict=True)}
+    return functional_call(m.f, weights, (z,)).exp().sum()
+
+
+def own_gradient(m: Any, x: Tensor) -> Tensor:
+    weight = m.f[0].weight
+    [slope, unused] = torch.autograd.grad(
+        m(x).sum(), [weight, m.gru.weight_hh_l0], create_graph=True, allow_unused=True
+    )
+    assert unused is None
+    return (slope * weight).sum() + slope.square().sum()
+
+
+CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
+    **dict.fromkeys((selected, by_places, written), (VECTORS, MASKS)),
+    transcribed: (SEQUENCES, LABELS, LABEL_LENGTHS),
+    **dict.fromkeys((packed, packed_by_list), (SEQUENCES, LENGTHS)),
+    **dict.fromkeys((gradient_penalty, learned_to_learn), (VECTORS, VECTORS.flip(0))),
+    **dict.fromkeys((second_derivative, adversarial, own_gradient), (VECTORS,)),
+}
+
+
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+@pytest.mark.parametrize("loss", CASES, ids=lambda loss: loss.__name__)
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
+def test_vectorised_and_exact(loss: Callable[..., Tensor], capture: str) -> None:
+    model = Net().double()
+    batch = [x.double() if x.is_floating_point() else x for x in CASES[loss]]
+    clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        for _ in range(3):  # the third by a graph, where there is one
+            clip.pop_sums()
+            clip.accumulate(loss, *batch)
+    [total] = clip.pop_sums()
+    expected = clipped_sum(model, loss, batch, 0.5).sums
+    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+
+
+def test_what_cannot_be_packed_is_said_as_torch_says_it() -> None:
+    clip = PerExampleClip(Net(), 1.0)
+    with pytest.raises(ValueError, match="length of a packed sequence is zero"):
+        clip.accumulate(packed, SEQUENCES, LENGTHS * 0)

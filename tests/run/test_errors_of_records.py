@@ -1,0 +1,77 @@
+"""A record whose loss raises: nothing of its batch is released, or it adds nothing and the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import noisette
+from noisette import PerExampleClip
+from oracle import clipped_sum
+
+F = nn.functional
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(40) % 3
+BAD = [3, 17, 18, 39]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def choleskys(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Of a matrix that is positive definite where the label is not 9."""
+    matrix = torch.eye(3, dtype=x.dtype) * torch.where(y == 9, -1.0, 1.0)
+    return (torch.linalg.cholesky(matrix) @ model(x).T).square().sum()
+
+
+@pytest.mark.parametrize("capture", ["eager", "graph"])
+@pytest.mark.parametrize("of", [loss, choleskys])
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
+def test_a_record_that_raises_adds_nothing(of: noisette.Loss, capture: str) -> None:
+    labels, good = Y.clone(), [k for k in range(40) if k not in BAD]
+    labels[BAD] = 9
+    clip = PerExampleClip(model(), 0.1, capture=capture, errors="skip")  # pyright: ignore[reportArgumentType]
+    for y in (Y, labels, labels):
+        clip.pop_sums()
+        clip.accumulate(of, X, y)
+    [total] = clip.pop_sums()
+    expected = clipped_sum(model(), of, (X[good], labels[good]), 0.1).sums
+    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+
+
+def test_a_run_goes_on_where_that_is_asked_for() -> None:
+    labels = Y.clone()
+    labels[BAD] = 9
+    for errors, steps in (("raise", 0), ("skip", 3)):
+        net = model().float()
+        clip = PerExampleClip(net, 1.0, errors=errors)  # pyright: ignore[reportArgumentType]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        data = (X.float(), labels)
+        run = noisette.privatize(
+            *(clip, optimizer, data),
+            **{"sampling_rate": 1.0, "expected_batch_size": 40, "steps": 3, "noise_multiplier": 1.0},
+        )
+        try:
+            for batch in run.batches():
+                for x, y in batch.microbatches(16):
+                    run.accumulate(loss, x, y)
+                optimizer.step()
+        except IndexError as error:
+            assert "9" not in str(error)  # noqa: PT017 - only one of the two raises
+        assert run.steps_taken == steps
+        run.close()
+
+
+def test_a_loss_that_raises_for_all_is_wrong_itself() -> None:
+    clip = PerExampleClip(model(), 1.0, errors="skip")
+    with pytest.raises(IndexError, match="label"):
+        clip.accumulate(loss, X, Y + 9)
+    with pytest.raises(ValueError, match="errors='ignore' is unknown; choose 'raise' or 'skip'"):
+        PerExampleClip(model(), 1.0, errors="ignore")  # pyright: ignore[reportArgumentType]
