@@ -1,9 +1,9 @@
 """Check finished runs: their epsilon without noisette, and what membership inference finds about their records.
 
-    python -m experiments.run_checks RUN... [--shadows N]
+    python -m experiments.run_checks RUN...
     python -m experiments.run_checks --check
 
-For each run folder, docs/reprice.py recomputes epsilon from the ledger, and `noisette audit --membership` attacks the
+For each run folder, docs/reprice.py recomputes epsilon from the ledger, and experiments/membership.py attacks the
 model. A run whose ledger is not the one that its run.json names, or has another epsilon, is refused. Results are
 appended to results/run-checks.jsonl, where a newer line replaces an older one of the same name; docs/assurance.md gets
 a summary. With --check nothing is run or written, and the exit code is 1 if the page is out of date. The attacks are
@@ -15,14 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import runpy
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.marked import replaced
+from experiments.membership import membership_of
+from noisette.training.recipe import load_data
+from noisette.training.saved_model import SavedModel
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = Path(__file__).parent / "results" / "run-checks.jsonl", ROOT / "docs" / "assurance.md"
@@ -34,7 +35,6 @@ APART = 0.01  # the largest relative difference of two upper bounds on the same 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
-    parser.add_argument("--shadows", type=int, default=0, help="shadow models of the attacks, trained for each run")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.check:
@@ -42,23 +42,21 @@ def main() -> None:
     if absent := [str(run) for run in options.runs if not (run / "run.json").exists()]:
         parser.error(f"these folders hold no finished run: {', '.join(absent)}")
     for run in options.runs:
-        line = {"run": run.name, **checked(run, options.shadows)}
+        line = {"run": run.name, **checked(run)}
         with RESULTS.open("a") as file:
             file.write(json.dumps(line) + "\n")
     PAGE.write_text(page())
 
 
-def checked(run: Path, shadows: int) -> dict[str, Any]:
+def checked(run: Path) -> dict[str, Any]:
     """What the table says of a run."""
     facts = json.loads((run / "run.json").read_text())
     delta = facts["recipe"]["privacy"]["delta"]
     repriced = epsilon_of_ledger(run, facts)
-    with tempfile.TemporaryDirectory() as out:
-        options = ["--steps", "2", "--pairs", "0", "--membership", "--shadows", str(shadows), "--out", out]
-        audit = subprocess.run([sys.executable, "-m", "noisette", "audit", str(run), *options], check=False)
-        if audit.returncode:
-            sys.exit(audit.returncode)  # it has said why
-        attacks = json.loads((Path(out) / "membership.json").read_text())
+    saved = SavedModel.of_run(run)
+    if saved.recipe.data.holdout is not None:
+        sys.exit(f"{run}: which records it held out was forgotten when it ended, so members cannot be told from others")
+    attacked = membership_of(saved.model, load_data(saved.recipe, None), epsilon=facts["epsilon"], delta=delta)
     return {
         "data": facts["data"],
         "model": facts["recipe"]["model"]["name"],
@@ -67,7 +65,7 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
         "epsilon": facts["epsilon"],
         "repriced": repriced,
         "test_accuracy": facts["test_accuracy"],
-        "membership": attacks,
+        "membership": attacked.facts(),
     }
 
 

@@ -55,10 +55,7 @@ REPORTED_ELSEWHERE = {
     "imdb": f"84% ({_BU})",
     "imdb-ranked": f"84% ({_BU})",
     "imdb-ranked-epsilon-1": "",
-    "imdb-encoder": "",
     "adult": f"84.2% ({_DIFFPRIVLIB})",
-    "adbench-magic": f"78.6% ({_DIFFPRIVLIB})",
-    "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
 }
 # The copies at hand; published results are on the originals.
 DATA = {"cifar10": "cifar10, recompressed as JPEG", "ag-news-words": "ag-news, 18,349 of 120,000 articles"}
@@ -70,7 +67,6 @@ MODELS = {
     "word-counts": "linear layer on counts of words",
     "ranked-word-counts": "linear layer on counts of words, weighted by public ranks",
     "word-counts-and-vectors": "linear layer on counts of words and on GloVe's vectors",
-    "encoder": "Transformer encoder on GloVe's vectors",
     "mlp": "two hidden layers",
 }
 

@@ -27,6 +27,7 @@ from experiments.tables_picture import picture
 from noisette import PrivateClassifier, PrivateRegressor
 from noisette.data import load
 from noisette.data.built_in_tables import ATTRIBUTES
+from papers.bethune_2024 import adbench
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tables.json"
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
@@ -73,7 +74,7 @@ def table_of(name: str, data_dir: Path | None) -> Table:
     """The table of this name, with bounds that follow from what its columns mean or how they were published."""
     if name.startswith("adult"):
         return adult(data_dir, age=name == "adult-age")
-    data = load(name, data_dir=data_dir)
+    data = adbench.load(name, data_dir) if name.startswith(adbench.PREFIX) else load(name, data_dir=data_dir)
     rows = [split.inputs.reshape(len(split.inputs), -1) for split in (data.train, data.test)]
     features = rows[0].shape[1]
     bound = {"adbench-magic": (-4.0, 4.0)}.get(name, (0.0, 1.0))  # magic was published in standard deviations

@@ -20,9 +20,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from noisette.accounting import atomic_files
-from noisette.data.built_in_texts import glove
-from noisette.data.words import Vocabulary, number_of
+from noisette.data.words import number_of
 from noisette.nn import models
+from papers.glove import Vocabulary, glove
 
 DIMS = 50
 _ZIPF, _SMOOTHING = 12.0, 1e-3
@@ -52,7 +52,7 @@ def state_of(vocabulary: Vocabulary, words: int) -> dict[str, Tensor]:
 def vectors_of_numbers(vocabulary: Vocabulary, words: int) -> Tensor:
     """The weighted and whitened vector of each number of a word, (words, 50); zero where there is none."""
     found = np.zeros((words, DIMS), np.float32)
-    for word, vector in reversed(list(zip(vocabulary.words, whitened(vocabulary.vectors), strict=True))):
+    for word, vector in reversed(list(zip(vocabulary.known, whitened(vocabulary.vectors), strict=True))):
         found[number_of(word, words)] = vector
     return torch.from_numpy(found)
 

@@ -212,9 +212,15 @@ def _names(given: str | None) -> tuple[str, ...] | None:
 def _load(jobs: Sequence[Job], data_dir: Path | None) -> dict[str, DataSet]:
     """Load the data sets that the jobs need."""
     from noisette.data import load
+    from papers.bethune_2024 import adbench
+    from papers.glove import ag_news_by_vectors
 
-    names = dict.fromkeys(name for job in jobs for name in job.sets)
-    return {name: load(name, data_dir=data_dir) for name in names}
+    def of(name: str) -> DataSet:
+        if name == "ag-news":
+            return ag_news_by_vectors(data_dir)
+        return adbench.load(name, data_dir) if name.startswith(adbench.PREFIX) else load(name, data_dir=data_dir)
+
+    return {name: of(name) for name in dict.fromkeys(name for job in jobs for name in job.sets)}
 
 
 def _make(jobs: Sequence[Job], data: Mapping[str, DataSet], runs: Path) -> None:

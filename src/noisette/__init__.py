@@ -32,7 +32,6 @@ _PUBLIC = {
     "run.loading": ("OwnRecords",),
     "run.private": ("PrivateRun", "privatize"),
     "run.sampling": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"),
-    "training.optimizers": ("AdamBC",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

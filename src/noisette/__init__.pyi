@@ -62,6 +62,5 @@ from noisette.run.sampling import CyclicPoisson as CyclicPoisson
 from noisette.run.sampling import Poisson as Poisson
 from noisette.run.sampling import TruncatedPoisson as TruncatedPoisson
 from noisette.run.sampling import Users as Users
-from noisette.training.optimizers import AdamBC as AdamBC
 
 __version__: str

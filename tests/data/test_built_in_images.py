@@ -39,23 +39,22 @@ def test_reads_what_was_written(idx_of: Idx) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "dimensions", "says"),
+    ("content", "dimensions"),
     [
-        (zipped(3, struct.pack(">3I", 10, 4, 4) + bytes(100)), 3, r"should hold 160 .*10 x 4 x 4.* 100 were found"),
-        (zipped(1, struct.pack(">I", 10) + bytes(11)), 1, r"should hold 10 bytes .* but 11 were found"),
-        (zipped(1, struct.pack(">I", 5) + bytes(5)), 3, "starts with 00000801, expected 00000803"),
-        (zipped(3, bytes(2)), 3, "and a header"),
-        (gzip.compress(b"", mtime=0), 1, "starts with nothing"),
-        (b"<html>404</html>", 1, "not a valid gzip file"),
+        (zipped(3, struct.pack(">3I", 10, 4, 4) + bytes(100)), 3),
+        (zipped(1, struct.pack(">I", 10) + bytes(11)), 1),
+        (zipped(1, struct.pack(">I", 5) + bytes(5)), 3),
+        (zipped(3, bytes(2)), 3),
+        (gzip.compress(b"", mtime=0), 1),
     ],
 )
-def test_damaged_idx_files(content: bytes, dimensions: int, says: str) -> None:
-    with pytest.raises(DataError, match=f"some-idx3-ubyte.gz .*{says}|{says}"):
+def test_damaged_idx_files(content: bytes, dimensions: int) -> None:
+    with pytest.raises(DataError, match=f"some-idx3-ubyte.gz is no whole idx file of bytes with {dimensions} axes"):
         read(content, dimensions)
 
 
 def test_a_huge_declared_size_takes_no_memory() -> None:
-    with pytest.raises(DataError, match=r"should hold 79228162458924105385300197375 bytes .* but 100 were found"):
+    with pytest.raises(DataError, match="no whole idx file"):
         read(zipped(3, b"\xff" * 12 + bytes(100)), 3)
 
 
@@ -63,7 +62,7 @@ def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> N
     content = idx_of(np.arange(4000).reshape(5, 20, 40) % 251)
     flipped = bytearray(content)
     flipped[-6] ^= 1  # in the checksum which ends the stream
-    for damaged in (content[: len(content) // 2], bytes(flipped)):
+    for damaged in (content[: len(content) // 2], bytes(flipped), b"<html>404</html>"):
         with pytest.raises(DataError, match=r"some-idx3-ubyte.gz is not a valid gzip file .*download it again"):
             read(damaged, 3)
 
@@ -142,9 +141,9 @@ def test_binary_version_in_the_order_of_the_batches(tmp_path: Path, folder: Path
 
 def test_truncated_members_and_damaged_files(tmp_path: Path, folder: Path) -> None:
     whole = dict.fromkeys([*BATCHES, "test_batch.bin"], record(0, 0, 0, 0))
-    for name, content, found in (("data_batch_3.bin", record(0, 0, 0, 0)[:-1], 3072), ("test_batch.bin", b"", 0)):
+    for name, content in (("data_batch_3.bin", record(0, 0, 0, 0)[:-1]), ("test_batch.bin", b"")):
         write_binary(folder, whole | {name: content})
-        with pytest.raises(DataError, match=rf"{name} in .*records of 3073 bytes, but {found} bytes were found"):
+        with pytest.raises(DataError, match=rf"has no whole records in {name}; download"):
             load("cifar10", data_dir=tmp_path)
     (folder / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz is damaged"):

@@ -1,34 +1,28 @@
-"""AG News, SST-2, IMDB and GloVe; only the inputs depend on the texts, not their shape or the vocabulary."""
+"""AG News, SST-2 and IMDB; only the inputs depend on the texts, not their shape."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import lzma
-import re
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from noisette.data import DataError, DataSet, load
-from noisette.data.built_in_texts import MOST_FREQUENT, WHOLE, glove, imdb, read_vectors, read_vectors_npz, sst2
-from noisette.data.words import Numbering, Vocabulary
+from noisette.data.built_in_texts import imdb, sst2
+from noisette.data.words import Numbering
 
-WORDS = ["the", "oil", "price", "'s", "."]
 OFFICIAL = ['"3","The oil","The price\\rose."', '"1","""Oil""","company #39;s, and so on"', '"4"," ",""', '"2","a","b"']
 SUBSET = ["label,text,part", '2,"The oil The price\\rose.",head', '0,"""Oil"" company #39;s, and so on",lst']
-NUMBERED = [[2, 3, 2, 4, 1, 6], [1, 3, 1, 1, 5, 1]]  # 1 is a word that is not among WORDS
 FEW = Numbering(tokens=3, words=50)
 
 
 def write(folder: Path, files: dict[str, list[str]]) -> Path:
-    for name in ("glove", "ag_news"):
-        (folder / name).mkdir(parents=True)
-    np.savez(folder / "glove" / MOST_FREQUENT, words=np.array(WORDS), vectors=np.ones((5, 3), np.float32))
+    (folder / "ag_news").mkdir(parents=True)
     for name, lines in files.items():
         content = "".join(f"{line}\n" for line in lines).encode()
         (folder / "ag_news" / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -36,33 +30,31 @@ def write(folder: Path, files: dict[str, list[str]]) -> Path:
 
 
 def official(folder: Path, train: list[str]) -> DataSet:
-    return load("ag-news", data_dir=write(folder, {"train.csv": train, "test.csv": OFFICIAL}))
+    return load("ag-news-words", data_dir=write(folder, {"train.csv": train, "test.csv": OFFICIAL}))
 
 
 def subset(folder: Path, train: list[str]) -> DataSet:
     test = ["label,text", *(line.rpartition(",")[0] for line in SUBSET[1:])]
-    return load("ag-news", data_dir=write(folder, {"train_subset.csv.gz": train, "test.csv.gz": test}))
+    return load("ag-news-words", data_dir=write(folder, {"train_subset.csv.gz": train, "test.csv.gz": test}))
 
 
 def test_official_articles(tmp_path: Path) -> None:
     found = official(tmp_path, OFFICIAL)
     assert found.test is not None
     assert (found.name, found.classes, found.declared_size) == ("ag-news", 4, 120_000)
-    assert found.train.inputs.shape == (4, 20)
-    assert found.train.inputs[:2, :6].tolist() == NUMBERED
-    assert found.train.inputs[2].tolist() == [0] * 20, "an article without a word is one like any other"
+    texts = ["The oil The price\\rose.", '"Oil" company #39;s, and so on', "", "a b"]
+    assert found.train.inputs.tolist() == Numbering().number(texts).tolist(), "also an article without a word"
     assert found.train.targets.tolist() == [2, 0, 3, 1]
     assert (found.test.inputs == found.train.inputs).all()
-    assert found.vectors is not None
-    assert found.vectors.shape == (7, 3)
-    assert found.note == "word vectors of only the 5 most frequent words of GloVe, of dimension 3"
+    assert (found.words, found.vectors, found.note) == (4096, None, "")
 
 
 def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:
     found = subset(tmp_path, SUBSET)
     assert found.test is not None
     assert (found.classes, found.declared_size) == (4, 18_349)
-    assert found.train.inputs[:, :6].tolist() == found.test.inputs[:, :6].tolist() == NUMBERED
+    numbered = Numbering().number(["The oil The price\\rose.", '"Oil" company #39;s, and so on']).tolist()
+    assert found.train.inputs.tolist() == found.test.inputs.tolist() == numbered
     assert found.train.targets.tolist() == [2, 0]
     assert "18,349 of the 120,000 training articles of AG News: not comparable with published results" in found.note
 
@@ -89,15 +81,10 @@ def test_damaged_articles_are_refused_and_not_quoted(
     assert "secret" not in str(caught.value)
 
 
-def test_errors_say_where_to_put_absent_articles_and_vectors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="GloVe word vectors are not on this machine"):
-        load("ag-news", data_dir=tmp_path)
-    wanted = f"put {WHOLE} from https://nlp.stanford.edu/data/glove.6B.zip into {tmp_path / 'glove'}"
-    with pytest.raises(DataError, match=re.escape(wanted)):
-        glove(tmp_path)
+def test_errors_say_where_to_put_absent_articles(tmp_path: Path) -> None:
     wanted = r"put train\.csv, test\.csv from https://raw\.githubusercontent\.com/.*/ag_news_csv/ into .*ag_news$"
     with pytest.raises(DataError, match=wanted):
-        load("ag-news", data_dir=write(tmp_path, {}))
+        load("ag-news-words", data_dir=write(tmp_path, {}))
     with pytest.raises(DataError, match=r"put SST-2\.zip from"):
         sst2(tmp_path, FEW)
 
@@ -129,15 +116,6 @@ def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         assert (found.declared_size, found.classes, found.words) == (67_349, 2, 50)
     with pytest.raises(DataError, match="the class is none of 0, 1 in row 2"):
         sst2(sentences(tmp_path / "b", SENTENCES.replace("0\t", "2\t")), FEW)
-
-
-def test_sst2_as_public_word_vectors(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(("film", "a"), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), "two words only", 6)
-    found = sst2(sentences(tmp_path), vocabulary)
-    assert found.train.inputs.tolist() == [[3, 1, 1, 1, 2, 0], [1, 0, 0, 0, 0, 0]]
-    assert found.vectors is not None
-    assert found.vectors.tolist() == [[0, 0], [0.5, 0.5], [1, 0], [0, 1]]
-    assert (found.words, found.note) == (0, "two words only")
 
 
 def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
@@ -179,69 +157,3 @@ def test_damaged_archives(tmp_path: Path) -> None:
         archive.writestr("SST-2/train.tsv", b"\xff")
     with pytest.raises(DataError, match="is damaged"):
         sst2(tmp_path, FEW)
-
-
-# GloVe
-
-LINES = ["the 0.5 -1.25 3e-2", "'s 1 2 3", "caf\u00e9 4 5 6", "\u0085 7 8 9"]  # U+0085 ends a line for some readers
-
-
-def text(folder: Path, *lines: str, end: bytes = b"") -> Path:
-    path = folder / "vectors.txt"
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode() + end)
-    return path
-
-
-def refusal(path: Path, *, words: int = 4) -> str:
-    with pytest.raises(DataError) as caught:
-        read_vectors(path, words=words, dims=3)
-    return str(caught.value)
-
-
-def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
-    found = read_vectors(text(tmp_path, *LINES), words=4, dims=3)
-    assert list(found.words) == ["the", "'s", "caf\u00e9", "\u0085"]
-    expected = np.array([[0.5, -1.25, 0.03], [1, 2, 3], [4, 5, 6], [7, 8, 9]], np.float32)
-    np.testing.assert_array_equal(found.vectors, expected, strict=True)
-    assert found.note == ""
-
-
-def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
-    assert "line 4 is no word with 3 numbers" in refusal(text(tmp_path, *LINES[:3], end=b"\x41 7 8"))
-    assert "there are 3 words instead of 4" in refusal(text(tmp_path, *LINES[:3]))
-    assert "1 words appear twice" in refusal(text(tmp_path, *LINES, LINES[0]))
-    for number in ("nan", "-inf", "1e39"):
-        assert "the vector of word 2 is not finite" in refusal(text(tmp_path, LINES[0], f"of 1 {number} 3"), words=2)
-    garbled = text(tmp_path, LINES[0], "of x 2 3", "to 1 2 3", "and  2 3", "in 1 2", end=b"\xff 1 2 3\n\n")
-    message = refusal(garbled, words=2)
-    assert re.findall(r"line (\d) is no word", message) == ["2", "4", "5", "6", "7"]
-    assert "download it again" in message
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"words": np.array(["the"])},
-        {"words": np.array(["the", "of"]), "vectors": np.ones((3, 2), np.float32)},
-        {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
-        {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
-        {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
-    ],
-)
-def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path = tmp_path / MOST_FREQUENT
-    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="download it again"):
-        read_vectors_npz(path)
-    path.write_bytes(b"PK\x03\x04 cut")
-    with pytest.raises(DataError, match="is damaged"):
-        read_vectors_npz(path)
-
-
-def test_the_whole_vectors_take_precedence_over_the_copy(tmp_path: Path) -> None:
-    (tmp_path / "glove").mkdir()
-    np.savez(tmp_path / "glove" / MOST_FREQUENT, words=np.array(["the"]), vectors=np.ones((1, 2), np.float32))
-    assert list(glove(tmp_path).words) == ["the"]
-    (tmp_path / "glove" / WHOLE).write_text("the 1 2 3\n")
-    with pytest.raises(DataError, match="line 1 is no word with 100 numbers"):
-        glove(tmp_path)

@@ -156,11 +156,6 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         Columns.read(schema)
 
 
-def test_absent_columns() -> None:
-    with pytest.raises(DataError, match="there is no column 'age'; did you mean 'Age'"):
-        Columns.of({"age": AGE}).encode({"Age": ["1"]})
-
-
 # Files
 
 COLUMNS = Columns.of({"job": {"kind": "category", "categories": ["cook"]}, "id": {"kind": "ignored"}})

@@ -9,13 +9,12 @@ from noisette.data.words import Numbering
 
 
 def test_built_in_names() -> None:
-    leaves = ("dead-leaves", "dead-leaves-grey", "shaded-leaves")
+    leaves = ("dead-leaves-grey", "shaded-leaves")
     images, others = (
         ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", *leaves),
-        ("ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb", "imdb-glove", "adult"),
+        ("ag-news-words", "sst2", "imdb", "adult"),
     )
-    anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
-    assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))
+    assert names() == (*images, *others)
 
 
 def test_unknown_name_lists_all_and_a_close_one() -> None:
@@ -27,19 +26,12 @@ def test_unknown_name_lists_all_and_a_close_one() -> None:
     assert "\n" not in message
 
 
-def test_file_of_another_kind(tmp_path: Path) -> None:
-    (tmp_path / "mine.doc").write_bytes(b"")
-    with pytest.raises(DataError, match=r"mine.doc is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.xlsx, \.npz"):
-        load(str(tmp_path / "mine.doc"))
-
-
 def test_built_in_set_takes_no_declaration() -> None:
     with pytest.raises(DataError, match="digits is a built-in set and takes no declaration"):
         load("digits", declaration=Declaration(size=3))
     assert load("digits", declaration=Declaration()).declared_size == 1437
-    for name in ("digits", "imdb-glove"):
-        with pytest.raises(DataError, match=f"tokens and words are for texts whose words are hashed, not for {name}"):
-            load(name, declaration=Declaration(numbering=Numbering(tokens=5)))
+    with pytest.raises(DataError, match="tokens and words are for texts whose words are hashed, not for digits"):
+        load("digits", declaration=Declaration(numbering=Numbering(tokens=5)))
 
 
 def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

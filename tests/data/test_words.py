@@ -1,4 +1,4 @@
-"""Splitting texts into words, and numbering the words by a fixed hash or by public words alone."""
+"""Splitting texts into words, and numbering the words by a fixed hash."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError
-from noisette.data.words import PADDING, UNKNOWN, Numbering, Vocabulary, frequent_words, number_of, split
+from noisette.data.words import PADDING, Numbering, frequent_words, number_of, split
 
-VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "", tokens=4)
 FEW = Numbering(tokens=3, words=50)
 
 
@@ -38,9 +37,6 @@ def test_words_numbers_and_punctuation_are_separated(text: str, words: list[str]
 
 
 def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
-    numbers = VOCABULARY.number(["The oil price", "the oil . the oil", "", "the zyzzyva"])
-    assert numbers.dtype == np.int64
-    assert numbers.tolist() == [[2, 3, 4, PADDING], [2, 3, 6, 2], [PADDING] * 4, [2, UNKNOWN, PADDING, PADDING]]
     hashed = FEW.number(["", "one", "One two three four"])
     assert hashed[:2].tolist() == [[PADDING] * 3, [hashed[2, 0], PADDING, PADDING]]
     assert (hashed[2] > PADDING).all()
@@ -49,15 +45,8 @@ def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
 
 def test_the_number_of_a_word_depends_on_no_other_text() -> None:
     texts = ["a good film", "zyzzyva " * 50, "the oil is dull", "oil"]
-    for together, number in ((FEW.number(texts), FEW.number), (VOCABULARY.number(texts), VOCABULARY.number)):
-        for row, text in zip(together, texts, strict=True):
-            assert np.array_equal(number([text])[0], row)
-
-
-def test_padding_is_zero_unknown_is_the_mean_and_words_keep_their_vectors() -> None:
-    vectors = VOCABULARY.numbered_vectors
-    assert vectors.dtype == np.float32
-    assert vectors.tolist() == [[0, 0], [4, 5], [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    for row, text in zip(FEW.number(texts), texts, strict=True):
+        assert np.array_equal(FEW.number([text])[0], row)
 
 
 def test_hashed_numbers_are_always_the_same_and_spread_evenly() -> None:

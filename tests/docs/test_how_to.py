@@ -74,11 +74,3 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
         clip.accumulate(lambda model, x: model(x).square().sum(), torch.randn(5, 6, 4))
     assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
     clip.close()
-
-
-def test_forms_of_the_page_exist() -> None:
-    from noisette.core import forms
-
-    listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
-    assert len(listed) == 3
-    assert all(hasattr(forms, name) for name in listed)

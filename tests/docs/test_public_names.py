@@ -53,13 +53,3 @@ def test_folders_with_public_names_need_no_import_of_their_own() -> None:
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Opacus'"):
         noisette.Opacus  # noqa: B018
-
-
-def test_refusals_are_errors_not_warnings() -> None:
-    assert issubclass(noisette.MissingRuleError, noisette.PrivacyError)
-    assert issubclass(noisette.PrivacyError, RuntimeError)
-    assert not issubclass(noisette.PrivacyError, Warning)
-
-
-def test_version() -> None:
-    assert noisette.__version__.count(".") == 2

@@ -167,19 +167,6 @@ def test_declared_and_searched_amounts_add_up_with_steps(tmp_path, epsilon_of):
     assert epsilon_of(path, 1e-6) == pytest.approx(ours, rel=0.03)
 
 
-@pytest.mark.parametrize("facts", [{}, {"run_id": "6f1d0c2a9b3e4857"}, {"run_id": "6f1d", "dimensions": 79_510}])
-def test_the_run_and_the_dimensions_of_a_line_change_no_cost(tmp_path, epsilon_of, facts):
-    path, head, lines = spend(tmp_path / "ledger.jsonl", (RUN, 300, 200, True)), "", []
-    for text in path.read_text().splitlines():
-        line = {name: value for name, value in json.loads(text).items() if name not in ("digest", "run_id")}
-        line |= facts | {"previous": head}
-        head = hashlib.sha256(json.dumps(line).encode()).hexdigest()
-        lines.append(json.dumps(line | {"digest": head}) + "\n")
-    path.write_text("".join(lines))
-    ours = PldAccountant().compose({RUN: 200}).epsilon(delta=1e-5)
-    assert epsilon_of(path, 1e-5) == pytest.approx(ours, rel=1e-3)
-
-
 def test_what_has_no_resolved_epsilon_is_refused_in_words(tmp_path, epsilon_of):
     path = spend(tmp_path / "ledger.jsonl", charges=[(RUN, 1)])
     with pytest.raises(SystemExit, match="does not resolve a delta of 1e-12"):

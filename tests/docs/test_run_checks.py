@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from experiments.marked import replaced
 from experiments.run_checks import RESULTS, epsilon_of_ledger
 from noisette.accounting import Ledger, PldAccountant, PoissonGaussian
 
@@ -77,9 +76,3 @@ def test_another_epsilon_is_refused(tmp_path: Path, facts: dict[str, Any], noise
 def test_committed_lines_agree() -> None:
     for line in map(json.loads, RESULTS.read_text().splitlines()):
         assert line["repriced"] == pytest.approx(line["epsilon"], rel=1e-3), line["run"]
-
-
-@pytest.mark.parametrize("text", ["no marks", "<b>only one", "<e>turned<b>", "<b>one<e><b>two<e>"])
-def test_a_document_without_its_marks_is_not_written(text: str) -> None:
-    with pytest.raises(ValueError, match="once each"):
-        replaced(text, "<b>", "<e>", "part")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -44,16 +43,6 @@ def test_commands_keys_and_refusals_are_those_of_the_source(site: Path) -> None:
     sections = (DataSection, ModelSection, PrivacySection, TrainingSection)
     assert [field.name for section in sections for field in fields(section) if field.name not in keys] == []
     assert "other records than rank 0" in (site / "reference/refusals.html").read_text()
-
-
-@pytest.mark.slow
-def test_the_list_of_supported_models_is_a_script_beside_its_page(site: Path) -> None:
-    data = (site / "assets/supported-models-data.js").read_text()
-    models = json.loads(data.removeprefix("const supportedModels = ").removesuffix(";"))
-    assert models == json.loads((ROOT / "docs/supported-models.json").read_text())
-    scripts = re.findall(r'<script src="(assets/[^"]*)"', (site / "supported-models.html").read_text())
-    assert [name for name in scripts if not (site / name).is_file()] == []
-    assert {"assets/supported-models-data.js", "assets/supported-models.js"} <= set(scripts)
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.word_vectors import DIMS, main, vectors_of_numbers, whitened
-from noisette.data.words import Vocabulary, number_of
+from noisette.data.words import number_of
 from noisette.nn import models
+from papers.glove import Vocabulary
 
 WORDS = [f"word{number}" for number in range(300)]
 
@@ -18,7 +19,7 @@ WORDS = [f"word{number}" for number in range(300)]
 def vocabulary() -> Vocabulary:
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(len(WORDS), DIMS)) @ draw.normal(size=(DIMS, DIMS)) + 3
-    return Vocabulary(WORDS, mixed.astype(np.float32), "")
+    return Vocabulary(known=WORDS, vectors=mixed.astype(np.float32), note="")
 
 
 def test_texts_by_zipfs_law_have_whitened_sums(vocabulary: Vocabulary) -> None:
@@ -50,15 +51,3 @@ def test_the_file_fits_the_model(vocabulary: Vocabulary, tmp_path: Path, monkeyp
     np.testing.assert_array_equal(
         model.get_buffer("features.vectors.vectors").numpy(), vectors_of_numbers(vocabulary, 50).numpy()
     )
-
-
-def test_a_vocabulary_that_is_not_there_is_told_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("NOISETTE_DATA", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["word_vectors", str(tmp_path / "file"), "--words", "50"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "not on this machine" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -163,11 +163,10 @@ def test_the_sum_is_that_of_single_records(name: str) -> None:
 
 
 def test_a_model_of_transformers_that_computes_its_loss() -> None:
-    transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = transformers.BertConfig(vocab_size=50, num_labels=3, **sizes, **dropout)
-    model = transformers.BertForSequenceClassification(config).double().train()
+    pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+    import small_trainer
+
+    model = small_trainer.model().double().train()
 
     def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
         found = model(input_ids=x, labels=y)
@@ -175,7 +174,7 @@ def test_a_model_of_transformers_that_computes_its_loss() -> None:
         assert found.logits is found["logits"]
         return found.loss
 
-    x, y = torch.randint(0, 50, (6, 9)), torch.randint(0, 3, (6,))
+    x, y = torch.randint(0, 40, (6, 9)), torch.randint(0, 2, (6,))
     assert distance(by_boundary(model, loss, x, y), alone(model, loss, x, y)) < 1e-10
 
 

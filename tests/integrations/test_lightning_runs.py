@@ -19,13 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
 
 class Failing(lightning.Callback):
-    """Ends the process, in a manner of speaking, after some step."""
+    """Ends the process, in a manner of speaking, after the fifth step."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self.after:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 5:
             raise OSError("the power fails")
 
 
@@ -36,7 +33,7 @@ def saved_every_three(folder: Path) -> Any:
 
 
 def crashed(folder: Path, dataset: Any = None) -> Path:
-    training = trainer(folder, callbacks=[saved_every_three(folder), Failing(5)])
+    training = trainer(folder, callbacks=[saved_every_three(folder), Failing()])
     module = private()
     with pytest.raises(OSError, match="power"):
         training.fit(module, loader(dataset))

@@ -51,14 +51,19 @@ def assert_mean(model: nn.Module, records: TensorDataset, loop: Loop) -> None:
         torch.testing.assert_close(p.grad.double(), truth.sums[name] / len(records), rtol=1e-4, atol=1e-6)
 
 
-LOOPS: list[Loop] = [lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), two_calls]
+def mean(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return nn.CrossEntropyLoss()(model(x), y)
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=["mean", "two calls"])
+def added(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="sum")
+
+
+@pytest.mark.parametrize(("loop", "reduction"), [(mean, "mean"), (two_calls, "mean"), (added, "sum")])
 @pytest.mark.usefixtures("little_noise")
-def test_gradients_are_those_of_single_examples(loop: Loop) -> None:
+def test_gradients_are_those_of_single_examples(loop: Loop, reduction: str) -> None:
     records, model = data(), net()
-    engine, wrapped, optimizer, loader = private(model, records)
+    engine, wrapped, optimizer, loader = private(model, records, loss_reduction=reduction)
     for batch_x, batch_y in loader:
         optimizer.zero_grad()
         loss = loop(wrapped, batch_x, batch_y)
@@ -74,15 +79,9 @@ def test_a_whole_training_and_its_price() -> None:
     model, records = net(), data(40)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = PrivacyEngine(accountant="rdp")
+    budget = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 3, "max_grad_norm": 1.0, "public_size": 40}
     wrapped, optimizer, loader = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(records, batch_size=4),
-        target_epsilon=4.0,
-        target_delta=1e-2,
-        epochs=3,
-        max_grad_norm=1.0,
-        public_size=40,
+        module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=4), **budget
     )
     assert len(loader) == 10
     steps = 0
@@ -99,6 +98,10 @@ def test_a_whole_training_and_its_price() -> None:
     assert engine._run is not None
     assert engine._run.steps_taken == 30, "empty batches are released by the loader"
     assert 3.5 < engine.get_epsilon(1e-2) <= 4.0
+    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters()), "the model is itself again"
+    with pytest.warns(UserWarning, match="all steps of the run were taken"):
+        assert list(loader) == []
     wrapped.eval()
     assert type(wrapped(records.tensors[0])) is Tensor
     assert set(wrapped.state_dict()) == {f"_module.{name}" for name in model.state_dict()}
@@ -109,33 +112,6 @@ def test_a_skipped_batch_is_refused() -> None:
     next(iter(loader))
     with pytest.raises(PrivacyError, match="not called for the last batch"):
         next(iter(loader))
-
-
-@pytest.mark.usefixtures("little_noise")
-def test_a_loss_that_adds_up() -> None:
-    records, model = data(), net()
-    _, wrapped, optimizer, loader = private(model, records, loss_reduction="sum")
-    x, y = next(iter(loader))
-    F.cross_entropy(wrapped(x), y, reduction="sum").backward()
-    optimizer.step()
-    assert_mean(model, records, LOOPS[0])
-
-
-def test_after_the_last_step_the_model_is_itself() -> None:
-    model, records = net(), data()
-    given = {"target_epsilon": 4.0, "target_delta": 1e-2, "epochs": 1, "max_grad_norm": C, "public_size": B}
-    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(records, batch_size=B)
-    wrapped, _, loader = PrivacyEngine().make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, **given
-    )
-    for x, y in loader:
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    F.cross_entropy(wrapped(records.tensors[0]), records.tensors[1]).backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-    with pytest.warns(UserWarning, match="all steps of the run were taken"):
-        assert list(loader) == []
 
 
 def test_masks_are_secret() -> None:
@@ -179,7 +155,7 @@ def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
             pieces += 1
     assert pieces == -(-B // most)
     assert engine._run.steps_taken == 1
-    assert_mean(model, records, LOOPS[0])
+    assert_mean(model, records, mean)
     assert "step" not in vars(optimizer), "the step is that of the optimizer again"
 
 

@@ -34,18 +34,18 @@ class Watching(TrainerCallback):
         self.events: list[str] = []
         self.gradients: dict[str, Tensor] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.events.append("train")
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.events.append("step")
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
         self.events.append("released")
         if not self.gradients:
             self.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         self.events.append("end")
 
 
@@ -99,10 +99,16 @@ def released(folder: Path) -> int:
         return int(sum(ledger.events.values()))
 
 
-def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
-    args = arguments(tmp_path, save_strategy="steps", save_steps=3)
+def stopped(folder: Path, after: int, every: int, **changed: Any) -> Any:
+    """The arguments of a training that ends after some steps, with checkpoints before."""
+    args = arguments(folder, save_strategy="steps", save_steps=every, **changed)
     with pytest.raises(KeyboardInterrupt):
-        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(5)]).train()
+        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(after)]).train()
+    return args
+
+
+def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
+    args = stopped(tmp_path, 5, every=3)
     assert released(tmp_path) >= 5
     with pytest.raises((ValueError, noisette.PrivacyError)):
         PrivateTrainer(model(), args, train_dataset=records(LENGTHS[:-1])).train(resume_from_checkpoint=True)
@@ -141,10 +147,9 @@ def test_all_problems_of_the_arguments_at_once(tmp_path: Path) -> None:
     assert all(words in str(raised.value) for words in (*named, *refused))
     with pytest.raises(ValueError, match="larger than public_size=8"):
         arguments(tmp_path, per_device_train_batch_size=16)
+    plain: Any = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[])
     with pytest.raises(TypeError, match="PrivateTrainingArguments"):
-        PrivateTrainer(
-            model(), transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[]), train_dataset=records()
-        ).train()  # type: ignore[arg-type]
+        PrivateTrainer(model(), plain, train_dataset=records()).train()
     assert not arguments(tmp_path).push_to_hub
 
 
@@ -161,22 +166,11 @@ def test_adapters_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(input_ids=x).logits, adapted.eval()(input_ids=x).logits)
 
 
-# What was declared, and what is silently ignored
-
-
-def stopped(folder: Path, after: int = 4, **changed: Any) -> None:
-    """A training that ends after some steps, with a checkpoint of each second one."""
-    args = arguments(folder, save_strategy="steps", save_steps=2, **changed)
-    with pytest.raises(KeyboardInterrupt):
-        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(after)]).train()
-
-
 def test_what_differs_from_the_declared_on_resuming_is_refused_at_once(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    other = {"epsilon": 4.0, "delta": 1e-4, "public_size": 16, "max_grad_norm": 5.0, "max_steps": 12}
-    again = PrivateTrainer(
-        model(), arguments(tmp_path, per_device_train_batch_size=4, **other), train_dataset=records()
-    )
+    stopped(tmp_path, 4, every=2)
+    other: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-4, "public_size": 16, "max_grad_norm": 5.0, "max_steps": 12}
+    other["per_device_train_batch_size"] = 4
+    again = PrivateTrainer(model(), arguments(tmp_path, **other), train_dataset=records())
     with pytest.raises(ValueError) as raised:
         again.train(resume_from_checkpoint=True)
     changed = "epsilon: 8.0 in the checkpoint, 4.0 now", "accumulation_steps: 2 in the checkpoint, 4 now"
@@ -191,9 +185,8 @@ def test_the_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
     whole = PrivateTrainer(model(), arguments(tmp_path / "whole", **given), train_dataset=records())
     whole.train()
     rates = [line["learning_rate"] for line in whole.state.log_history if "learning_rate" in line]
-    stopped(tmp_path, **given)
-    args = arguments(tmp_path, **given)
-    again = PrivateTrainer(model(), args, train_dataset=records())
+    stopped(tmp_path, 4, every=2, **given)
+    again = PrivateTrainer(model(), arguments(tmp_path, **given), train_dataset=records())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -224,12 +217,7 @@ def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> N
         PrivateTrainer(model(), arguments(tmp_path / "other"), train_dataset=records()).train()
 
 
-# What ``compute_loss`` may keep, log and read while it computes the loss of one record
-
-
 class Logging(PrivateTrainer):
-    """Logs the loss of each record."""
-
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         loss = super().compute_loss(model, inputs)
         self.log({"of_a_record": loss.item()})
@@ -277,9 +265,10 @@ class Turned(PrivateTrainer):
 class Norms(TrainerCallback):
     """Takes down the norm of the released gradient, and turns weights on."""
 
+    trainer: Any
+
     def __init__(self) -> None:
         self.norms: list[float] = []
-        self.trainer: Any = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == STEPS - 4:
@@ -305,10 +294,8 @@ def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(
     assert min(norms.norms[-4:]) > 1e-2
 
 
-# What could fail only after epsilon is spent is tried before
-
-
 HELD_OUT = [{"input_ids": list(range(5, 5 + n)), "label": k % 2} for k, n in enumerate((3, 9, 2, 20))]
+OUT_OF_RANGE = [{"input_ids": [99], "label": 0}]
 
 
 def needs_both_classes(prediction: Any) -> dict[str, float]:
@@ -335,13 +322,7 @@ SAVED = {"save_strategy": "steps", "save_steps": 1}
     [
         (PrivateTrainer, EVALUATED, {"compute_metrics": misspelt}, "labels", {"compute_metrics": needs_both_classes}),
         (PrivateTrainer, EVALUATED | {"metric_for_best_model": "f1"}, {}, "f1", {"metric_for_best_model": "loss"}),
-        (
-            PrivateTrainer,
-            EVALUATED,
-            {"eval_dataset": [{"input_ids": [99], "label": 0}]},
-            "range",
-            {"eval_dataset": HELD_OUT},
-        ),
+        (PrivateTrainer, EVALUATED, {"eval_dataset": OUT_OF_RANGE}, "range", {"eval_dataset": HELD_OUT}),
         (PrivateTrainer, SAVED, {}, "give save_total_limit", {"save_total_limit": 1}),
         (Unwritten, SAVED, {}, "takes no file", {"save_strategy": "no"}),
     ],

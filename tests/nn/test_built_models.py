@@ -26,9 +26,6 @@ NETWORKS = {
     "table": ((113,), 10, 113 * 64 + 64 + 64 * 10 + 10),
     "cnn": (IMAGE, 10, 26_010),
     "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
-    "scattering-cnn": (IMAGE, 10, 81 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 512 * 32 + 32 + 32 * 10 + 10),
-    "patches": (COLOUR, 10, 2 * 400 * 4 * 10 + 10),
-    "multi-scale-patches": (COLOUR, 10, 2 * 2 * 400 * 4 * 10 + 10),
     "patches-and-scattering": (COLOUR, 10, (2 * 2 * 400 * 4 + 3 * 81 * 4 * 4) * 10 + 10),
     "resnet-18": (COLOUR, 10, 11_173_962),
     "encoder": ((20, 200), 2, 483_002),
@@ -44,15 +41,9 @@ def test_the_table_above_has_every_model() -> None:
     assert own == set(NETWORKS)  # test_text_models.py has those of words
 
 
-LARGE = (
-    "multi-scale-patches",
-    "patches-and-scattering",
-)  # their dictionaries take long; small ones have tests of theirs
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "numbers"),
-    [pytest.param(name, *rest, marks=pytest.mark.slow if name in LARGE else []) for name, rest in NETWORKS.items()],
+    [pytest.param(name, *rest, marks=pytest.mark.slow if "patches" in name else []) for name, rest in NETWORKS.items()],
 )
 def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_for_each_example(
     name: str, shape: tuple[int, ...], classes: int, numbers: int
@@ -78,7 +69,7 @@ def test_the_trial_call_of_build_does_not_change_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "there are linear, mlp, table, cnn, scattering, scattering-cnn, patches, multi-scale-patches, "),
+        ("resnet", "there are linear, mlp, table, cnn, scattering, patches-and-scattering, "),
         ("missing_package:net", "missing_package"),
         ("own:absent", "absent"),
         ("own:takes_one", "called with"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from noisette import PrivacyError
-from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, to_batch_norm
+from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from norm_models import NETWORKS, Residual, network
 
 FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm]
@@ -93,31 +93,6 @@ def test_frozen_statistics_may_be_those_of_a_public_batch() -> None:
         model.conv1.weight.mul_(2)
     model(x)
     assert torch.equal(model.bn2.running_var, fixed)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_converting_back_keeps_every_bit_of_the_outputs(name: str) -> None:
-    model, public, x = network(name)
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(1.1)
-    truth = model.eval()(x)
-    plain = to_batch_norm(model)
-    assert torch.equal(plain(x), truth)
-    assert not plain._forward_pre_hooks
-    assert not plain._state_dict_pre_hooks
-    fresh = NETWORKS[name].make().double()
-    assert [type(part) for part in plain.modules()] == [type(part) for part in fresh.modules()]
-    fresh.load_state_dict(plain.state_dict())
-    assert torch.equal(fresh.eval()(x), truth)
-
-
-def test_norms_whose_statistics_differ_by_example_cannot_be_converted_back() -> None:
-    model, public, _ = network("images")
-    convert_batch_norm(model, to=PerExampleBatchNorm, public=public)
-    with pytest.raises(ValueError, match="bn1, bn2, bn3, bn4: the statistics differ from example to example"):
-        to_batch_norm(model)
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,6 @@ def test_constants_outside_their_domain_are_refused() -> None:
         Standardise(torch.tensor([0.0, float("nan")]))
 
 
-def test_declared_constants_are_one_for_each_channel_or_one_for_all() -> None:
-    x = torch.ones(2, 3, 4, 4)
-    each = Standardise.of_channels([0.0, 1.0, 2.0], [1.0, 2.0, 4.0], (3, 4, 4))(x)
-    assert each[1, :, 3, 3].tolist() == [1.0, 0.0, -0.25]
-    assert Standardise.of_channels([0.5], [0.25], (3, 4, 4))(x).unique().tolist() == [2.0]
-    assert Standardise.of_channels([0.5, 1.0], [0.5, 1.0], (2,))(torch.ones(1, 2)).tolist() == [[1.0, 0.0]]
-    with pytest.raises(ValueError, match="expected 1 or 3 values as mean"):
-        Standardise.of_channels([0.5, 0.5], [0.25], (3, 4, 4))
-
-
 PUBLIC = torch.randn(200, 3, 4, generator=torch.Generator().manual_seed(1)).double()
 PUBLIC = PUBLIC * torch.linspace(0.1, 3, 12).view(3, 4) + PUBLIC.flip(1).cos()
 

@@ -15,7 +15,7 @@ from engine_check import ENGINES
 from noisette import PerExampleClip, explain, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop
 from noisette.core.clip import Engine
-from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
+from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.run.explain import sum_of_outputs
 from norm_models import NETWORKS, Residual, losses, network
 
@@ -142,8 +142,8 @@ def test_values_of_one_example_and_a_public_batch_together_are_those_of_batch_no
 def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> None:
     torch.manual_seed(1)
     public = torch.randn(6, 3)
-    model = nn.Sequential(nn.Linear(3, 2), PublicBatchNorm(2))
-    use_public_batch(model, public, every=3)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    convert_batch_norm(model, to=PublicBatchNorm, public=public, every=3)
     seen = []
     for _ in range(7):
         model(public)
@@ -215,11 +215,12 @@ def test_shapes_other_than_the_public_one_are_refused() -> None:
 
 
 def test_a_norm_without_a_public_batch_says_so_and_one_that_is_called_twice_is_refused() -> None:
-    norm = PublicBatchNorm(2)
     with pytest.raises(RuntimeError, match="has no public batch yet"):
-        nn.Sequential(nn.Linear(2, 2), norm)(torch.zeros(3, 2))
+        nn.Sequential(nn.Linear(2, 2), PublicBatchNorm(2))(torch.zeros(3, 2))
+    norm = nn.BatchNorm1d(2)
+    model = nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm)
     with pytest.raises(ValueError, match="called twice in one pass of the public batch"):
-        use_public_batch(nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm), torch.randn(5, 2))
+        convert_batch_norm(model, to=PublicBatchNorm, public=torch.randn(5, 2))
 
 
 def test_statistics_after_a_frozen_layer_are_constants() -> None:

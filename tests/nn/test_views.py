@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from noisette.clipping.registry import ENGINES
 from noisette.clipping.rules import FlatClipping
-from noisette.nn import MirrorAndShift, MirrorAverage, fixed_views, mean_over_stored_views, mean_over_views
-from noisette.nn.views import StoredViewsAverage
+from noisette.nn import MirrorAndShift, MirrorAverage, mean_over_views
 from noisette.run.per_example import PerExampleClip
 
 _VIEWS, _NORM = 3, 4.6  # some gradients are longer, some shorter
@@ -62,16 +61,19 @@ def test_the_mean_over_views_is_clipped_once(engine: str, loss: object) -> None:
     model, (x, y) = network(), examples()
     stacked = torch.stack([scaled(row.expand(_VIEWS, *row.shape)) for row in x])
     right = clipped_by_hand(model, stacked, y, _NORM)
-    for made, given in (
-        (mean_over_views(loss, scaled, _VIEWS), x),  # type: ignore[arg-type]
-        (mean_over_stored_views(loss), stacked),  # type: ignore[arg-type]
-    ):
-        clip = PerExampleClip(model, clipping=FlatClipping(_NORM), engine=ENGINES[engine].resolve()())
-        clip.accumulate(made, given, y)
-        (found,) = clip.pop_sums()
-        clip.close()
-        for grad, expected in zip(found.grads, right, strict=True):
-            torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7)
+    clip = PerExampleClip(model, clipping=FlatClipping(_NORM), engine=ENGINES[engine].resolve()())
+    clip.accumulate(mean_over_views(loss, scaled, _VIEWS), x, y)  # type: ignore[arg-type]
+    (found,) = clip.pop_sums()
+    clip.close()
+    for grad, expected in zip(found.grads, right, strict=True):
+        torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_each_view_has_the_label_of_its_own_record() -> None:
+    model, (x, y) = network(), examples()
+    losses = mean_over_views(each_cross_entropy, scaled, _VIEWS)
+    apart = [losses(model, x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+    torch.testing.assert_close(losses(model, x, y), torch.cat(apart))
 
 
 def test_a_captured_step_with_random_views_draws_new_ones_for_each_example() -> None:
@@ -108,28 +110,10 @@ def test_random_views_are_the_mirrored_and_shifted_images() -> None:
     assert counts.min() > 5
 
 
-def test_fixed_views_begin_with_the_image_and_its_mirror_image() -> None:
-    images = torch.rand(2, 1, 4, 4)
-    views = fixed_views(images, 18, flip=True, shift=2)
-    assert views.shape == (2, 18, 1, 4, 4)
-    assert torch.equal(views[:, 0], images)
-    assert torch.equal(views[:, 1], images.flip(-1))
-    padded = F.pad(images, (2, 2, 2, 2), mode="replicate")
-    assert torch.equal(views[:, 2], padded[:, :, 4:8, 2:6]), "shifted up"
-    assert len({tuple(view.flatten().tolist()) for view in views[0]}) == 18
-    with pytest.raises(ValueError, match="there are 2 fixed views"):
-        fixed_views(images, 3, flip=True, shift=0)
-    for views in (0, -1):
-        with pytest.raises(ValueError, match=f"expected views >= 1, got views={views}"):
-            fixed_views(images, views, flip=True, shift=2)
-
-
 def test_scores_are_averaged_over_the_mirror_image() -> None:
     model, (x, _) = network(), examples()
     right = (model(x) + model(x.flip(-1))) / 2
     torch.testing.assert_close(MirrorAverage(model)(x), right)
-    stored = fixed_views(x, 2, flip=True, shift=0)
-    torch.testing.assert_close(StoredViewsAverage(model)(stored), right)
 
 
 def test_what_is_no_view_is_refused() -> None:

@@ -57,7 +57,6 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
         '[model]\nweights = "public"\nfrozen = "features"\n',
         "[data]\ntarget = [0, 1, 2]\n",
         "[data]\nclasses = [0, 1]\n",
-        "[data]\nmean = 0.5\ndeviation = 0.5\n",
     ],
 )
 def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
@@ -67,13 +66,12 @@ def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_numbers_outside_their_domain_are_listed_together() -> None:
     privacy = {"epsilon": 0.0, "delta": 1.0, "noise_multiplier": 0.0, "accountant": "clt"}
-    training = {"epochs": -1.0, "momentum": 1.0, "lr_end": -1.0, "lr_epochs": 0.0}
+    training = {"epochs": -1.0, "momentum": 1.0, "lr_epochs": 0.0}
     with pytest.raises(ValueError) as error:
-        Recipe().changed({"privacy": privacy, "projection": {"components": 60}, "training": training}, "it")
+        Recipe().changed({"privacy": privacy, "training": training}, "it")
     for name, value in (privacy | training).items():
         assert f"{name}={value}" in str(error.value) or name == "accountant"
     assert "pld, rdp, moments, got 'clt'" in str(error.value)
-    assert str(error.value).count("noise_multiplier=0.0") == 2, "that of the projection too"
 
 
 OWN, BOUNDS = {"name": "own.csv"}, {"lipschitz": {"tau": 1.0}}
@@ -89,27 +87,16 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"data": OWN | {"records_per_user": 3}}, ["give the column users"]),
     ({"data": OWN | {"users": "u"}, "training": {"batches": "cyclic", "bands": 3}}, ["with users batches are Poisson"]),
     ({"data": OWN | {"unit": "EUR"}}, ["give its bounds as target"]),
-    ({"data": OWN | {"tokens": 0}}, ["expected tokens >= 1"]),
     ({"data": OWN | {"columns": {"age": {"kind": "?"}}}}, ["one of number, date, category, hashed, ignored"]),
     ({"data": OWN | {"grey": True}}, ["give image_size"]),
-    ({"data": {"mean": [0.5]}}, ["give both, or neither"]),
-    ({"data": {"mean": [0.5], "deviation": [0.0]}}, ["is not of the expected type: greater than 0"]),
-    (
-        {"data": {"mean": [0.5], "deviation": [1.0]}, "projection": {"components": 8, "noise_multiplier": 20.0}},
-        ["leave out mean and deviation"],
-    ),
     # the model and its public examples
     ({"model": {"batch_norm": "public"}}, ["takes its statistics from public examples; name their set"]),
-    ({"model": {"batch_norm": "frozen"}}, ["name their set"]),
     ({"public": {"data": "kmnist"}}, ["or for standardised or whitened features, not None; leave them out"]),
     ({"model": {"batch_norm": "group"}, "public": {"data": "kmnist"}}, ["not group; leave them out"]),
-    ({"model": {"batch_norm": "batch"}}, ["expected batch_norm to be one of public,"]),
     ({"model": {"batch_norm": "public"}, "public": {"data": "./digits"}}, ["is the set that is trained on"]),
     ({"model": {"batch_norm": "public"}, "public": {"data": "kmnist", "examples": 1}}, ["fewer have no variance"]),
     ({"model": {"whitened": 20}}, ["whitened = 20 takes its statistics from public examples"]),
     ({"model": {"whitened": 20, "standardised": True}}, ["leave out standardised, or whitened"]),
-    ({"model": {"whitened": -1}, "public": {"seed": -1}}, ["whitened >= 0", "seed >= 0"]),
-    ({"model": WEIGHTS | {"weight_standardised": True}}, ["give frozen = "]),
     ({"model": WEIGHTS, "projection": {"components": 8, "noise_multiplier": 2.0}}, ["leave out one of the two"]),
     # layers that bound the gradient
     ({"lipschitz": {"logit_clip": 0.1}}, ["give lipschitz.tau"]),
@@ -118,10 +105,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
         BOUNDS | {"privacy": {"max_grad_norm": 0.5, "clipping": "per-layer"}, "model": {"batch_norm": "group"}},
         ["nothing is clipped; leave out max_grad_norm, clipping", "batch_norm = 'group' has no Lipschitz bound"],
     ),
-    (
-        BOUNDS | {"model": {"weight_standardised": True}, "augmentation": {"flip": True}},
-        ["leave weight_standardised out, or lipschitz", "leave out augmentation or lipschitz"],
-    ),
+    ({"lipschitz": {"logit_clip": 0.1}}, ["give lipschitz.tau"]),
+    (BOUNDS | {"augmentation": {"flip": True}}, ["leave out augmentation or lipschitz"]),
     (BOUNDS | {"training": {"class_weights": {"0": 1.0}}}, ["leave out target and class_weights"]),
     # training
     (
@@ -133,21 +118,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"training": {"optimizer": "adam", "momentum": 0.9}}, ["momentum is that of SGD"]),
     ({"training": {"optimizer": "adam", "lr": None}}, ["the rule for learning rates is for SGD"]),
-    ({"training": {"optimizer": "adam", "floor": 0.1}}, ["floor is that of adam-bc"]),
-    ({"training": {"optimizer": "lion"}}, ["expected optimizer to be one of sgd, adam"]),
     ({"training": {"averaging": 0.9, "average_last": 0.5}}, ["give one of them"]),
-    ({"training": {"warmup": 1.0}}, ["warmup=1"]),
-    ({"training": {"lr": 1e300, "seed": 10**23}}, ["lr of at most 1000000, got 1e+300", "63 bits"]),
-    ({"training": {"batches": "truncated"}}, ["needs largest_batch"]),
+    ({"training": {"lr": 1e300, "seed": 10**23}}, ["lr = 1e+300", "less than or equal to 1000000", "seed ="]),
     ({"training": {"largest_batch": 3}}, ["no other batches have it"]),
     ({"training": {"batches": "cyclic"}}, ["needs bands"]),
-    ({"training": {"batches": "shuffled"}}, ["one of poisson, truncated, balls-in-bins, cyclic"]),
     ({"augmentation": {"views": 2}}, ["give flip = true or shift"]),
-    ({"augmentation": {"shift": -1}}, ["shift=-1"]),
-    *(
-        ({"data": {"classes": ("no", "yes")}, "training": {"class_weights": weights}}, ["class_weights"])
-        for weights in ({"yes": 9.0}, {"yes": 9.0, "No": 1.0}, {"yes": 0.0, "no": 1.0})
-    ),
+    ({"training": {"class_weights": {"yes": 0.0, "no": 1.0}}}, ["class_weights"]),
+    ({"data": OWN | {"target": [0, 1]}, "training": {"class_weights": {"a": 1.0}}}, ["class_weights are for classes"]),
+    ({"projection": {"components": 60}}, ["give both, or neither"]),
 ]
 
 
@@ -162,7 +140,7 @@ def test_what_contradicts_itself_is_told_with_the_way_out(tables: dict[str, Any]
 def test_committed_recipes_are_valid(path: Path) -> None:
     name = Recipe.read(path).data.name
     assert name in data_sets.names()
-    of_data = name.removesuffix("-words").removesuffix("-glove")
+    of_data = name.removesuffix("-words")
     assert path.stem.startswith(of_data) or path.stem.endswith("-noise")
 
 
@@ -174,7 +152,7 @@ def test_every_default_names_a_model_that_exists_and_that_of_the_demonstration_i
 
 @pytest.mark.parametrize("name", BATCH_NORMS)
 def test_every_norm_is_accepted_with_the_public_examples_that_it_needs(name: str) -> None:
-    public = {} if name in ("group", "layer", "instance") else {"data": "kmnist"}
+    public = {} if name in ("group",) else {"data": "kmnist"}
     assert Recipe.of({"model": {"batch_norm": name}, "public": public}, "it").model.batch_norm == name
     assert issubclass(BATCH_NORMS[name].resolve(), nn.Module)
 
@@ -239,7 +217,7 @@ def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [1, 2, 30, 150, 1000, 5_000_000])
+@pytest.mark.parametrize("size", [1, 150, 1000, 5_000_000])
 @pytest.mark.parametrize("text", [{}, {"text": "review"}])
 def test_the_default_batch_and_delta_fit_the_declared_size(size: int, text: dict[str, str]) -> None:
     recipe = default_recipe({"name": "own.csv", "size": size, **text})
@@ -261,11 +239,3 @@ def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings() -> N
     assert default_recipe(own).training.lr is None, "the rule gives it"
     assert default_recipe(own, optimizer="adam").training.lr is not None
     assert default_recipe(own | {"text": "review"}).training.lr is not None
-
-
-@pytest.mark.parametrize("model", ["word-counts", "ranked-word-counts", "word-counts-and-vectors"])
-def test_every_linear_layer_on_counts_has_their_settings(model: str) -> None:
-    for data in ({"name": "sst2"}, {"name": "own.csv", "text": "review", "size": 67_349}):
-        recipe = default_recipe(data, model)
-        assert (recipe.training.optimizer, recipe.training.lr, recipe.privacy.max_grad_norm) == ("sgd", 10.0, 0.7)
-        assert recipe.training.batch_size == 16_838

@@ -1,10 +1,10 @@
-"""A new accountant, data set, model, clipping rule or engine is one class or function and one line in its registry."""
+"""A new accountant, data set or model is one class or function and one line in its registry."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,9 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from noisette import FlatClipping, RdpAccountant
+from noisette import RdpAccountant
 from noisette.accounting import registry as accountants
 from noisette.cli import app
-from noisette.clipping import registry as clipping
-from noisette.clipping.engines import BookKeeping
 from noisette.data import DataSet, Split
 from noisette.data.files import BuiltIn
 from noisette.data.load import REGISTRY
@@ -39,14 +37,6 @@ class DummyAccountant(RdpAccountant):
     method = "dummy divergences"
 
 
-class DummyRule(FlatClipping):
-    """Flat clipping under another name."""
-
-
-class DummyEngine(BookKeeping):
-    """Book-keeping under another name."""
-
-
 def dummy_data(data_dir: Path | None) -> DataSet:
     return DataSet("dummy", SPLIT, SPLIT, classes=2, declared_size=64)
 
@@ -57,14 +47,6 @@ def dummy_model(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 ADDITIONS: dict[tuple[str, str], Callable[[], tuple[Any, Any]]] = {
     ("privacy", "accountant"): lambda: (accountants.ACCOUNTANTS, DummyAccountant()),
-    ("privacy", "clipping"): lambda: (
-        clipping.CLIPPING_RULES,
-        replace(clipping.CLIPPING_RULES["flat"], resolve=lambda: DummyRule, description="the dummy rule"),
-    ),
-    ("privacy", "engine"): lambda: (
-        clipping.ENGINES,
-        replace(clipping.ENGINES["book-keeping"], resolve=lambda: DummyEngine, description="the dummy engine"),
-    ),
     ("data", "name"): lambda: (REGISTRY, BuiltIn(dummy_data, "four random numbers")),
     ("model", "name"): lambda: (models.REGISTRY, models.BuiltIn(dummy_model, "one linear layer")),
 }

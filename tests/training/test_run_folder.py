@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from command_line import full_disk
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint as checkpoint_file
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
@@ -281,14 +280,3 @@ def test_a_kill_within_the_exchange_loses_no_finished_run(
     older = [*tmp_path.glob("run/run.json"), *tmp_path.glob("run.replaced-1/run.json")]
     assert b"{}" in {path.read_bytes() for path in older}, "the older run is there"
     assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()
-
-
-def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None:
-    test_a_run_appears_whole_and_under_its_name(tmp_path)
-    out = tmp_path / "runs" / "first"
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with full_disk(after=5000), pytest.raises(OSError) as failure, RunFolder(out) as folder:
-        spend_and_complete(folder, FILES | {"model.safetensors": bytes(10_000)})
-    assert failure.value.errno == errno.EFBIG
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert names(out.parent / "first.unfinished-1") == ["ledger.jsonl"]

@@ -120,8 +120,7 @@ def test_the_run_with_the_best_score_leaves_with_its_own_settings_and_weights(mo
     found = public_search.run(Ledger(), nothing_shown)
     made = [run for _, run in ledgers_and_runs]
     assert found is max(made, key=lambda each: each.score)
-    assert found.outcome.recipe == found.recipe
-    settings = {(each.recipe.training.lr, each.recipe.privacy.max_grad_norm) for each in made}
+    settings = {(each.outcome.recipe.training.lr, each.outcome.recipe.privacy.max_grad_norm) for each in made}
     assert [len(set(values)) for values in zip(*settings, strict=True)] == [5, 5]
     assert found.outcome.test.accuracy == found.score
     inputs, targets = found.outcome.data.test.inputs, found.outcome.data.test.targets
@@ -149,7 +148,7 @@ def test_settings_are_not_drawn_from_seeds(monkeypatch, public_search):
         torch.manual_seed(0)
         np.random.seed(0)
         found = public_search.run(Ledger(), nothing_shown)
-        drawn.add(found.recipe.training.lr)
+        drawn.add(found.outcome.recipe.training.lr)
     assert len(drawn) == 3
 
 
@@ -248,7 +247,7 @@ def test_all_that_is_wrong_with_a_recipe_is_said_at_once():
 
 
 def test_a_budget_that_no_noise_keeps_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="more --score-noise or fewer --runs"):
+    with pytest.raises(ValueError, match="a larger epsilon or fewer --runs"):
         search_of(score=HeldOutScore(0.2, 0.01))
 
 

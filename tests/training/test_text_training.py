@@ -17,7 +17,6 @@ from torch import nn
 from command_line import noisette
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
-from noisette.nn import models
 from noisette.run.private import PrivateRun
 from noisette.training.evaluation import Outcome, Point
 from noisette.training.loop import resume, train
@@ -64,15 +63,6 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert not outcome.model.features.weight.requires_grad
 
 
-def test_the_head_sees_the_vector_of_each_word() -> None:
-    data = texts(7)
-    model = run(replace(RECIPE, training=replace(RECIPE.training, epochs=0.5)), data).model
-    assert isinstance(model, models.FixedFeatures)
-    assert data.vectors is not None
-    by_hand = torch.tensor([[data.vectors[number].tolist() for number in text] for text in data.train.inputs])
-    assert torch.equal(model(torch.as_tensor(data.train.inputs)), model.head(by_hand))
-
-
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
     saved = cut_short(RECIPE, texts(), tmp_path, step=7)
     with pytest.raises(ValueError, match="data"):
@@ -115,44 +105,31 @@ def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by
 
 @pytest.fixture
 def articles(tmp_path: Path) -> Path:
-    """A folder with word vectors, and articles as in the copy with a part of them: 40 to train on, 10 to test with."""
-    random = np.random.default_rng(0)
-    words = np.array(["the", "minister", "team", "market", "computer", "."])
-    for name in ("glove", "ag_news"):
-        (tmp_path / name).mkdir()
-    vectors = random.normal(size=(6, 4)).astype(np.float32)
-    np.savez(tmp_path / "glove" / "glove.6B.50d.top2445.npz", words=words, vectors=vectors)
+    """A folder with articles as in the copy with a part of them: 40 to train on, 10 to test with."""
+    (tmp_path / "ag_news").mkdir()
     for name, count in (("train_subset.csv.gz", 40), ("test.csv.gz", 10)):
-        lines = ["label,text", *(f'{index % 4},"The {words[1 + index % 4]}, again."' for index in range(count))]
+        words = ("minister", "team", "market", "computer")
+        lines = ["label,text", *(f'{index % 4},"The {words[index % 4]}, again."' for index in range(count))]
         (tmp_path / "ag_news" / name).write_bytes(gzip.compress("\n".join(lines).encode()))
     return tmp_path
 
 
-def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(
-    articles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(articles: Path) -> None:
     out, rows = articles / "run", articles / "rows.csv"
-    options = ["--data", "ag-news", "--model", "linear", "--epochs", 1, "--batch-size", 6000]
+    options = ["--data", "ag-news-words", "--model", "word-counts", "--epochs", 1, "--batch-size", 6000]
     shown = noisette("train", *options, "--data-dir", articles, "--out", out)
     assert shown.exit_code == 0, shown.output
     facts = json.loads((out / "run.json").read_text())
-    assert (facts["word_vectors"], facts["input_shape"], facts["declared_size"]) == ([8, 4], [20], 18_349)
+    assert (facts["words"], facts["input_shape"], facts["declared_size"]) == (4096, [64], 18_349)
     assert "not comparable with published results" in (out / "report.html").read_text()
-    test = load("ag-news", data_dir=articles).test
+    test = load("ag-news-words", data_dir=articles).test
     assert test is not None
     right = SavedModel.of_run(out).model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == pytest.approx(facts["test_accuracy"])
 
     rows.write_text("article\n" + "".join(f'"The {word}, again."\n' for word in ("minister", "team", "the", "")))
-    monkeypatch.setenv("NOISETTE_DATA", str(articles))
     found = SavedModel.of_run(out, text="article").read(rows)
     assert found.shape == (4, *test.inputs.shape[1:])
     np.testing.assert_array_equal(found[:2], test.inputs[:2])
     shown = noisette("predict", out, rows, "--text", "article")
     assert (shown.exit_code, shown.output.count("\n")) == (0, 5)
-    (vectors,) = (articles / "glove").iterdir()
-    words = np.load(vectors)["words"]
-    np.savez(vectors, words=words, vectors=np.ones((6, 4), np.float32))
-    refused = noisette("predict", out, rows, "--text", "article")
-    assert refused.exit_code == 2
-    assert "the run had 6 of GloVe's words with vectors of 4 numbers" in refused.output

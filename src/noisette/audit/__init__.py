@@ -8,9 +8,6 @@ from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
 from noisette.audit.cost import CostAudit as CostAudit
 from noisette.audit.cost import audit_cost as audit_cost
-from noisette.audit.membership import Attack as Attack
-from noisette.audit.membership import Membership as Membership
-from noisette.audit.membership import membership_of as membership_of
 from noisette.audit.step_audit import Axes as Axes
 from noisette.audit.step_audit import BehindPublicNorm as BehindPublicNorm
 from noisette.audit.step_audit import Canaries as Canaries

@@ -35,7 +35,7 @@ from noisette.audit.step_audit import (
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
-from noisette.data import DataSet, Split, names
+from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
@@ -214,11 +214,9 @@ class AuditedRun:
             words,
             Target(*bounds) if bounds else None,
         )
-        unknown = _unknown(recipe, run.data, run.public_weights)
+        unknown = _UNKNOWN_WEIGHTS if _has_other_weights(recipe, run.public_weights) else ""
         if not known:
-            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives" + (
-                f", and {unknown}" if unknown else ""
-            )
+            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
         return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
 
     @property
@@ -254,7 +252,8 @@ class AuditedRun:
         return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
-        setup = _setup(self.known_recipe, self.shapes, Ledger())
+        """On the run's own model, which must not be ``unknown``."""
+        setup = _setup(self.recipe, self.shapes, Ledger())
         inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
 
@@ -285,12 +284,6 @@ class AuditedRun:
             "bound": "layers" if self.recipe.lipschitz.used else "clipping",
         }
 
-    @property
-    def known_recipe(self) -> Recipe:
-        if self.unknown:
-            raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
-        return self.recipe
-
 
 _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 
@@ -320,15 +313,12 @@ def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
             raise ValueError(f"{RUN_FILE} states {times} releases of {event!r}, but {path} contains {found} of them")
 
 
-def _unknown(recipe: Recipe, data: str, public_weights: str) -> str:
-    """The parts of a recipe that a run folder lacks, in words; of first weights it has the name alone."""
+_UNKNOWN_WEIGHTS = "its public weights, and their file is not in the working folder"
+
+
+def _has_other_weights(recipe: Recipe, public_weights: str) -> bool:
+    """Whether the first weights, of which a run folder has the name and the digest alone, are not found."""
     try:
-        weights_known = not public_weights or sha256_of_first_weights(recipe.model) == public_weights
+        return bool(public_weights) and sha256_of_first_weights(recipe.model) != public_weights
     except (OSError, ValueError):
-        weights_known = False
-    lacking = {
-        "its public weights, and their file is not in the working folder": not weights_known,
-        "the declaration of its data": data not in names(),
-        "its public data": recipe.public.data and recipe.public.data not in names(),
-    }
-    return " and ".join(what for what, lacks in lacking.items() if lacks)
+        return True

@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaln, ndtr
+from scipy.special import ndtr
 from scipy.stats import binom
 
 from noisette import errors as checks
 from noisette.accounting.events import (
-    BallsInBinsGaussian,
     BandedGaussian,
     Event,
     FixedSizeGaussian,
@@ -32,8 +31,7 @@ from noisette.audit.certificate import FALSE_ALARM, Audit, rate_at_most
 
 # What is observed of a release is its cell, of so many deviations of the noise, up to a distance from both means. Who
 # sees less learns less, so delta is never too large by this; the width costs a share of 1e-4 of epsilon.
-_WIDTH, _REACH, _FARTHEST, _FARTHEST_OF_PASS = 0.05, 10.0, 30.0, 5.0
-_MOST_DRAWS, _MOST_RECORDS = 4e7, 50  # for passes: of steps in all samples, and that take the place of one
+_WIDTH, _REACH, _FARTHEST = 0.05, 10.0, 30.0
 _TILTS = np.unique(np.round(np.concatenate([[0], np.geomspace(1, 4096, 60)])).astype(int))
 
 
@@ -71,9 +69,8 @@ def audit_cost(
 ) -> CostAudit:
     """Check by simulation that releases cost no more than (epsilon, delta).
 
-    Steps of balls-in-bins batches are simulated in whole passes, when a record is removed; all others in both
-    directions. ``samples`` is the number of simulated runs, and ``false_alarm`` the probability that a cost is refuted
-    that is not too small.
+    A record is removed, and it is added. ``samples`` is the number of simulated runs, and ``false_alarm`` the
+    probability that a cost is refuted that is not too small. Balls-in-bins batches are not simulated.
 
     Guarantee: the limits hold for the mechanism that each event declares, against an attacker who knows all other
     records, and of truncated batches which ones were full.
@@ -91,11 +88,8 @@ def audit_cost(
         lambda: checks.count(samples=samples),
     )
     random = np.random.default_rng()
-    steps_of_passes = sum(times for event, times in events.items() if isinstance(event, BallsInBinsGaussian))
-    if steps_of_passes:
-        samples = min(samples, max(1, math.ceil(_MOST_DRAWS / steps_of_passes)))
     limits, left_out = [(0.0, 0.0)], set[str]()
-    for removed in (True,) if steps_of_passes else (True, False):
+    for removed in (True, False):
         found = {event: _losses(event, times, removed) for event, times in events.items()}
         left_out = {event.mechanism for event, one in found.items() if one is None}
         losses = [one for one in found.values() if one is not None]
@@ -105,7 +99,7 @@ def audit_cost(
 
 
 def _limits(
-    losses: Sequence[_Cells | _Passes], epsilon: float, samples: int, alpha: float, random: np.random.Generator
+    losses: Sequence[_Cells], epsilon: float, samples: int, alpha: float, random: np.random.Generator
 ) -> tuple[float, float]:
     """Confidence limits of delta, each of which fails with probability ``alpha``.
 
@@ -124,11 +118,9 @@ def _limits(
     return scale * least, min(1.0, scale * float(rate_at_most(heads, samples, alpha=alpha)))
 
 
-def _losses(event: Event, times: int, removed: bool) -> _Cells | _Passes | None:
+def _losses(event: Event, times: int, removed: bool) -> _Cells | None:
     """The losses of so many releases; ``None`` for a kind that is not simulated."""
     match event:
-        case BallsInBinsGaussian():
-            return _Passes(event.bins, 1 / event.noise_multiplier, times // event.bins)
         case BandedGaussian():
             return _losses(event.of_round, -(-times // event.bands), removed)
         case Gaussian() | PoissonGaussian():
@@ -188,60 +180,3 @@ class _Cells:
         chosen, loss = weights[likeliest] / weights.sum(), self._loss[likeliest]
         blocks = [min(1000, samples - k) for k in range(0, samples, 1000)]
         return np.concatenate([random.multinomial(self._times, chosen, size=n) @ loss for n in blocks])
-
-
-class _Passes:
-    """Losses of passes in each of which a record is in one of ``bins`` batches.
-
-    With Y_j the ratio of the densities of step j with and without the record in its batch, the loss of a pass is the
-    logarithm of the mean of all Y_j. Its power n = 1 + tilt is a mean over n batches, drawn with replacement, of
-    products, and each product is the density of steps that are moved once for each time that they were drawn, times
-    exp(shift^2 * the number of equal pairs). So n records take the place of one.
-    """
-
-    def __init__(self, bins: int, shift: float, passes: int) -> None:
-        self._bins, self._shift, self._passes = bins, min(shift, _FARTHEST_OF_PASS), passes
-
-    def log_mean(self, tilt: int) -> float:
-        n = 1 + tilt
-        if n > _MOST_RECORDS or (self._shift * n) ** 2 > 600:
-            return math.inf  # beyond the range of floats
-        ways = math.fsum(self._groupings(n)[0].tolist())
-        return self._passes * (math.log(ways) + math.lgamma(n + 1) - n * math.log(self._bins))
-
-    def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
-        n = 1 + tilt
-        ways, powers, sizes = self._groupings(n)
-        total = np.zeros(samples)
-        for _ in range(self._passes):
-            groups = random.choice(len(ways), samples, p=ways / ways.sum())  # how many batches have a record
-            left, moved = np.full(samples, n), np.zeros((samples, n))
-            for k in range(n):
-                others = np.maximum(left[:, None] - np.arange(n + 1), 0)
-                chances = sizes * powers[np.maximum(groups - k - 1, 0)[:, None], others]
-                chances *= (np.arange(n + 1) <= left[:, None]) & (groups > k)[:, None]
-                drawn = (random.random(samples)[:, None] * chances.sum(1, keepdims=True) >= chances.cumsum(1)).sum(1)
-                moved[:, k] = np.where(groups > k, drawn, 0)
-                left -= moved[:, k].astype(int)
-            ratios = np.zeros(samples)
-            for j in range(self._bins):
-                u = random.standard_normal(samples) + (self._shift * moved[:, j] if j < n else 0)
-                ratios += np.exp(self._shift * u - self._shift**2 / 2)
-            total += np.log(ratios / self._bins)
-        return total
-
-    def _groupings(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How n records divide among batches.
-
-        Returned are the weight of all ways that reach k batches; the weight of n records in k given batches, none of
-        them empty, [k, n]; and that of m records in one batch.
-        """
-        m = np.arange(n + 1)
-        sizes = np.exp(self._shift**2 * m * (m - 1) / 2 - gammaln(m + 1))
-        sizes[0] = 0.0
-        powers = np.zeros((n + 1, n + 1))
-        powers[0, 0] = 1.0
-        for k in range(1, n + 1):
-            powers[k] = np.convolve(powers[k - 1], sizes)[: n + 1]
-        chosen = np.array([math.comb(self._bins, k) for k in range(n + 1)], dtype=float)
-        return chosen * powers[:, n], powers, sizes

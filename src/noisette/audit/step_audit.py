@@ -21,7 +21,7 @@ from noisette.audit.certificate import FALSE_ALARM, Audit, Verdict, certified_mu
 from noisette.core.batches import Batch
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.release import ROUNDING, GradientBound, shares_of
-from noisette.nn import PublicBatchNorm, use_public_batch
+from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 from noisette.run.private import PrivateRun, privatize
 
@@ -87,10 +87,10 @@ class BehindPublicNorm(CanaryModel):
         width = canaries + _ELSEWHERE
         layer = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(layer.weight[:, :canaries].detach())
-        model = nn.Sequential(layer, PublicBatchNorm(1, affine=False))
+        model = nn.Sequential(layer, nn.BatchNorm1d(1, affine=False))
         public = torch.zeros(64, width)
         public[:, canaries:] = torch.randn(64, _ELSEWHERE)
-        use_public_batch(model, public)
+        convert_batch_norm(model, to=PublicBatchNorm, public=public)
         super().__init__(model, _records(canaries, ordinary, (width,)), canaries)
 
 

@@ -109,30 +109,20 @@ def account(
         typer.Option(
             "--noise-multiplier",
             "--noise",
-            help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
+            help="Standard deviation of the noise, in units of the sensitivity to one record: above 0.",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, empty batches included: at least 1.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the declared size, instead of --steps: above 0.")
-    ] = None,
-    sampling_rate: Annotated[
-        float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
-    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the size, instead of --steps: above 0.")] = None,
+    sampling_rate: Annotated[float | None, typer.Option(help="Probability that a record is in a batch.")] = None,
     expected_batch_size: Annotated[
-        float | None,
-        typer.Option(help="Expected records in a Poisson batch, instead of a sampling rate; needs --size."),
+        float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
     group_size: Annotated[
         int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
     ] = 1,
-    bands: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Steps over which noise is correlated, with cyclic batches; needs a sampling rate."
-        ),
-    ] = None,
+    bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
 ) -> None:
@@ -147,24 +137,16 @@ def account(
     """
     rates = {"sampling_rate": sampling_rate, "expected_batch_size": expected_batch_size}
     lengths, batch = {"steps": steps, "epochs": epochs}, expected_batch_size
-    given = {"noise_multiplier": noise_multiplier, "steps": _first(steps, epochs)}
-    given |= {"sampling_rate": _first(sampling_rate, batch), "epsilon": epsilon, "delta": delta}
+    budget = {"epsilon": epsilon, "delta": delta}
+    given = {"noise_multiplier": noise_multiplier, "steps": epochs if steps is None else steps}
+    given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate} | budget
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
         partial(_check_one_missing, missing, list(given)),
         partial(_check_one_given, rates),
         partial(_check_one_given, lengths),
-        partial(
-            check_ranges,
-            **rates,
-            **lengths,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            epsilon=epsilon,
-            size=size,
-            group_size=group_size,
-            bands=bands,
-        ),
+        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
+        partial(check_ranges, group_size=group_size, bands=bands),
         partial(_check_batches, batch, size, group_size, bands),
         partial(_check_solved, missing, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
@@ -185,11 +167,10 @@ def account(
             f"by the {accountant} accountant one step costs more than epsilon={epsilon} at delta={delta}; give more "
             "noise, a smaller sampling rate or a larger budget"
         )
-    event: Event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
-    if bands is not None:
-        event = BandedGaussian(run["sampling_rate"], run["noise_multiplier"], bands)
-    elif group_size > 1:
-        event = GroupPrivacy(event, group_size)
+    batches = (run["sampling_rate"], run["noise_multiplier"])
+    event = PoissonGaussian(*batches) if bands is None else BandedGaussian(*batches, bands)
+    if group_size > 1:
+        event = GroupPrivacy(PoissonGaussian(*batches), group_size)
     curve = ACCOUNTANTS[accountant].compose({event: run["steps"]})
     if delta is None:
         assert epsilon is not None, "one is missing"
@@ -197,10 +178,6 @@ def account(
     else:
         epsilon = curve.epsilon(delta=delta)
     _show(found, event, run["steps"], accountant, epsilon, delta, as_json)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _check_one_missing(missing: list[str], names: list[str]) -> None:
@@ -231,7 +208,15 @@ def _check_solved(missing: list[str], plain: bool) -> None:
         raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
 
 
-def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float, delta: float, as_json: bool) -> None:
+def _show(
+    found: str,
+    event: PoissonGaussian | BandedGaussian | GroupPrivacy,
+    steps: int,
+    accountant: str,
+    epsilon: float,
+    delta: float,
+    as_json: bool,
+) -> None:
     given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
     if as_json:
         facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
@@ -239,17 +224,19 @@ def _show(found: str, event: Event, steps: int, accountant: str, epsilon: float,
         typer.echo(json.dumps(facts))
         return
     rows = {
-        **{name: f"{number:,}" if isinstance(number, int) else f"{number:.6g}" for name, number in given.items()},
+        found: "",  # in the first line
         "epsilon": rounded_up(epsilon),
         "delta": rounded_up(delta),
-        "noise_multiplier": rounded_up(given["noise_multiplier"]),
+        "noise_multiplier": rounded_up(event.noise_multiplier),
         "steps": f"{steps:,}",
+        "sampling_rate": f"{event.sampling_rate:.6g}",
+        "sampling": event.sampling,
+        "neighbouring": event.relation,
+        "accountant": f"{accountant} ({ACCOUNTANTS[accountant].description})",
     }
     if isinstance(event, BandedGaussian):
-        rows["bands"] += ": a round that was begun counts as a whole"
-    rows |= {"sampling": event.sampling, "neighbouring": event.relation}
-    rows["accountant"] = f"{accountant} ({ACCOUNTANTS[accountant].description})"
+        rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name in dict.fromkeys([found, "epsilon", "delta", "noise_multiplier", "steps", *rows]):
-        table.add_row(name.replace("_", " "), rows[name], style="bold" if name == found else None)
+    for name, text in rows.items():
+        table.add_row(name.replace("_", " "), text, style="bold" if name == found else None)
     Console(highlight=False, soft_wrap=True).print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,22 +13,12 @@ from rich.table import Table
 
 from noisette import errors as checks
 from noisette.accounting import atomic_files
-from noisette.cli.options import INTERRUPTED, DataDir, RunModel, option, plain_errors
+from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
 from noisette.training.run_folder import in_words, unfinished_runs
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from noisette.audit import Membership
     from noisette.audit.audited_run import AuditedRun
-    from noisette.data import DataSet
-    from noisette.training.evaluation import Watch as OnStep
-
-
-_FOUND = 1
-_MECHANISM, _RECORDS = "Audits of the mechanism", "Audits that read the records"
-_mechanism, _records = partial(option, panel=_MECHANISM), partial(option, panel=_RECORDS)
 
 
 @plain_errors()
@@ -38,30 +27,13 @@ def audit(
         Path, typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file.")
     ],
     *,
-    steps: Annotated[int, _mechanism("N", "Steps of the step audit; each gives 512 scores.")] = 48,
+    steps: Annotated[int, option("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[
-        int,
-        _mechanism(
-            "N", "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none."
-        ),
+        int, option("N", "Pairs of batches that differ by a record, on the run's model; 0 for none.")
     ] = 30,
     whole_run: Annotated[
-        bool,
-        typer.Option(
-            "--whole-run", help="Also audit a whole run, with its sampling. Takes minutes.", rich_help_panel=_MECHANISM
-        ),
+        bool, flag("--whole-run", "Also audit a whole run, with its sampling. Takes minutes.")
     ] = False,
-    membership: Annotated[
-        bool,
-        typer.Option(
-            "--membership",
-            help="Also attack the run's model by membership inference, on training and test records. Not private.",
-            rich_help_panel=_RECORDS,
-        ),
-    ] = False,
-    shadows: Annotated[
-        int, _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none.")
-    ] = 0,
     model: RunModel = None,
     out: Annotated[Path | None, option("DIR", "Folder for the results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,
@@ -75,17 +47,12 @@ def audit(
     invalid input.
     """
     checks.all_of(
-        lambda: checks.count(steps=steps),
-        lambda: pairs == 0 or checks.count(pairs=pairs),
-        lambda: _check_place(place, membership, shadows),
+        lambda: checks.count(steps=steps), lambda: pairs == 0 or checks.count(pairs=pairs), lambda: _check_place(place)
     )
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)
-        if membership:
-            _check_members(run)
         made, remarks = _audits(run, steps, pairs, whole_run)
-        attacked = _attacked(run, place, data_dir, shadows, model) if membership else None
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -93,12 +60,9 @@ def audit(
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"guarantee": run.facts(), **{name: one.facts() for name, one in made.items()}}
     atomic_files.write(folder / "audit.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o666)
-    if attacked:  # computed from records
-        attacks = json.dumps(attacked.facts(), indent=2) + "\n"
-        atomic_files.write(folder / "membership.json", attacks.encode(), mode=0o600)
-    _print(made, [*remarks, *_lines_of(attacked)], folder)
+    _print(made, remarks, folder)
     if any(audit.findings for audit in made.values()):
-        raise typer.Exit(_FOUND)
+        raise typer.Exit(1)
 
 
 def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[dict[str, Any], list[str]]:
@@ -109,6 +73,8 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
         remarks.append(f"Releases that were not simulated: {', '.join(left_out)}.")
     if run.other_batches:
         known = "Canaries are for runs with Poisson batches of records"
+        if run.event.mechanism in left_out:
+            raise ValueError(f"{known}, and the cost of {run.other_batches} is not simulated: no audit is left")
         if whole_run:
             raise ValueError(f"{known}, and this one has {run.other_batches}; leave --whole-run out")
         return made, [*remarks, f"{known}. Of this one, with {run.other_batches}, the stated cost was audited alone."]
@@ -124,32 +90,6 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
     return made, remarks
 
 
-def _attacked(run: AuditedRun, folder: Path, data_dir: Path | None, shadows: int, model: str | None) -> Membership:
-    """Attack the model in the folder of the run with its records. It has too low a confidence to refute anything."""
-    from noisette.audit import membership_of
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import train
-    from noisette.training.recipe import load_data, load_public
-    from noisette.training.saved_model import SavedModel
-
-    recipe = run.known_recipe
-    data, public = load_data(recipe, data_dir), load_public(recipe, data_dir)
-
-    def trained(data: DataSet, on_step: OnStep) -> nn.Module:
-        return train(recipe, data, public=public, ledger_path=None, on_step=on_step).model
-
-    with Watch("shadow models") as watch:
-        return membership_of(
-            SavedModel.of_run(folder, model).model,
-            data,
-            epsilon=run.epsilon,
-            delta=run.delta,
-            shadows=shadows,
-            trained=trained,
-            on_step=watch.on_step,
-        )
-
-
 def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
     from noisette.training.recipe import Recipe, load_data
@@ -162,30 +102,10 @@ def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRu
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
 
 
-def _check_place(place: Path, membership: bool, shadows: int) -> None:
-    if shadows and not membership:
-        raise ValueError("--shadows is an option of the membership-inference attacks; add --membership")
-    if shadows < 0 or shadows == 1:
-        raise ValueError(f"expected --shadows as 0, or at least 2 so that each record is left out once, got {shadows}")
+def _check_place(place: Path) -> None:
     if not place.exists():
         unfinished = [in_words(folder) for folder in unfinished_runs(place)]
         raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
-    if membership and not place.is_dir():
-        raise ValueError("--membership attacks a trained model: give the folder of its run")
-
-
-def _check_members(run: AuditedRun) -> None:
-    """Check that members of the run can be told from others, as an attack on its model needs."""
-    if run.recipe.data.holdout is not None:
-        raise ValueError(
-            "which records this run held out was forgotten when it ended, so members and others cannot be told apart; "
-            "leave --membership out"
-        )
-    if run.unknown:
-        raise ValueError(
-            f"--membership reads the records of the run, and its folder does not contain {run.unknown}; leave "
-            "--membership out"
-        )
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
@@ -196,10 +116,9 @@ def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
     table = Table(
         "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
     )
-    cost, step, near, run = (made.get(name) for name in ("cost", "step", "neighbours", "whole_run"))
-    if cost:
-        stated = f"delta {power_of_ten(cost.delta)}"
-        table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)
+    cost, step, near, run = made["cost"], *(made.get(name) for name in ("step", "neighbours", "whole_run"))
+    stated = f"delta {power_of_ten(cost.delta)}"
+    table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)
     if step:
         table.add_row("one step", f"mu {step.certified_mu:.2f}", f"mu {step.guaranteed_mu:.2f}", step.verdict.value)
     if near:
@@ -218,21 +137,3 @@ def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
         console.print(f"Found: {finding}", markup=False, style="bold")
     verdict = next(worst for worst in Verdict if worst in [audit.verdict for audit in made.values()])
     console.print(f"\nverdict  {verdict.value}\nresults  {folder}", markup=False)
-
-
-def _lines_of(membership: Membership | None) -> list[str]:
-    from noisette.audit.membership import NOT_PRIVATE, RATES
-    from noisette.training.report.facts import percent
-
-    if membership is None:
-        return []
-    lines = []
-    for attack in membership.attacks:
-        shares = {rate: attack.caught(rate) for rate in RATES}
-        caught = ", ".join(
-            f"true positive rate {'?' if share is None else percent(share)} at false positive rate {percent(rate)}"
-            for rate, share in shares.items()
-        )
-        records = f"{len(attack.members):,} members and {len(attack.others):,} others"
-        lines.append(f"{records}, by {attack.name}: AUC {attack.auc:.3f}, {caught}")
-    return [*lines, f"These lines are {NOT_PRIVATE}."]

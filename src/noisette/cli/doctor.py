@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from noisette.cli.options import DataDir, option, plain_errors, whole_numbers
+from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
 from noisette.errors import PrivacyError
 
-_REFUSED = 1
 _CLASSES = 10  # if no data set gives their number
 # What a model may raise that is called with other inputs than it takes.
 _WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
@@ -26,10 +25,9 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module or a LipschitzBound, or (one of them, inputs), or (one of "
-            "them, loss of one example, arguments of the loss). Inputs and arguments are a tensor, a tuple, or a "
-            "dictionary of arguments by name. Called with no arguments, or with (shape of an example, "
-            "number of classes) if it takes two.",
+            help="Function of nothing, or of (shape of an example, number of classes). It returns a torch.nn.Module or "
+            "a LipschitzBound, or (one of them, inputs), or (one of them, loss of one example, arguments of the loss). "
+            "Inputs and arguments are a tensor, a tuple, or a dictionary of arguments by name.",
         ),
     ],
     data: Annotated[str | None, option("NAME", "Built-in data set that gives the shape of the random inputs.")] = None,
@@ -38,7 +36,7 @@ def doctor(
         Path | None, option("SCHEMA.toml", "What is declared about the columns of a table, which gives the shape.")
     ] = None,
     examples: Annotated[int, option("N", "Random examples in the microbatch, if the function returns none.")] = 32,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
+    bf16: Annotated[bool, flag("--bf16", "Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Say whether a model can be trained privately, which rule serves each parameter, and what a step costs.
@@ -78,7 +76,7 @@ def doctor(
         ) from error
     typer.echo(explanation)
     if explanation.refused:
-        raise typer.Exit(_REFUSED)
+        raise typer.Exit(1)
 
 
 def _of_columns(path: Path) -> tuple[tuple[int, ...], int]:

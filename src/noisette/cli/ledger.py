@@ -103,9 +103,7 @@ def charge(
     place: Place,
     *,
     zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
-    epsilon: Annotated[
-        float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0: 0 or more.")
-    ] = None,
+    epsilon: Annotated[float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0.")] = None,
     laplace: Annotated[
         float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
     ] = None,
@@ -114,8 +112,7 @@ def charge(
         _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
     ] = None,
     gaussian: Annotated[
-        float | None,
-        _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity to one record."),
+        float | None, _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity.")
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
     per: Annotated[
@@ -130,9 +127,7 @@ def charge(
     ] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
     times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
-    dataset: Annotated[
-        str | None, typer.Option(help="The name of the data set, for a new ledger.", show_default=False)
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="The name of the data set, for a new ledger.")] = None,
 ) -> None:
     """Record a release by another mechanism or another tool, so that the ledger holds everything on its data set.
 
@@ -209,14 +204,8 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     relations = sorted({event.relation for event in read.events})
     if as_json:
         mechanisms = [facts_of(event) | tally._asdict() | {"paid": tally.paid} for event, tally in read.tallies.items()]
-        facts = {
-            "ledger": str(path),
-            "dataset": read.dataset,
-            "neighbouring": relations,
-            "head": read.head,
-            "mechanisms": mechanisms,
-        }
-        typer.echo(json.dumps(facts))
+        facts = {"ledger": str(path), "dataset": read.dataset, "neighbouring": relations, "head": read.head}
+        typer.echo(json.dumps(facts | {"mechanisms": mechanisms}))
         return
     table = Table("mechanism", box=None, pad_edge=False, header_style="bold")
     for heading in ("reserved", "committed", "given back", "charged", "counted"):
@@ -243,10 +232,7 @@ def _print(table: Table, below: Sequence[tuple[str, str]]) -> None:
 def price(
     place: Place,
     *,
-    delta: Annotated[
-        float | None,
-        options.option("FLOAT", "Probability with which the bound on epsilon may fail.", "that of the run"),
-    ] = None,
+    delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
     accountant: options.OneOrAllAccountants = None,
     group_size: Annotated[
         int, typer.Option(max=100_000, help="Records, or users, that are added or removed together: at least 1.")
@@ -255,8 +241,7 @@ def price(
         int | None,
         typer.Option(
             max=100_000,
-            help="The most records of one user in the data set: the cost is for users, also of releases that are "
-            "stated for records.",
+            help="The most records of a user: the cost is for users, also of releases that are stated for records.",
         ),
     ] = None,
     as_json: options.AsJson = False,

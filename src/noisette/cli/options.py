@@ -7,15 +7,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.errors import PrivacyError
-
-if TYPE_CHECKING:
-    pass
 
 EXIT_CODE = 2
 INTERRUPTED = 130  # the exit code that shells expect after Ctrl-C
@@ -45,9 +42,9 @@ def _refuse(message: str) -> NoReturn:
     raise typer.Exit(EXIT_CODE) from None
 
 
-def option(metavar: str, text: str, default: str | None = None, *, panel: str | None = None) -> Any:
+def option(metavar: str, text: str, default: str | None = None, *names: str, panel: str | None = None) -> Any:
     """An option with one value and a help text, which shows this default where there is no value to show."""
-    return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
 def flag(name: str, text: str, *, panel: str | None = None) -> Any:
@@ -60,12 +57,6 @@ def out_option(default: str) -> Any:
     return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
 
 
-def holdout_option(text: str, default: str | bool = False, *, panel: str | None = None) -> Any:
-    """The option for the share of records that are held out."""
-    names = ("--holdout", "--hold-out")
-    return typer.Option(*names, metavar="F", help=text, show_default=default, rich_help_panel=panel)
-
-
 def registered(name: str) -> str:
     """The name of an accountant that is in the registry."""
     if name not in ACCOUNTANTS:
@@ -73,12 +64,12 @@ def registered(name: str) -> str:
     return name
 
 
-def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf, least: int = 1) -> tuple[int, ...]:
+def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf) -> tuple[int, ...]:
     """The whole numbers in a text, separated by commas; other texts and numbers out of range are a ``ValueError``."""
     parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
-        limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-        raise ValueError(f"expected --{option} as whole numbers {limits}, such as {example}, got {given!r}")
+    if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
+        limits = "" if most == math.inf else f" to {most}"
+        raise ValueError(f"expected --{option} as whole numbers from 1{limits}, such as {example}, got {given!r}")
     return tuple(int(part) for part in parts)
 
 
@@ -91,10 +82,7 @@ def numbers(
     except ValueError:
         found = ()
     if len(found) != (count or max(1, len(found))) or not all(above < number < math.inf for number in found):
-        wanted = (
-            ("" if count is None else f"{count} ") + "numbers" + ("" if above == -math.inf else f" above {above:g}")
-        )
-        raise ValueError(f"expected --{option} as {wanted}, such as {example}, got {given!r}")
+        raise ValueError(f"expected --{option} as numbers, such as {example}, got {given!r}")
     return found
 
 

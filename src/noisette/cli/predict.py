@@ -27,12 +27,7 @@ def predict(
         Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", exists=True, file_okay=False)
     ],
     rows: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ROWS",
-            help="A table with the columns of the run, or a folder of images; labels are not needed.",
-            exists=True,
-        ),
+        Path, typer.Argument(metavar="ROWS", help="A table without labels, or a folder of images.", exists=True)
     ],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
     model: RunModel = None,
@@ -48,13 +43,10 @@ def predict(
     """
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    is_private = sealed_facts(run).get("private")  # before torch is imported, which takes seconds
+    if not sealed_facts(run).get("private"):  # before torch is imported, which takes seconds
+        typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel
 
-    if not is_private:
-        typer.echo(
-            "The model is of a run without privacy: predictions may tell about the records it was trained on.", err=True
-        )
     content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
     if out is None:
         typer.echo(content, nl=False)
@@ -66,7 +58,7 @@ def predict(
 
 
 def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
-    """The predictions as the text of a CSV, behind these columns of the rows."""
+    """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
     from noisette.data import tables
     from noisette.data.dataset import refuse
 
@@ -74,9 +66,10 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
     keep = ["image"] if images is not None else keep
     refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
-    kept = [keep, *zip(*(found[name] for name in keep), strict=True)] if keep else None
     lines = _lines(saved, *saved.predict(inputs))
-    lines = lines if kept is None else [[*before, *line] for before, line in zip(kept, lines, strict=True)]
+    if keep:
+        kept = [keep, *zip(*(found[name] for name in keep), strict=True)]
+        lines = [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from noisette import errors as checks
-from noisette.cli.options import DataDir, FactsAsJson, holdout_option, option, out_option, plain_errors
+from noisette.cli.options import DataDir, FactsAsJson, option, out_option, plain_errors
 from noisette.cli.train import mention, mention_replaced, mention_weak, report
 from noisette.cli.watch import Watch
 from noisette.training import keep_freed_memory
@@ -44,6 +44,7 @@ _SCORED = (
 )
 _SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
 _NOISE = "held-out: standard deviation of the noise on the number of right answers."
+_SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
 _Recipe = Annotated[
     Path,
     typer.Argument(
@@ -64,7 +65,7 @@ def search(
         float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
     ] = 10.0,
     shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
-    holdout: Annotated[_Number, holdout_option("held-out: the share of the records.", f"{_RECIPES}, or 0.1")] = None,
+    holdout: Annotated[_Number, _SHARED] = None,
     score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
     out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,

@@ -25,7 +25,6 @@ from noisette.cli.options import (
     DataDir,
     FactsAsJson,
     flag,
-    holdout_option,
     listed,
     number_or_names,
     numbers,
@@ -42,7 +41,6 @@ from noisette.training.recipe import (
     BATCH_NORMS,
     BATCHES,
     OPTIMIZERS,
-    AugmentationSection,
     DataSection,
     PrivacySection,
     Recipe,
@@ -101,7 +99,6 @@ _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with 
 _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
 _COMPILED = "Whether the step is compiled: auto, where the run is long enough; yes, which waits for it; or no."
-_VIEWS = "Views of an image, mirrored unless the recipe says otherwise, whose mean gradient is clipped."
 _TESTED = "The share of records drawn at random to test with. Test figures on them are not private."
 _NORMS = f"What replaces each batch norm of the model. {described(BATCH_NORMS)}."
 _PUBLIC = "Data set of the public examples that give the statistics. It has no privacy guarantee."
@@ -146,7 +143,6 @@ def train(
     class_weights: Annotated[
         _Text, _training("A=N,B=N,..", "How much the loss of each class counts, from public knowledge.", "all alike")
     ] = None,
-    views: Annotated[_Whole, _training("N", _VIEWS, "1")] = None,
     seed: Annotated[_Whole, _training("N", "Seed of the first weights, never of noise or sampling.", "0")] = None,
     batch_norm: Annotated[_Text, _norm("NAME", _NORMS, "batch norm stays, and is refused")] = None,
     public: Annotated[_Text, _norm("NAME", _PUBLIC)] = None,
@@ -170,7 +166,7 @@ def train(
     grey: Annotated[bool, flag("--grey", "Images: with --image-size, bring each to grey.", panel=_OF_OWN)] = False,
     tokens: Annotated[_Whole, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
-    holdout: Annotated[_Number, holdout_option(_TESTED, panel=_OF_OWN)] = None,
+    holdout: Annotated[_Number, _declared("F", _TESTED, None, "--holdout", "--hold-out")] = None,
     users: Annotated[_Text, _declared("COLUMN", _USERS, "for records")] = None,
     records_per_user: Annotated[_Whole, _declared("K", "The most records of one user that are used.")] = None,
     public_users: Annotated[_Whole, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
@@ -214,14 +210,11 @@ def train(
     declared = (read_schema(columns) if columns else {}) | tables.pop("data")
     base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer, backbone)
     settings = base.changed(tables, "the settings")
-    if views is not None:
-        moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
-        settings = replace(settings, augmentation=replace(moves, views=views))
     if without_privacy:
         if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
             raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
         if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
-            plain = replace(settings.training, optimizer="sgd", lr=None, floor=None)
+            plain = replace(settings.training, optimizer="sgd", lr=None)
             settings = replace(settings, training=plain)
     name = Path(settings.data.name).resolve().name.partition(".")[0]
     place = out or Path("runs", f"{name}-not-private" if without_privacy else name)

@@ -48,14 +48,6 @@ class Stateful(Protocol):
         """Restore what :meth:`state` returned; a ValueError if a value is outside its domain."""
 
 
-@runtime_checkable
-class TakesDeviations(Protocol):
-    """An optimizer that uses the deviation of the noise on each gradient, which is public."""
-
-    def take_deviations(self, deviations: Mapping[int, float]) -> None:
-        """Take the deviation of the noise on each element of ``.grad``, by ``id`` of the parameter."""
-
-
 class GradientBound(Stateful, Protocol):
     """Bounds the sensitivity of the gradient sum of one batch."""
 

@@ -30,7 +30,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
-from noisette.core.release import GaussianRelease, GradientBound, Processes, TakesDeviations, digest_of
+from noisette.core.release import GaussianRelease, GradientBound, Processes, digest_of
 from noisette.errors import PrivacyError, first_few
 
 
@@ -108,13 +108,13 @@ class DpSgd:
         self.steps_lost = steps_lost
         self._sampler, self._records, self._new_batch, self._open_fetch = parts[:4]
         self._release, self._account, self._ranks, self._key, self._hold_noise = parts[4:]
-        self._takes_deviations = optimizer.take_deviations if isinstance(optimizer, TakesDeviations) else None
         self._names = {id(p): name for name, p in bound.parameters.items()}
         frozen = {name: p for name, p in bound.model.named_parameters() if not p.requires_grad}
         self._weights = {**frozen, **bound.parameters}  # those that nobody may write within a batch
         self._batch: Batch | None = None  # drawn and not yet released
         self._opened: _Opened | None = None  # since the first records of this batch were read
         self._seed = 0  # of torch's generators within the batch
+        self._secret: RandomStates | None = None  # of these generators, from which the next batch goes on
         self._written: list[str] = []  # parameters that somebody wrote within a batch: no step may follow
         self._detach = weakref.finalize(self, _remove, _hooks(self))
         self._detach.atexit = False
@@ -216,7 +216,10 @@ class DpSgd:
         left = self.steps_left / max(1, self.steps_taken - self._first_step)
         self.bound.begin_batch(left, self._seed_of_all_ranks("branches"))
         self._opened = _Opened([p._version for p in self._weights.values()], RandomStates.now(), let_go)
-        self._seed = seed_secretly()
+        if self._secret is None:
+            self._seed = seed_secretly()
+        else:
+            self._secret.restore()
 
     def _end_batch(self) -> None:
         """Put the model and torch's generators back as they were when the first records of the batch were read; refuse
@@ -242,6 +245,7 @@ class DpSgd:
         if opened is None:
             return [], []
         opened.let_go_of_noise()
+        self._secret = RandomStates.now() if torch.initial_seed() == self._seed else None
         opened.random.restore()
         return opened.versions, self.bound.end_batch()
 
@@ -373,8 +377,6 @@ class DpSgd:
         except BaseException:
             self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
             raise
-        if self._takes_deviations is not None:
-            self._takes_deviations(self._release.deviations)
 
     # Line 5
 

@@ -35,18 +35,10 @@ def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
         content = gzip.decompress(zipped)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
-    start, magic = 4 + 4 * dimensions, bytes([0, 0, 8, dimensions])
-    if content[:4] != magic or len(content) < start:
-        raise DataError(
-            f"{source} starts with {content[:4].hex() or 'nothing'}, expected {magic.hex()} and a header: "
-            f"an idx file of bytes with {dimensions} axes; download it again"
-        )
+    start = 4 + 4 * dimensions
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
-    if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{source} should hold {math.prod(shape)} bytes after its header ({' x '.join(map(str, shape))}), "
-            f"but {len(content) - start} were found; download it again"
-        )
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - start != math.prod(shape):
+        raise DataError(f"{source} is no whole idx file of bytes with {dimensions} axes; download it again")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -121,12 +113,8 @@ def cifar10(data_dir: Path | None) -> DataSet:
         archive = folder / "cifar-10-binary.tar.gz"
         names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
         found = {Path(name).name: part for name, part in files.members(archive, lambda name: Path(name).name in names)}
-        for name in names:
-            if len(found.get(name, b"")) % _RECORD or not found.get(name):
-                raise DataError(
-                    f"{name} in {archive} should hold records of {_RECORD} bytes, "
-                    f"but {len(found.get(name, b''))} bytes were found; download it again"
-                )
+        if wrong := [name for name in names if len(found.get(name, b"")) % _RECORD or not found.get(name)]:
+            raise DataError(f"{archive} has no whole records in {', '.join(wrong)}; download it again")
         splits = (_records(b"".join(found[name] for name in part)) for part in (names[:-1], names[-1:]))
         return DataSet("cifar10", *splits, classes=10, declared_size=50_000)
 
@@ -307,31 +295,25 @@ def _blurred(inputs: np.ndarray) -> np.ndarray:
     return inputs
 
 
-def leaves_set(name: str, side: int, channels: int, data_dir: Path | None) -> DataSet:
-    """10,000 + 1,000 images of :func:`dead_leaves`, or of :func:`shaded_leaves`, all of one class."""
-    splits = [
-        Split(shaded_leaves(n, seed), np.zeros(n, np.int64))
-        if name == "shaded-leaves"
-        else dead_leaves(n, seed, side=side, channels=channels)
-        for seed, n in enumerate((TRAIN, TEST))
-    ]
-    classes, note = len(CLASSES), "images of a random process: no record of anyone"
-    if name == "shaded-leaves":
-        classes, note = 1, f"{note}, and all of one class"
+def _leaves(name: str, draw: Callable[[int, int], Split], classes: int, data_dir: Path | None) -> DataSet:
+    """10,000 + 1,000 drawn images."""
+    note = "images of a random process: no record of anyone" + (", and all of one class" if classes == 1 else "")
+    splits = [draw(n, seed) for seed, n in enumerate((TRAIN, TEST))]
     return DataSet(name, *splits, classes=classes, declared_size=TRAIN, note=note)
 
 
+_GREY = partial(dead_leaves, side=28, channels=1)
 IMAGES = {
     "digits": BuiltIn(digits, "handwritten digits, 8 x 8 pixels; installed with scikit-learn"),
     "mnist": BuiltIn(partial(mnist, "mnist", MNIST), "handwritten digits, 28 x 28 pixels"),
     "fashion-mnist": BuiltIn(partial(mnist, "fashion-mnist", FASHION_MNIST), "articles of clothing, 28 x 28 pixels"),
     "kmnist": BuiltIn(partial(mnist, "kmnist", KMNIST), "cursive Japanese characters, 28 x 28 pixels"),
     "cifar10": BuiltIn(cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
-    "dead-leaves": BuiltIn(
-        partial(leaves_set, "dead-leaves", 32, 3), "images of a random process, 32 x 32 pixels; drawn, not read"
+    "dead-leaves-grey": BuiltIn(
+        partial(_leaves, "dead-leaves-grey", _GREY, len(CLASSES)), "grey images of a random process, 28 x 28; drawn"
     ),
-    "dead-leaves-grey": BuiltIn(partial(leaves_set, "dead-leaves-grey", 28, 1), "the same in grey, 28 x 28 pixels"),
     "shaded-leaves": BuiltIn(
-        partial(leaves_set, "shaded-leaves", 32, 3), "dead leaves in the light and colours of photographs, 32 x 32"
+        partial(_leaves, "shaded-leaves", lambda n, seed: Split(shaded_leaves(n, seed), np.zeros(n, np.int64)), 1),
+        "images of a random process in the light and colours of photographs, 32 x 32 pixels; drawn",
     ),
 }

@@ -1,11 +1,11 @@
-"""The built-in sets of texts, AG News, SST-2 and IMDB, and GloVe's word vectors."""
+"""The built-in sets of texts: AG News, SST-2 and IMDB."""
 
 from __future__ import annotations
 
 import io
 import re
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +15,7 @@ from noisette.data import files, tables
 from noisette.data.columns import codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
 from noisette.data.files import BuiltIn
-from noisette.data.words import AnyNumbering, Vocabulary
+from noisette.data.words import Numbering
 
 AG_NEWS = files.Source(
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
@@ -27,16 +27,10 @@ IMDB = files.Source(
 )
 _REVIEW = re.compile(r"aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
 
-WHOLE = "glove.6B.100d.txt"
-MOST_FREQUENT = "glove.6B.50d.top2445.npz"
-ADDRESS = "https://nlp.stanford.edu/data/glove.6B.zip"  # 0.8 GB without a published checksum, so users download it
-_WORDS = 400_000
-
-
 Part = tuple[Path, Sequence[str], Sequence[str]]  # a file, its texts and their labels
 
 
-def ag_news(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
+def ag_news(data_dir: Path | None, numbering: Numbering) -> DataSet:
     """AG News, is an article about the world, sports, business, or science: 120,000 + 7,600, or a part of 18,349.
 
     Inputs (n, tokens) are numbers of the first words of title and description together.
@@ -63,7 +57,7 @@ def ag_news(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     return files.read("ag_news", AG_NEWS, official, data_dir=data_dir, copies={copy: subset})
 
 
-def sst2(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
+def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
     """SST-2, is a sentence of a film review positive: 67,349 sentences and phrases, GLUE's 872 to test with.
 
     Inputs (n, tokens) are numbers of words.
@@ -72,23 +66,26 @@ def sst2(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     """
 
     def official(folder: Path) -> DataSet:
-        archive, names = folder / "SST-2.zip", ["SST-2/train.tsv", "SST-2/dev.tsv"]
-        found = _texts_in(archive, names.__contains__)
-        refuse(f"{archive} is damaged or not SST-2", [f"it has no {name}" for name in names if name not in found])
-        return sentences({archive / name: _tab_separated(io.StringIO(found[name], newline="")) for name in names})
-
-    def of_copy(folder: Path) -> DataSet:
-        return sentences({folder / name: tables.parsed(folder / name, _tab_separated) for name in copy})
+        archive = folder / "SST-2.zip"
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                texts = {archive / name: opened.read(f"SST-2/{name}").decode() for name in ("train.tsv", "dev.tsv")}
+        except files.DAMAGED_ZIP as error:
+            raise DataError(f"{archive} is damaged or not SST-2 ({error}); download it again") from error
+        return sentences({path: _tab_separated(io.StringIO(text)) for path, text in texts.items()})
 
     def sentences(lines: Mapping[Path, Sequence[Sequence[str]]]) -> DataSet:
         parts = [_labelled(path, "sentence", of_file) for path, of_file in lines.items()]
         return _data_set("sst2", parts, ("0", "1"), 67_349, numbering)
 
+    def of_copy(folder: Path) -> DataSet:
+        return sentences({folder / name: tables.parsed(folder / name, _tab_separated) for name in copy})
+
     copy = ("train.tsv.gz", "dev.tsv.gz")
     return files.read("sst2", SST2, official, data_dir=data_dir, copies={copy: of_copy})
 
 
-def imdb(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
+def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
     """IMDB, is a film review positive: 25,000 reviews and 25,000 to test with; inputs (n, tokens) are numbers of words.
 
     Guarantee: a record is one review. There is none for a larger unit, such as all reviews of one author.
@@ -97,7 +94,10 @@ def imdb(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
 
     def official(folder: Path) -> DataSet:
         archive = folder / "aclImdb_v1.tar.gz"
-        texts = _texts_in(archive, lambda name: bool(_REVIEW.fullmatch(name)))
+        try:
+            texts = {name: text.decode() for name, text in files.members(archive, lambda n: bool(_REVIEW.fullmatch(n)))}
+        except UnicodeDecodeError as error:
+            raise DataError(f"{archive} is damaged ({error}); download it again") from error
         of_splits = [[name for name in texts if name.startswith(f"aclImdb/{split}/")] for split in ("train", "test")]
         if not all(of_splits):
             raise DataError(f"{archive}: there are no reviews in train or in test")
@@ -110,13 +110,6 @@ def imdb(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
 
     copy = ("train.csv.xz", "test.csv.xz")
     return files.read("imdb", IMDB, official, data_dir=data_dir, copies={copy: of_copy})
-
-
-def _texts_in(archive: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
-    try:
-        return {name: content.decode() for name, content in files.members(archive, wanted)}
-    except UnicodeDecodeError as error:
-        raise DataError(f"{archive} is damaged ({error}); download it again") from error
 
 
 def _tab_separated(stream: TextIO) -> list[list[str]]:
@@ -133,7 +126,7 @@ def _labelled(path: Path, text: str, lines: Sequence[Sequence[str]] | None = Non
 
 
 def _data_set(
-    name: str, parts: Sequence[Part], classes: Sequence[str], size: int, numbering: AnyNumbering, note: str = ""
+    name: str, parts: Sequence[Part], classes: Sequence[str], size: int, numbering: Numbering, note: str = ""
 ) -> DataSet:
     splits = []
     for path, texts, labels in parts:
@@ -141,82 +134,11 @@ def _data_set(
         if unknown := np.flatnonzero(targets < 0).tolist():
             raise DataError(f"{path}: the class is none of {', '.join(classes)} {in_rows(unknown)}")
         splits.append(Split(numbering.number(texts), targets))
-    notes, words, vectors = "; ".join(filter(None, [note, numbering.note])), numbering.size, numbering.numbered_vectors
-    return DataSet(name, *splits, classes=len(classes), declared_size=size, note=notes, words=words, vectors=vectors)
-
-
-# Word vectors
-
-
-def glove(data_dir: Path | None) -> Vocabulary:
-    """400,000 words with vectors of 100 numbers; or from a smaller copy, the 2,445 most frequent ones with 50.
-
-    They were learned from public texts (Pennington, Socher & Manning 2014). Looked for in ``glove/`` where data
-    sets are; a ``DataError`` says which file to put where, or what is damaged.
-    """
-    layouts = {
-        (WHOLE,): lambda folder: read_vectors(folder / WHOLE, words=_WORDS, dims=100),
-        (MOST_FREQUENT,): lambda folder: read_vectors_npz(folder / MOST_FREQUENT),
-    }
-    found = files.first("glove", layouts, data_dir=data_dir)
-    if found is None:
-        place = files.folders("glove", data_dir)[0]
-        raise DataError(f"the GloVe word vectors are not on this machine: put {WHOLE} from {ADDRESS} into {place}")
-    return found
-
-
-def read_vectors(path: Path, *, words: int, dims: int) -> Vocabulary:
-    """The vocabulary in a text of ``words`` lines or more: a word and ``dims`` numbers, separated by one space.
-
-    A ``DataError`` lists the lines that are not of this form.
-    """
-    found: list[str] = []
-    numbers = array("f")
-    problems = []
-    with path.open("rb") as stream:
-        for line, content in enumerate(stream, start=1):
-            word, *fields = content.rstrip(b"\n").split(b" ")
-            try:
-                values = array("f", map(float, fields))
-                found.append(word.decode())
-            except ValueError:
-                values = ()
-            if len(values) == dims:
-                numbers.extend(values)
-            else:
-                problems.append(f"line {line} is no word with {dims} numbers")
-    if len(found) < words:
-        problems.append(f"there are {len(found)} words instead of {words:,}")
-    refuse(f"{path} is not GloVe as published; download it again", problems)
-    return _vocabulary(path, found, np.frombuffer(numbers, np.float32).reshape(-1, dims), note="")
-
-
-def read_vectors_npz(path: Path) -> Vocabulary:
-    """The vocabulary in arrays ``words`` (words,) and ``vectors`` (words, dims), of the most frequent words."""
-    words, vectors = files.read_npz(path, "words", "vectors")
-    fit = words.dtype.kind == "U" and vectors.dtype == np.float32 and vectors.ndim == 2
-    if not fit or not vectors.size or words.shape != vectors.shape[:1]:
-        got = f"words {words.dtype} {words.shape} and vectors {vectors.dtype} {vectors.shape}"
-        raise DataError(
-            f"{path}: expected words, texts (n,), and vectors, float32 (n, dims), got {got}; download it again"
-        )
-    note = f"word vectors of only the {len(words):,} most frequent words of GloVe, of dimension {vectors.shape[1]}"
-    return _vocabulary(path, words.tolist(), vectors, note=note)
-
-
-def _vocabulary(path: Path, words: list[str], vectors: np.ndarray, *, note: str) -> Vocabulary:
-    problems = [f"the vector of word {row + 1} is not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(1))]
-    if len(set(words)) < len(words):
-        problems.append(f"{len(words) - len(set(words))} words appear twice")
-    refuse(f"{path} is damaged; download it again", problems)
-    return Vocabulary(words, vectors, note)
+    return DataSet(name, *splits, classes=len(classes), declared_size=size, note=note, words=numbering.size)
 
 
 TEXTS = {
-    "ag-news": BuiltIn(ag_news, "news articles on four topics, as GloVe word vectors", texts=True, tokens=20),
-    "ag-news-words": BuiltIn(ag_news, "the same, as words", texts=True),
+    "ag-news-words": BuiltIn(ag_news, "news articles on four topics", texts=True),
     "sst2": BuiltIn(sst2, "sentences of film reviews: positive?", texts=True),
-    "sst2-glove": BuiltIn(sst2, "the same, as GloVe word vectors", texts=True, tokens=32),
     "imdb": BuiltIn(imdb, "whole film reviews: positive?", texts=True),
-    "imdb-glove": BuiltIn(imdb, "the same, as GloVe word vectors", texts=True, tokens=128),
 }

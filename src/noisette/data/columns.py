@@ -119,7 +119,7 @@ def declared(cls: type[Declared]) -> type[Declared]:
 
 
 def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[str, Any]) -> list[str]:
-    """A message for each key that is unknown, absent, of another type or outside its domain."""
+    """A message for each key that is unknown, absent, or not of the expected type."""
     found, expected = [], dict[str, list[str]]()
     for item in error.errors(include_url=False):
         place = next(iter(item["loc"]), "")
@@ -168,9 +168,9 @@ _Refused = dict[str, np.ndarray]  # the rows that a declaration refuses, as a ma
 class Number:
     """A column of numbers: one input, in [-1, 1] if it has bounds.
 
-    low, high: declared bounds, both or none; values outside are clipped. Without bounds, numbers are used as they are.
+    low, high: declared bounds, both or none; values outside are clipped.
     missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
-        a second input, which is 1 where the value is missing and 0 elsewhere; or "refuse".
+        a second input, which is 1 for it; or "refuse".
     missing_words: what stands for a missing value in this column beside the usual words, such as "-9".
     """
 
@@ -445,8 +445,7 @@ class Columns:
 
 _MOST_CLASSES = 1_000_000
 _BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
-MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
-_CONVERTIBLE = frozenset({*MODES, "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # all have 8 bits a channel or less
+_CONVERTIBLE = frozenset({"L", "RGB", "1", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr"})  # of 8 bits a channel or less
 
 
 @dataclass(frozen=True)
@@ -482,9 +481,6 @@ class ImageForm:
             opaque = turned.convert("RGBA")
             turned = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
         return np.asarray(ImageOps.fit(turned.convert(mode), size, Image.Resampling.BILINEAR))
-
-    def __str__(self) -> str:
-        return f"{self.width} x {self.height} pixels in {'grey' if self.grey else 'colour'}"
 
 
 @dataclass(frozen=True)
@@ -583,8 +579,7 @@ class Declaration:
         }
         if test_place is not None:
             found |= {
-                "columns: for columns of a table only; leave it out": bool(self.columns),
-                "text: for columns of a table only; leave it out": bool(self.text),
+                "columns and text: for tables only; leave them out": bool(self.columns or self.text),
                 f"test: a separate file is for tables only; here the test split is {test_place}": self.test is not None,
                 "decimal and skip_unlabelled: for tables only; leave them out": self.skip_unlabelled
                 or self.decimal != ".",

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 Files = tuple[str, ...]
 Reader = Callable[[Path], DataSet]  # from the folder of the data set
 
-DAMAGED_NPZ = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGED_ZIP = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,11 @@ class Source:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in data set: its reader, called with ``data_dir``, and for texts also with how words are numbered.
-
-    Of texts with GloVe's vectors the first ``tokens`` words are used; words of others are hashed.
-    """
+    """A built-in data set: its reader, called with ``data_dir``, and for texts also with how words are numbered."""
 
     read: Callable[..., DataSet]
     description: str
     texts: bool = False
-    tokens: int | None = None
 
 
 def read(
@@ -97,7 +93,7 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
 
 
 def plain_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names that an NPZ holds; nothing is unpickled. Raises one of ``DAMAGED_NPZ``."""
+    """The arrays of these names that an NPZ holds; nothing is unpickled. Raises one of ``DAMAGED_ZIP``."""
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         return {name: np.asarray(archive[name]) for name in archive.files if name in names}
 
@@ -107,20 +103,16 @@ def read_npz(path: Path, *names: str) -> list[np.ndarray]:
     try:
         arrays = plain_arrays(path, names)
         return [arrays[name] for name in names]
-    except DAMAGED_NPZ as error:
+    except DAMAGED_ZIP as error:
         raise DataError(f"{path} is damaged or not the published file ({error}); download it again") from error
 
 
 def members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted files of a zip or a tar; nothing is unpacked."""
+    """Names and contents of the wanted files of a tar; nothing is unpacked."""
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as opened:
-                yield from ((name, opened.read(name)) for name in opened.namelist() if wanted(name))
-        else:
-            with tarfile.open(archive) as opened:
-                for member in opened:
-                    if wanted(member.name) and (stream := opened.extractfile(member)):
-                        yield member.name, stream.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                if wanted(member.name) and (stream := opened.extractfile(member)):
+                    yield member.name, stream.read()
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{archive} is damaged ({error}); download it again") from error

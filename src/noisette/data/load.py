@@ -6,7 +6,7 @@ To add a built-in set, write its reader and a test, and add a line to the table 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,8 +15,8 @@ import numpy as np
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
-from noisette.data.built_in_texts import TEXTS, glove
-from noisette.data.columns import MODES, Declaration, ImageForm, close_name, codes
+from noisette.data.built_in_texts import TEXTS
+from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
 
@@ -40,7 +40,7 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     Files of a built-in set are looked for in ``data_dir``, in NOISETTE_DATA and in the user's cache, or downloaded.
 
     Guarantee: shapes, number of classes and ``declared_size`` come from constants and the declaration, except that
-    inputs have the shape of the arrays or images found; nothing is fitted to the records.
+    inputs have the shape of the arrays found; nothing is fitted to the records.
 
     Raises:
         DataError: the name is unknown, files are absent or damaged, or records contradict the declaration.
@@ -78,12 +78,10 @@ def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> Dat
     if declaration != Declaration(numbering=numbering):
         raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
     entry = REGISTRY[name]
-    if entry.texts and entry.tokens is None:
+    if entry.texts:
         return entry.read(data_dir, numbering)
     if replace(numbering, folder=None) != Numbering():
         raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
-    if entry.tokens is not None:
-        return entry.read(data_dir, replace(glove(data_dir), tokens=entry.tokens))
     return entry.read(data_dir)
 
 
@@ -99,7 +97,7 @@ def read_arrays(path: Path, declaration: Declaration) -> DataSet:
     classes, size = declaration.public_facts(path.name, test_place="in x_test and y_test")
     try:
         arrays = files.plain_arrays(path, ARRAYS)
-    except files.DAMAGED_NPZ as error:  # a TypeError if the file holds a single array
+    except files.DAMAGED_ZIP as error:  # a TypeError if the file holds a single array
         why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""  # others quote the file
         raise DataError(f"{path} is not a valid NPZ of plain arrays{why}; save it with numpy.savez") from error
     pairs = [("x_train", "y_train") if "x_train" in arrays or "y_train" in arrays else ("X", "y")]
@@ -116,17 +114,16 @@ def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Dec
         found = ", ".join(sorted(arrays)) or "none"
         return [f"no {' and no '.join(absent)}; name the arrays {', '.join(ARRAYS)} (found {found})"]
     inputs, targets, problems = arrays[x], arrays[y], []
-    kind = targets.dtype.kind if targets.ndim == 1 else ""
     if inputs.ndim not in (2, 3, 4) or inputs.dtype.kind not in "buif":
         expected = "real numbers, (n, features), (n, h, w) or (n, c, h, w)"
         problems.append(f"{x} is {inputs.dtype} of shape {inputs.shape}; expected {expected}")
-    if declaration.target is not None:
-        expected = None if kind and kind in "uif" and np.isfinite(targets).all() else "finite real numbers, (n,)"
-    else:
-        expected = None if kind and kind in "buiU" else "integers or class names, (n,)"
-    if expected:
+    is_number = declaration.target is not None
+    if targets.ndim != 1 or targets.dtype.kind not in ("uif" if is_number else "buiU"):
+        expected = "real numbers, (n,)" if is_number else "integers or class names, (n,)"
         problems.append(f"{y} is {targets.dtype} of shape {targets.shape}; expected {expected}")
-    elif kind == "U" and (unknown := np.flatnonzero(_targets(targets, declaration) < 0).tolist()):
+    elif is_number and not np.isfinite(targets).all():
+        problems.append(f"{y}: expected finite real numbers")
+    elif targets.dtype.kind == "U" and (unknown := np.flatnonzero(_targets(targets, declaration) < 0).tolist()):
         where = in_rows(unknown)
         problems.append(f"{y}: none of the declared classes {where}; declare classes as the list of their names")
     return problems
@@ -148,24 +145,7 @@ def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
 
 # Images
 
-
-@dataclass(frozen=True)
-class _File:
-    """An image file; its name may be private, so errors give its class and its position in the sorted folder."""
-
-    path: Path
-    target: int
-    position: str
-
-    def read(self, of: Callable[[Image.Image], Value]) -> Value:
-        """What the function says of the image; a ``DataError`` if it is damaged."""
-        from PIL import Image  # imported here, as most commands read no image
-
-        try:
-            with Image.open(self.path, formats=("PNG", "JPEG")) as image:
-                return of(image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{self.position} is damaged, or neither PNG nor JPEG") from error
+_File = tuple[Path, int, str]  # an image, its class, and how errors name it, since the name of the file may be private
 
 
 def read_images(path: Path, declaration: Declaration) -> DataSet:
@@ -177,11 +157,11 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
     classes, size = declaration.public_facts(path.name, test_place="in the folder test beside train", images=True)
     names = declaration.class_names
     train_place, test_place = _named(path, "train"), _named(path, "test")
-    if train_place is None:
-        if test_place is not None or not any(_named(path, name) for name in names):
+    if not train_place:
+        if test_place or not any(_named(path, name) for name in names):
             raise DataError(
-                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, a "
-                "folder for each declared class"
+                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, for "
+                "each declared class"
             )
         train_place = path
     train = _files(train_place, names)
@@ -199,7 +179,7 @@ def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     other = [entry.name for entry in entries if not entry.is_file() or entry.suffix.lower() not in SUFFIXES]
     problems = [f"{name} is not a file that ends in {', '.join(SUFFIXES)}" for name in other]
     refuse(str(path), problems if entries else ["there are no images"])
-    return [entry.name for entry in entries], _split([_File(entry, 0, entry.name) for entry in entries], form).inputs
+    return [entry.name for entry in entries], _split([(entry, 0, entry.name) for entry in entries], form).inputs
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -225,10 +205,7 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
         paths = _visible(places[name]) if name in places else []
         if other := [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]:
             problems.append(f"{name}: {_entries(other)} no file that ends in {', '.join(SUFFIXES)}")
-        found += [
-            _File(entry, target, f"image {position} of {name} in {folder.name}")
-            for position, entry in enumerate(paths, start=1)
-        ]
+        found += [(path, target, f"image {k} of {name} in {folder.name}") for k, path in enumerate(paths, start=1)]
     if not found:
         problems.append("there are no images in the folders of the declared classes")
     refuse(str(folder), problems)
@@ -241,29 +218,40 @@ def _entries(found: Sequence[object]) -> str:
 
 def _first(file: _File) -> ImageForm:
     """The form that all images must have where none is declared."""
-    mode, size = file.read(lambda image: (image.mode, image.size))
-    if mode in MODES:
+    mode, size = _opened(file, lambda image: (image.mode, image.size))
+    if mode in ("L", "RGB"):
         return ImageForm(*size, grey=mode == "L", fitted=False)
     raise DataError(
-        f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images, or declare "
+        f"{file[2]} is neither 8-bit grey nor 8-bit colour without transparency; convert the images, or declare "
         "image_size to bring all to one size and to colour"
     )
 
 
 def _split(found: Sequence[_File], form: ImageForm) -> Split:
     images = np.zeros((len(found), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
-    problems = []
-    unfit = "has more than 8 bits a channel" if form.fitted else f"is not of {form}"
+    colour, problems = "grey" if form.grey else "colour", []
+    strict = f"is not of {form.width} x {form.height} pixels in {colour}"
     for index, file in enumerate(found):
         try:
-            pixels = file.read(form.pixels)
+            pixels = _opened(file, form.pixels)
         except DataError as error:
             problems.append(str(error))
             continue
         if pixels is None:
-            problems.append(f"{file.position} {unfit}")
+            problems.append(f"{file[2]} {'has more than 8 bits a channel' if form.fitted else strict}")
         else:
             images[index] = pixels
     way_out = "" if form.fitted else "; a declared image_size brings all to one size"
     refuse(f"images, numbered from 1 in the order of their names within their class{way_out}", problems)
-    return Split(unit_pixels(images), np.array([file.target for file in found], dtype=np.int64))
+    return Split(unit_pixels(images), np.array([target for _, target, _ in found], dtype=np.int64))
+
+
+def _opened(file: _File, of: Callable[[Image.Image], Value]) -> Value:
+    """What the function says of the image; a ``DataError`` if it is damaged."""
+    from PIL import Image  # imported here, as most commands read no image
+
+    try:
+        with Image.open(file[0], formats=("PNG", "JPEG")) as image:
+            return of(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file[2]} is damaged, or neither PNG nor JPEG") from error

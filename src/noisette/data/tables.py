@@ -11,7 +11,6 @@ import csv
 import gzip
 import json
 import lzma
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,9 +132,7 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
 
 def _objects(lines: Iterable[str]) -> list[list[str]]:
     """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
-    found: list[dict[str, Any]] = []
-    wrong: list[int] = []
-    lacks = ""
+    found, wrong, lacks = list[dict[str, Any]](), list[int](), ""
     for index, line in enumerate(filter(str.strip, lines)):
         try:
             values: Any = json.loads(line)
@@ -205,17 +202,12 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 def _check_names(path: Path, header: Sequence[str]) -> None:
     """Refuse a first line that holds a record, whose values would be published as the names of columns."""
-    wrong = [place for place, name in enumerate(header, start=1) if is_number(name)]
-    if wrong:
+    wrong = np.flatnonzero(np.isfinite(numbers(name.replace(",", ".") for name in header)))
+    if wrong.size:
         raise DataError(
-            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line of names, or "
-            "begin the name with a letter"
+            f"{path}: the first line must name the columns; its field {wrong[0] + 1} is a number. Add a line of names, "
+            "or begin the name with a letter"
         )
-
-
-def is_number(name: str) -> bool:
-    """Whether a name is a finite number, with a point or a comma before its decimals."""
-    return math.isfinite(numbers([name.replace(",", ".")])[0])
 
 
 # Inputs and targets
@@ -237,16 +229,8 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
     first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
     refuse(f"{path.name} (row 1 is {first})", problems)
-    return DataSet(
-        path.name,
-        split,
-        test_split,
-        classes=classes,
-        declared_size=size,
-        words=declaration.numbering.size if declaration.text else 0,
-        target=declaration.target,
-        features=() if declaration.text else features.names,
-    )
+    words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
+    return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> list[str]:

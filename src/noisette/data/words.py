@@ -1,22 +1,20 @@
-"""Texts as numbers of words: by a fixed rule, and a fixed hash or a public vocabulary, never by the texts."""
+"""Texts as numbers of words: by a fixed rule, and a fixed hash or a public tokenizer, never by the texts."""
 
 from __future__ import annotations
 
 import hashlib
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from noisette.data.dataset import DataError
 
-PADDING, UNKNOWN = 0, 1  # of no word, and of all words that have no vector; words with a vector follow
+PADDING = 0  # the number of no word
 
 _BARE_REFERENCE = re.compile(r"(?<![&\w])(#\d{1,6}|amp|gt|hellip|lt|nbsp|quot);", re.ASCII)  # as in "company #39;s"
 _TAG = re.compile(r"</?[a-z][^<>]*>")
@@ -74,9 +72,6 @@ class Numbering:
     words: int = 4096
     folder: Path | None = None
 
-    numbered_vectors: ClassVar[None] = None  # a model learns what the words mean
-    note: ClassVar[str] = ""
-
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.words < 2:
             raise DataError(f"expected tokens >= 1 and words >= 2, got tokens={self.tokens} and words={self.words}")
@@ -84,8 +79,11 @@ class Numbering:
     def number(self, texts: Sequence[str]) -> np.ndarray:
         if self.folder is None:
             numbers: dict[str, int] = {}
-            found = ([numbers.setdefault(w, number_of(w, self.words)) for w in split(t, self.tokens)] for t in texts)
-            return _padded(found, len(texts), self.tokens)
+            rows = np.full((len(texts), self.tokens), PADDING, np.int64)
+            for row, text in zip(rows, texts, strict=True):
+                found = [numbers.setdefault(word, number_of(word, self.words)) for word in split(text, self.tokens)]
+                row[: len(found)] = found
+            return rows
         tokenizer = tokenizer_of(self.folder)
         ids = tokenizer(list(texts), truncation=True, max_length=self.tokens, padding="max_length")["input_ids"]
         return np.array(ids, dtype=np.int64)
@@ -94,49 +92,6 @@ class Numbering:
     def size(self) -> int:
         """How many different numbers there are, from 0 on."""
         return self.words if self.folder is None else len(tokenizer_of(self.folder))
-
-
-@dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """Different public words and their vectors, float32, (words, dims); it numbers texts as :class:`Numbering` does.
-
-    ``note`` is what a report of results must mention about them; of a text the first ``tokens`` words are used.
-
-    Guarantee: the number of a word depends on this list alone, so neither it nor the shape of a model reveals anything
-    about the texts that are numbered.
-    """
-
-    words: Sequence[str]
-    vectors: np.ndarray
-    note: str
-    tokens: int = 64
-
-    size: ClassVar[int] = 0  # no meaning is learned
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words, start=UNKNOWN + 1)}
-
-    @property
-    def numbered_vectors(self) -> np.ndarray:
-        """The vector of each number, float32, (2 + words, dims): zero for padding, for an unknown word the mean."""
-        padding = np.zeros_like(self.vectors[0])
-        return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
-
-    def number(self, texts: Sequence[str]) -> np.ndarray:
-        """The first words of each text as numbers, int64, (n, tokens); short texts are padded at the end."""
-        found = ([self._numbers.get(word, UNKNOWN) for word in split(text, self.tokens)] for text in texts)
-        return _padded(found, len(texts), self.tokens)
-
-
-AnyNumbering: TypeAlias = Numbering | Vocabulary
-
-
-def _padded(rows: Iterable[list[int]], count: int, tokens: int) -> np.ndarray:
-    numbered = np.full((count, tokens), PADDING, np.int64)
-    for row, found in zip(numbered, rows, strict=True):
-        row[: len(found)] = found
-    return numbered
 
 
 def tokenizer_of(folder: Path):

@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, partial, reduce
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -32,7 +32,8 @@ from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
 
-_IN_CHECKPOINT = "private_run"
+_IN_CHECKPOINT, _DECLARED = "private_run", "declared"
+MicrobatchSize = int | Literal["auto"]
 _Module: Any = object  # the class of the user's module stands behind in the order of methods
 
 
@@ -44,7 +45,7 @@ def make_private(
     max_grad_norm: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    microbatch_size: int | Literal["auto"] = "auto",
+    microbatch_size: MicrobatchSize = "auto",
     ledger: Path | str | None = None,
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
@@ -59,11 +60,8 @@ def make_private(
 
     Args:
         module: a ``LightningModule`` with one optimizer.
-        public_size: declared number of training records. It is not computed from the data set.
-        delta: probability with which epsilon may fail; below one over ``public_size``.
-        max_grad_norm: the clipping norm of one example.
-        epsilon: the privacy budget of a ``fit``, together with everything in ``ledger``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
+        public_size, delta, max_grad_norm, epsilon, noise_multiplier: of a ``fit``, as for :func:`noisette.privatize`
+            and :class:`noisette.PerExampleClip`.
         microbatch_size: examples that are processed at once, which only bounds memory.
         ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
             logs; later fits of this module add to it.
@@ -91,6 +89,18 @@ def make_private(
     return module
 
 
+def _noted(name: str) -> Any:
+    """A property of the user's module; that a step has read it is taken down, and that is no logger."""
+
+    def read(self: PrivateHooks) -> Any:
+        if self._private_run.computes_loss:
+            self._check_no_logger(name)
+            self._private_run.numbers_read.add(name)
+        return getattr(super(PrivateHooks, self), name)
+
+    return property(read)
+
+
 class PrivateHooks(_Module):
     """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
 
@@ -101,9 +111,7 @@ class PrivateHooks(_Module):
         callbacks = list(given) if isinstance(given, list | tuple) else [given]
         if self.trainer.state.fn == "fit":
             self._private_run.take_over(self)
-            lightning = module_of_lightning(self)
-            assert lightning is not None
-            callbacks.append(_closing(lightning.__module__.removesuffix(".core.module"))())
+            callbacks.append(_closing(module_of_lightning(self).__module__.removesuffix(".core.module"))())
         return callbacks
 
     def train_dataloader(self) -> Steps:
@@ -112,20 +120,13 @@ class PrivateHooks(_Module):
     def on_train_start(self) -> None:
         own = super().training_step
         number = (0,) * (len(signature(own).parameters) > 1)  # of the batch
-
-        def step(rows: Any) -> Any:
-            return own(rows, *number)
-
-        self._private_run.begin(self, step, [*_transfer_hooks(self, super())])
+        self._private_run.begin(self, lambda rows: own(rows, *number), [*_transfer_hooks(self, super())])
         self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number.
-
-        With manual optimization the module's own step gets the batch, and Lightning no loss.
-        """
+        """Add up clipped gradients of a batch, or give it to a step that optimizes; the loss returned is no number."""
         if not self.automatic_optimization:
             self._private_run.give_batch(self)
             return None
@@ -147,10 +148,7 @@ class PrivateHooks(_Module):
         if not self.automatic_optimization:
             super().backward(loss, *args, **kwargs)
 
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        assert optimizer_closure is not None
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer_closure()
         getattr(optimizer, "optimizer", optimizer).step()
 
@@ -181,18 +179,10 @@ class PrivateHooks(_Module):
 
     # What a step may not do with private values
 
-    @property
-    def logger(self) -> Any:
-        self._check_no_logger()
-        return super().logger
+    logger, loggers, current_epoch, global_step = map(_noted, ("logger", "loggers", "current_epoch", "global_step"))
 
-    @property
-    def loggers(self) -> Any:
-        self._check_no_logger()
-        return super().loggers
-
-    def _check_no_logger(self) -> None:
-        if self._private_run.computes_loss:
+    def _check_no_logger(self, name: str) -> None:
+        if name.startswith("logger"):
             raise PrivacyError(
                 "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
                 "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
@@ -212,27 +202,13 @@ class PrivateHooks(_Module):
         if not self._private_run.computes_loss:
             super().print(*args, **kwargs)
 
-    @property
-    def current_epoch(self) -> int:
-        self._private_run.read("current_epoch")
-        return super().current_epoch
-
-    @property
-    def global_step(self) -> int:
-        self._private_run.read("global_step")
-        return super().global_step
-
     # The numbers of steps are no batch that a hook of the user's could change
 
-    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, dataloader_idx)
+    def _on_before_batch_transfer(self, batch: Any, **where: Any) -> Any:
+        return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, **where)
 
-    def _apply_batch_transfer_handler(
-        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
-    ) -> Any:
-        if isinstance(batch, Step):
-            return batch
-        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+    def _apply_batch_transfer_handler(self, batch: Any, **where: Any) -> Any:
+        return batch if isinstance(batch, Step) else super()._apply_batch_transfer_handler(batch, **where)
 
 
 def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
@@ -258,9 +234,6 @@ def _closing(package: str) -> type:
             pl_module._private_run.close()
 
     return CloseRun
-
-
-# Metrics of torchmetrics in a training step
 
 
 class NotComputed:
@@ -289,13 +262,8 @@ _MUTED = _Muted()  # in the place of each metric: a captured step expects the sa
 @contextmanager
 def muted_metrics(module: nn.Module) -> Iterator[None]:
     """Within it, metrics that the module holds do nothing."""
-    held = [
-        (part._modules, name, metric)
-        for part in module.modules()
-        if not _is_metric(part)
-        for name, metric in part._modules.items()
-        if _is_metric(metric)
-    ]
+    parts = [part._modules for part in module.modules() if not _is_metric(part)]
+    held = [(modules, name, metric) for modules in parts for name, metric in modules.items() if _is_metric(metric)]
     for modules, name, _ in held:
         modules[name] = _MUTED
     try:
@@ -306,19 +274,17 @@ def muted_metrics(module: nn.Module) -> Iterator[None]:
 
 
 def _is_metric(part: object) -> bool:
-    return any(
-        base.__name__ in ("Metric", "MetricCollection") and base.__module__.startswith("torchmetrics.")
-        for base in type(part).__mro__
-    )
+    kinds = [base for base in type(part).__mro__ if base.__module__.startswith("torchmetrics.")]
+    return any(kind.__name__ in ("Metric", "MetricCollection") for kind in kinds)
 
 
 _MODULES = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_MEMORY = "memory is bounded by microbatches"
 _FINDERS = {
     "LearningRateFinder": "it trains on the records without a price; choose the rate on public records",
-    "BatchSizeFinder": "the batch size is declared; memory is bounded by microbatches",
-    "GradientAccumulationScheduler": "the batch size is declared; memory is bounded by microbatches",
+    **dict.fromkeys(("BatchSizeFinder", "GradientAccumulationScheduler"), f"the batch size is declared; {_MEMORY}"),
 }
 _OWN_HOOKS = {
     "optimizer_step": "the private step calls the optimizer; change the rate by a scheduler",
@@ -327,53 +293,44 @@ _OWN_HOOKS = {
 }
 
 
-def module_of_lightning(module: Any) -> type | None:
-    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``."""
-    of_lightning = (base for base in type(module).__mro__ if base.__name__ == "LightningModule")
-    return next((base for base in of_lightning if base.__module__ in _MODULES), None)
+def module_of_lightning(module: Any) -> Any:
+    """The class ``LightningModule`` that a module is of, from ``lightning`` or ``pytorch_lightning``, or ``None``."""
+    return next((base for base in type(module).__mro__ if base.__module__ in _MODULES), None)
 
 
 def _problems_of_module(module: Any) -> Iterator[str]:
-    lightning = module_of_lightning(module)
+    lightning, own = module_of_lightning(module), type(module)
     if lightning is None:
-        yield f"expected a LightningModule, got a {type(module).__name__}"
+        yield f"expected a LightningModule, got a {own.__name__}"
         return
-    for hook in ("training_step", "configure_optimizers"):
-        if getattr(type(module), hook, None) is getattr(lightning, hook):
-            yield f"{type(module).__name__} has no {hook}"
+    needed = ("training_step", "configure_optimizers")
+    yield from (f"{own.__name__} has no {hook}" for hook in needed if getattr(own, hook) is getattr(lightning, hook))
     for hook, why in _OWN_HOOKS.items():
-        if getattr(type(module), hook) is not getattr(lightning, hook):
-            yield f"{type(module).__name__} overrides {hook}: {why}"
+        if getattr(own, hook) is not getattr(lightning, hook):
+            yield f"{own.__name__} overrides {hook}: {why}"
 
 
 def _problems_of_fit(module: Any) -> Iterator[str]:
-    trainer = module.trainer
-    if trainer.accumulate_grad_batches != 1:
-        yield (
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: give the loader the whole batch_size; memory "
-            "is bounded by microbatches"
-        )
-    if trainer.gradient_clip_val:
-        yield f"gradient_clip_val={trainer.gradient_clip_val}: each record is clipped to max_grad_norm; leave it out"
-    if trainer.precision not in _PRECISIONS:
-        yield f'precision="{trainer.precision}": use one of {", ".join(_PRECISIONS)}'
-    if trainer.fast_dev_run or trainer.overfit_batches:
-        name = "fast_dev_run" if trainer.fast_dev_run else "overfit_batches"
-        yield f"{name}: each step on private records has its price; try the module on public ones, without make_private"
-    elif trainer.limit_train_batches != 1.0:
-        yield f"limit_train_batches={trainer.limit_train_batches}: shorten the training by max_steps"
-    if type(trainer.strategy).__name__ not in _STRATEGIES:
-        yield f'strategy {type(trainer.strategy).__name__}: use strategy="ddp", or shard with noisette.privatize'
-    elif getattr(trainer.strategy, "_start_method", "popen") != "popen":
-        yield 'a strategy that spawns or forks: use strategy="ddp", which starts the script once for each device'
-    if trainer.max_epochs == -1 and trainer.max_steps == -1:
-        yield "max_epochs=-1: declare max_epochs or max_steps; the noise depends on the number of steps"
+    trainer, strategy, precision = module.trainer, type(module.trainer.strategy).__name__, module.trainer.precision
+    together, limit, clip = trainer.accumulate_grad_batches, trainer.limit_train_batches, trainer.gradient_clip_val
+    tried = next((name for name in ("fast_dev_run", "overfit_batches") if getattr(trainer, name)), None)
+    spawns = strategy in _STRATEGIES and getattr(trainer.strategy, "_start_method", "popen") != "popen"
+    is_endless, is_compiled = trainer.max_epochs == trainer.max_steps == -1, getattr(module, "_compiler_ctx", None)
+    found = {
+        f"accumulate_grad_batches={together}: give the loader the whole batch_size; {_MEMORY}": together != 1,
+        f"gradient_clip_val={clip}: each record is clipped to max_grad_norm; leave it out": clip,
+        f'precision="{precision}": use one of {", ".join(_PRECISIONS)}': precision not in _PRECISIONS,
+        f"{tried}: each step on private records has its price; try it on public ones, without make_private": tried,
+        f"limit_train_batches={limit}: shorten the training by max_steps": limit != 1.0 and not tried,
+        f'strategy {strategy}: use strategy="ddp", or shard with noisette.privatize': strategy not in _STRATEGIES,
+        'a strategy that spawns or forks: use strategy="ddp", which starts the script once for each device': spawns,
+        "max_epochs=-1: declare max_epochs or max_steps; the noise depends on the number of steps": is_endless,
+        "torch.compile: the private step is compiled by itself; give fit the module itself": is_compiled,
+    }
+    yield from (problem for problem, is_so in found.items() if is_so)
     for callback in trainer.callbacks:
-        for base in type(callback).__mro__:
-            if base.__name__ in _FINDERS:
-                yield f"the callback {type(callback).__name__}: {_FINDERS[base.__name__]}"
-    if getattr(module, "_compiler_ctx", None) is not None:
-        yield "torch.compile: the private step is captured and compiled by itself; give fit the module itself"
+        kinds = {base.__name__ for base in type(callback).__mro__}
+        yield from (f"the callback {type(callback).__name__}: {_FINDERS[kind]}" for kind in kinds & _FINDERS.keys())
 
 
 def problems_of_loader(loader: Any) -> Iterator[str]:
@@ -381,23 +338,11 @@ def problems_of_loader(loader: Any) -> Iterator[str]:
     if not isinstance(loader, DataLoader):
         yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
     elif isinstance(loader.dataset, IterableDataset):
-        yield (
-            "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
-            "as list(dataset)"
-        )
+        yield "the training records are an IterableDataset: give one with len and indexing, such as list(dataset)"
     elif not loader.batch_size:
         yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
-    elif not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
-        loader.sampler, "replacement", False
-    ):
-        yield (
-            f"the training loader has a {type(loader.sampler).__name__}: batches are Poisson samples, in which each "
-            "record is with the same probability; leave the sampler out"
-        )
-
-
-_DECLARED = "declared"
-_RECORDS = "private-run"  # folder beside the ledger, with a folder for each unfinished run
+    elif not isinstance(at := loader.sampler, RandomSampler | SequentialSampler) or getattr(at, "replacement", False):
+        yield f"the training loader has a {type(at).__name__}: batches are Poisson samples; leave the sampler out"
 
 
 def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
@@ -412,7 +357,7 @@ def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]
 
 
 def _fingerprint_of(ledger: Path, run: str) -> Path:
-    return ledger.parent / _RECORDS / run
+    return ledger.parent / "private-run" / run  # while the run is unfinished
 
 
 class Step(int):
@@ -435,11 +380,9 @@ class Steps:
 class LightningRun:
     """The private runs of a module, one for each ``fit``."""
 
-    def __init__(
-        self, declared: Mapping[str, Any], microbatch_size: int | Literal["auto"], ledger: Path | str | None
-    ) -> None:
+    def __init__(self, declared: Mapping[str, Any], microbatch_size: MicrobatchSize, ledger: Path | str | None) -> None:
         self._declared = declared
-        self._microbatch_size: int | Literal["auto"] = microbatch_size
+        self._microbatch_size: MicrobatchSize = microbatch_size
         self._given_ledger = None if ledger is None else Path(ledger).resolve()
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
         self._processes = 1
@@ -449,7 +392,7 @@ class LightningRun:
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
-        self._read: set[str] = set()  # the numbers of the trainer that a loss has read
+        self.numbers_read: set[str] = set()  # of the trainer, by a loss
         self.computes_loss = False  # whether private values are being computed
         self.validated: set[str] | None = None  # what validation logs, where it was tried before the training
         self.boundary: Boundary | None = None  # of a module that steps its optimizer itself
@@ -472,18 +415,12 @@ class LightningRun:
             trainer.strategy.configure_ddp = lambda: None
 
     def steps(self, module: Any, of_module: Any) -> Steps:
-        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own.
-
-        What is wrong is refused by :meth:`begin`: an error here would leave changes that Lightning makes meanwhile.
-        """
+        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own."""
         if self._loader is None:
-            if self._source is module:
-                loader = of_module()
-            else:
-                made = getattr(self._source, "train_dataloader", None)
-                loader = made() if callable(made) else self._source
+            made = of_module if self._source is module else getattr(self._source, "train_dataloader", None)
+            loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
-            if self._refused:
+            if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
                 return Steps(1)
             self._loader = loader
         return Steps(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
@@ -502,32 +439,27 @@ class LightningRun:
         self._saved = saved
 
     def begin(self, module: Any, step: Callable[..., Any], hooks: Sequence[Callable[..., Any]]) -> None:
-        """Start the run, or go on with that of the checkpoint, when module and optimizer are ready.
-
-        ``step`` is the module's own ``training_step``, and ``hooks`` are its own that change a batch on its way to the
-        device.
-        """
+        """Start the run, or go on with that of the checkpoint, by the module's own ``training_step`` and ``hooks``."""
         if self._refused:
             raise ValueError("\n".join(self._refused))
-        trainer = module.trainer
-        (optimizer,) = trainer.optimizers
+        trainer, (optimizer,) = module.trainer, module.trainer.optimizers
         folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
         clip = PerExampleClip(module, max_grad_norm=self._declared["max_grad_norm"])
-        if not module.automatic_optimization:
-            self.boundary = Boundary(clip, optimizer, mean=True)
-            for each in trainer.strategy._lightning_optimizers:
-                each.step = partial(_step, each)
+        boundary = None if module.automatic_optimization else Boundary(clip, optimizer, mean=True)
         try:
             run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
-            self._close_boundary()
+            if boundary is not None:
+                boundary.close()
             raise
-        self._run, self._saved, self._told = run, None, self._numbers(trainer)
-        if self.boundary is not None:
-            self.boundary.begin(run)
+        self._run, self._saved, self._told, self.boundary = run, None, self._numbers(trainer), boundary
+        if boundary is not None:
+            boundary.begin(run)
+            for each in trainer.strategy._lightning_optimizers:
+                each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
@@ -540,11 +472,7 @@ class LightningRun:
                 trainer.save_checkpoint(Path(folder, "first.ckpt"))
 
     def leaves_out(self, trainer: Any, *names: str) -> bool:
-        """Whether values of these names are logged by a loss, and so are private and left out.
-
-        Raises:
-            PrivacyError: one is monitored, and validation does not log it: the end of the epoch would find nothing.
-        """
+        """Whether a loss logs these names, which is left out; refused where one is monitored that nothing else logs."""
         if not self.computes_loss:
             return False
         validated = self.validated or set()
@@ -561,8 +489,8 @@ class LightningRun:
 
     def _numbers(self, trainer: Any) -> dict[str, Any]:
         """What is declared, by the names that users know, for a later process to compare."""
-        of_trainer = {"steps of max_epochs or max_steps": _last_step(trainer)}
-        return {**self._declared, **of_trainer, "batch size of the loader": self._batch_size}
+        steps = {"steps of max_epochs or max_steps": _last_step(trainer)}
+        return {**self._declared, **steps, "batch size of the loader": self._batch_size}
 
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
@@ -589,13 +517,9 @@ class LightningRun:
         try:
             return PrivateRun.resume(folder, clip, optimizer, self._loader.dataset, **given)
         except FileNotFoundError as error:
-            if folder.is_dir() or not ledger.is_file():
-                raise
-            raise FileNotFoundError(
-                f"{folder} is not there, by which the run knows its records: move it along with its ledger"
-            ) from error
-
-    # A step
+            if ledger.is_file() and not folder.is_dir():
+                error.add_note(f"{folder}, by which the run knows its records, is missing: move it with its ledger")
+            raise
 
     def accumulate(self, module: Any) -> None:
         """Draw a batch and add up the clipped gradients of its records."""
@@ -603,7 +527,7 @@ class LightningRun:
         with self._computing(module):
             for rows in batch.microbatches(self._microbatch_size):
                 # Numbers that a loss has read are given to it as well: a captured step is kept while they are the same.
-                numbers = tuple([getattr(module, name) for name in sorted(self._read)])
+                numbers = tuple([getattr(module, name) for name in sorted(self.numbers_read)])
                 run.accumulate(partial(_loss_of_one, self._step, self._hooks, numbers), self._convert(rows))
 
     def give_batch(self, module: Any) -> None:
@@ -615,10 +539,7 @@ class LightningRun:
             module.optimizers().step()
             return
         with self._computing(module):
-            rows = self._convert(next(batch.microbatches(WHOLE)))
-            for hook in self._hooks:
-                rows = hook(rows, 0)
-            self._step(rows)
+            self._step(_changed(self._convert(next(batch.microbatches(WHOLE))), self._hooks))
 
     def _next(self) -> tuple[PrivateRun, Batch]:
         if self._run is None:
@@ -644,18 +565,13 @@ class LightningRun:
         finally:
             self.computes_loss = False
 
-    def read(self, name: str) -> None:
-        if self.computes_loss:
-            self._read.add(name)
-
     def epsilon(self) -> float:
         assert self._run is not None
         return self._run.epsilon(delta=self._declared["delta"])
 
     def stop_if_finished(self, trainer: Any) -> bool:
         """Have the trainer stop if no step is left, and tell whether that is so."""
-        run = self._run
-        if run is None or run.steps_left:
+        if (run := self._run) is None or run.steps_left:
             return False
         trainer.should_stop = True
         if trainer.global_step < run.steps:
@@ -666,17 +582,13 @@ class LightningRun:
             )
         return True
 
-    # The end
-
     def facts(self) -> dict[str, Any] | None:
-        run = self._run
-        if run is None or run.ledger.path is None:  # another rank writes the checkpoint
+        if (run := self._run) is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
         return facts_of(run, self._loader.dataset, self._told)
 
     def close(self) -> None:
-        run = self._run
-        if run is None:
+        if (run := self._run) is None:
             return
         try:
             self._last = self.facts()
@@ -689,19 +601,18 @@ class LightningRun:
             self._hook.remove()
             run.close()
             self._run, self._batches = None, iter(())
-            self._close_boundary()
+            if self.boundary is not None:
+                self.boundary.close()
+                self.boundary = None
 
-    def _close_boundary(self) -> None:
-        if self.boundary is not None:
-            self.boundary.close()
-            self.boundary = None
+
+def _changed(rows: Any, hooks: Sequence[Callable[..., Any]]) -> Any:
+    return reduce(lambda changed, hook: hook(changed, 0), hooks, rows)
 
 
 def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object, module: Any, rows: Any) -> Tensor:
     """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one."""
-    for hook in hooks:
-        rows = hook(rows, 0)
-    output = step(rows)
+    output = step(_changed(rows, hooks))
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if loss is None:  # whether a record takes part would depend on the record
         raise PrivacyError(
@@ -724,6 +635,5 @@ def _after_release(module: Any, optimizer: Any, *_: object) -> None:
 
 
 def _last_step(trainer: Any) -> int:
-    lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
-    lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
-    return min(lengths)
+    lengths = trainer.max_epochs * trainer.num_training_batches, trainer.max_steps
+    return min(length for length in lengths if length > -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,11 +27,7 @@ from noisette.run.private import PrivateRun, privatize
 
 DPLSTM, DPGRU, DPRNN = nn.LSTM, nn.GRU, nn.RNN  # those of torch are private as they are
 _ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}
-_CLIPPING: dict[str, Callable[[float], Any]] = {
-    "flat": FlatClipping,
-    "per_layer": PerLayerClipping,
-    "automatic": AutomaticClipping,
-}
+_CLIPPING: dict[str, Any] = {"flat": FlatClipping, "per_layer": PerLayerClipping, "automatic": AutomaticClipping}
 _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
 
 
@@ -78,13 +74,11 @@ class PrivacyEngine:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
         Args:
-            module: the model; its trainable parameters are trained.
-            optimizer: of these parameters. It gets the attributes ``noise_multiplier``, ``max_grad_norm`` and
-                ``expected_batch_size``.
+            module, optimizer: the model, and an optimizer of its trainable parameters, which gets the attributes
+                ``noise_multiplier``, ``max_grad_norm`` and ``expected_batch_size``.
             data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
                 expected size.
-            noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``.
-            max_grad_norm: the clipping norm of one example.
+            noise_multiplier, max_grad_norm: the clipping norm of one example, and the noise in units of it.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
             batch_first, poisson_sampling, noise_generator: what would not be private is refused.
@@ -137,13 +131,7 @@ class PrivacyEngine:
     def make_private_with_epsilon(
         self, *, target_epsilon: float, target_delta: float, epochs: float, **given: Any
     ) -> tuple[Any, ...]:
-        """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``.
-
-        Args:
-            target_epsilon, target_delta: the budget.
-            epochs: passes over the declared size.
-            given: the other arguments of :meth:`make_private`.
-        """
+        """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``."""
         budget = {"epochs": epochs, "epsilon": target_epsilon, "delta": target_delta}
         return self.make_private(noise_multiplier=None, **budget, **given)
 
@@ -172,10 +160,9 @@ class PrivacyEngine:
 class PrivateModule(nn.Module):
     """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
 
-    Tensors among the arguments have a row for each record, and those that are returned have the records on their first
-    axis; a number that the model computes for a record, such as its loss, comes back as the mean over the rows, or with
-    ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the
-    model itself.
+    Tensors among the arguments, and those that are returned, have a row for each record; a number of each row, such as
+    its loss, comes back as their mean, or with ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under
+    ``torch.no_grad`` and after the last step it is the model itself.
     """
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,25 +31,13 @@ from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
-from noisette.training.defaults import (
-    MAX_GRAD_NORM,
-    MOMENTUM,
-    SIGNAL,
-    TABLE_NORM,
-    batches_for,
-    delta_for,
-    knots_for,
-    learning_rate_for,
-)
+from noisette.training import defaults
 
-Value = TypeVar("Value")
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
 
 _ROWS_AT_ONCE = 4096
 _PREDICTED_AT_ONCE = 10_000
 _WIDTH = 88  # of the statement
-# Of the squared error of a linear model whose inputs are a row of norm one and a one for the bias.
-_CURVATURE = 2.0
 _WAYS_OUT = {
     "size": "size=N, the public number of rows; it need not be exact",
     "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound; or "
@@ -68,9 +56,6 @@ _FORMS = {  # what scikit-learn says of rows, with their values, and what is sai
 }
 
 
-# Declarations
-
-
 @dataclass
 class Declarations:
     """Gathers what is declared; what is not is read from the rows, where that is permitted, and noted."""
@@ -79,7 +64,7 @@ class Declarations:
     read: list[str] = field(default_factory=list)  # the names of what was read from the rows
     missing: list[str] = field(default_factory=list)
 
-    def given(self, name: str, declared: Value | None, from_rows: Callable[[], Value]) -> Value | None:
+    def given(self, name: str, declared: Any, from_rows: Callable[[], Any]) -> Any:
         """The declaration of this name, or what the rows say, or ``None``, for which :meth:`refuse_missing` raises."""
         if declared is not None:
             return declared
@@ -99,7 +84,9 @@ class Declarations:
 Pair = tuple[Any, Any]
 
 
-def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int) -> np.ndarray:
+def feature_bounds(
+    bounds: Pair | Mapping[str, Pair], names: Sequence[str] | None, features: int, argument: str = "bounds"
+) -> np.ndarray:
     """The lowest and the highest value of each feature, float64, shape (2, features), from any form of bounds."""
     if isinstance(bounds, Mapping):
         if names is None:
@@ -114,18 +101,13 @@ def feature_bounds(bounds: Pair | Mapping[str, Pair], names: Sequence[str] | Non
         pair = np.array([np.broadcast_to(np.asarray(v, dtype=np.float64), (features,)) for v in (low, high)])
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"expected bounds as (low, high), each a number or {features} numbers, one for each feature: {error}"
+            f"expected {argument} as (low, high), each a number or {features} numbers, one for each feature: {error}"
         ) from error
-    check_ascending("bounds", pair)
-    return pair
-
-
-def check_ascending(name: str, pair: np.ndarray) -> None:
-    """Check that declared bounds, shape (2, ...), are finite, each low one below its high one."""
     with np.errstate(over="ignore"):
         usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
     if not usable:
-        raise ValueError(f"expected {name} to be finite, each low one below its high one")
+        raise ValueError(f"expected {argument} to be finite, each low one below its high one")
+    return pair
 
 
 def bounds_of_rows(rows: np.ndarray) -> Pair:
@@ -137,12 +119,8 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
 def columns_of(columns: Columns | Path | str) -> Columns:
     """The declared columns, read where a file is named; numbers without bounds are refused by name."""
     declared = columns if isinstance(columns, Columns) else Columns.read(columns)
-    unbounded = [
-        f"{name!r}: declare low and high, by which its values are scaled"
-        for name, column in declared.declared.items()
-        if isinstance(column, Number) and column.low is None
-    ]
-    refuse("columns", unbounded)
+    found = [name for name, kind in declared.declared.items() if isinstance(kind, Number) and kind.low is None]
+    refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in found])
     return declared
 
 
@@ -158,15 +136,11 @@ def bounds_of_columns(columns: Columns) -> np.ndarray:
     return np.array([low, np.ones(len(low))])
 
 
-# The model
-
-
 class Knots(nn.Module):
     """Each number in [0, 1], and the heights of ``knots`` triangles above it: (b, n) to (b, n + n * knots).
 
-    The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero. A linear layer behind it
-    is a sum of piecewise linear functions, one of each number. Triangles are half as high as numbers, so that they
-    refine a line; what is zero stays zero, so an indicator takes part only where it is one.
+    The tops of the triangles are evenly spaced, the last one at 1; at 0 all heights are zero, so an indicator takes
+    part only where it is one. Triangles are half as high as numbers, so that they refine a line.
     """
 
     def __init__(self, knots: int) -> None:
@@ -181,15 +155,12 @@ class Knots(nn.Module):
 
 def trained_part(features: int, outputs: int, *, knots: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Sequential:
     """Hidden layers of tanh units, and a linear layer whose weights begin at zero, behind knots."""
-    layers: list[nn.Module] = []
-    width = features * (1 + knots)
-    for units in hidden_layer_sizes:
-        layers += [nn.Linear(width, units), nn.Tanh()]
-        width = units
-    last = nn.Linear(width, outputs)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)
+    widths = features * (1 + knots), *hidden_layer_sizes
+    hidden = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
+    last = nn.Linear(widths[-1], outputs)
+    for p in last.parameters():
+        nn.init.zeros_(p)
+    return nn.Sequential(*hidden, last)
 
 
 def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, loss: Loss) -> nn.Module:
@@ -238,9 +209,6 @@ def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, norm: f
     return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs) + "\n"
 
 
-# The estimators
-
-
 @dataclass(eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
     """Trains a small model on rows of bounded numbers; the subclasses know the targets."""
@@ -260,23 +228,30 @@ class PrivateEstimator(BaseEstimator):
     random_state: Any = None
     undeclared_from_rows: bool = False
 
-    @contextmanager
-    def _unchanged_if_it_fails(self) -> Iterator[None]:
+    _curvature: ClassVar[float | None] = None  # of the loss
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on rows X (n, features), an array or a frame, with targets y (n,); each call has a cost of its own.
+
+        A ``ValueError`` lists what is not declared, with the ways out. A fit that fails leaves the one before.
+        """
         before = dict(vars(self))
         try:
-            yield
+            return self._fit_checked(*self._validated(X, y), Declarations(self.undeclared_from_rows))
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
             raise
 
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        raise NotImplementedError
+
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
         """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
         if is_regressor(self):
-            _check_numeric_targets(y)
+            _check_numeric_targets(np.asarray(y))
         if self.columns is None:
-            with values_kept_out():
-                rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
+            rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
             return rows, np.asarray(targets)
         if isinstance(X, Mapping):
             self.n_features_in_ = len(X)
@@ -287,25 +262,12 @@ class PrivateEstimator(BaseEstimator):
         check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
         return X, targets
 
-    def _fit(
-        self,
-        X: Any,  # noqa: N803
-        targets: Tensor,
-        outputs: int,
-        loss: Loss,
-        declared: Declarations,
-        *,
-        curvature: float | None,
-    ) -> Self:
+    def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, declared: Declarations) -> Self:  # noqa: N803
         """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
-        size = declared.given("size", self.size, lambda: len(targets))
-        bounds = None
-        if self.columns is None:
-            bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X))
+        size = plain(declared.given("size", self.size, lambda: len(targets)))
+        bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X)) if self.columns is None else None
         declared.refuse_missing()
-        size, batch_size, knots = plain(size), plain(self.batch_size), plain(self.n_knots)
-        assert size is not None
-        hidden = plain(self.hidden_layer_sizes)
+        batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), plain(self.hidden_layer_sizes)
         hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
         checks.all_of(
             lambda: checks.count(size=size),
@@ -319,21 +281,18 @@ class PrivateEstimator(BaseEstimator):
             lambda: self._note_bounds(bounds, X),
         )
         features = self.bounds_.shape[1]
-        knots = knots_for(features, size) if knots is None else knots
+        knots = defaults.knots_for(features, size) if knots is None else knots
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
             model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=hidden)
-        fixed, weights, by_rule = (
-            nn.Sequential(Knots(knots), UnitNorm()),
-            sum(p.numel() for p in model.parameters()),
-            batches_for(size),
-        )
+        fixed, weights = nn.Sequential(Knots(knots), UnitNorm()), sum(p.numel() for p in model.parameters())
+        by_rule = defaults.batches_for(size)
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
-        self.delta_ = delta_for(size) if self.delta is None else plain(self.delta)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+        self.delta_ = defaults.delta_for(size) if self.delta is None else plain(self.delta)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=defaults.MOMENTUM)
         # At the larger norm no gradient of a rare class is cut, which a fit needs that has enough signal for the noise.
-        has_signal = curvature is None and float(self.epsilon) * size >= SIGNAL * math.sqrt(weights)
-        norm = TABLE_NORM if has_signal else MAX_GRAD_NORM
+        has_signal = self._curvature is None and float(self.epsilon) * size >= defaults.SIGNAL * math.sqrt(weights)
+        norm = defaults.TABLE_NORM if has_signal else defaults.MAX_GRAD_NORM
         run = privatize(
             PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,
@@ -348,13 +307,13 @@ class PrivateEstimator(BaseEstimator):
         with run:
             self.learning_rate_ = plain(self.learning_rate)
             if self.learning_rate_ is None:
-                self.learning_rate_ = learning_rate_for(
+                self.learning_rate_ = defaults.learning_rate_for(
                     dimensions=weights,
                     noise_multiplier=run.noise_multiplier,
                     expected_batch_size=self.batch_size_,
                     steps=run.steps,
-                    momentum=MOMENTUM,
-                    curvature=curvature,
+                    momentum=defaults.MOMENTUM,
+                    curvature=self._curvature,
                 )
             optimizer.param_groups[0]["lr"] = self.learning_rate_
             _warn_of_noise(run, self.batch_size_, weights)
@@ -365,12 +324,10 @@ class PrivateEstimator(BaseEstimator):
         self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, norm, declared.read)
         return self
 
-    def _note_bounds(self, bounds: Pair | Mapping[str, Pair] | None, X: Any) -> None:  # noqa: N803
+    def _note_bounds(self, bounds: Any, X: Any) -> None:  # noqa: N803
         if self.columns is None:
-            assert bounds is not None
-            names = getattr(self, "feature_names_in_", None)
             self.columns_ = None
-            self.bounds_ = feature_bounds(bounds, None if names is None else list(names), X.shape[1])
+            self.bounds_ = feature_bounds(bounds, getattr(self, "feature_names_in_", None), X.shape[1])
         elif self.bounds is not None:
             raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
         else:
@@ -387,10 +344,7 @@ class PrivateEstimator(BaseEstimator):
     @torch.no_grad()
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
-        if self.columns_ is None:
-            with values_kept_out():
-                X = validate_data(self, X, reset=False, dtype=np.float64)  # noqa: N806
-        inputs = self._inputs(X)
+        inputs = self._inputs(X if self.columns_ is not None else _numbers(self, X, reset=False))
         return torch.cat([self.model_(part).double() for part in inputs.split(_PREDICTED_AT_ONCE)])
 
     def __sklearn_clone__(self) -> Self:
@@ -405,24 +359,20 @@ class PrivateEstimator(BaseEstimator):
         return tags
 
 
-def _check_numeric_targets(y: Any) -> None:
-    targets = np.asarray(y)
-    texts = targets.dtype.kind in "UST" or (
-        targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
-    )
-    if texts:
+def _check_numeric_targets(targets: np.ndarray) -> None:
+    kind = targets.dtype.kind
+    if kind in "UST" or (kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())):
         raise ValueError(
             "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use PrivateClassifier"
         )
-    if targets.dtype.kind == "c":
+    if kind == "c":
         raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
 
 
-@contextmanager
-def values_kept_out() -> Iterator[None]:
-    """Replace errors that contain values of the rows by ones without them."""
+def _numbers(estimator: Any, *given: Any, **how: bool) -> Any:
+    """Rows, and targets if given, as :func:`validate_data` returns them; errors contain no values of the rows."""
     try:
-        yield
+        return validate_data(estimator, *given, dtype=np.float64, **how)
     except ValueError as error:
         for words, fact in _FORMS.items():
             if words in str(error):
@@ -450,9 +400,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number; 8 unless given, or fewer where ``size`` is small for the features.
-        epochs: passes over the declared size; by rule unless given, as the next two.
-        batch_size: expected number of rows in a batch.
-        learning_rate: of SGD with momentum 0.9.
+        epochs, batch_size, learning_rate: passes over the declared size, expected number of rows in a batch, and rate
+            of SGD with momentum 0.9; by rule unless given.
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
         random_state: determines the first weights of hidden layers. Noise and batches never depend on it.
@@ -487,23 +436,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     classes: Sequence[Any] | int | None = None
     class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on rows X (n, features), an array or a frame, with labels y (n,); each call has a cost of its own.
-
-        A ``ValueError`` lists what is not declared, with the ways out.
-        """
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            check_classification_targets(y)
-            declared = Declarations(self.undeclared_from_rows)
-            labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-            codes, outputs, loss = torch.zeros(len(y), dtype=torch.int64), 1, _cross_entropy
-            if labels is not None:
-                self.classes_ = _declared_labels(labels)
-                codes, outputs = _codes(self.classes_, y), len(self.classes_)
-                if self.class_weight is not None:
-                    loss = partial(_weighted, _weights(self.class_weight, self.classes_))
-            return self._fit(X, codes, outputs, loss, declared, curvature=None)
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        check_classification_targets(y)
+        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
+        codes, outputs, weights = torch.zeros(len(y), dtype=torch.int64), 1, None
+        if labels is not None:
+            self.classes_ = _declared_labels(labels)
+            codes, outputs = _codes(self.classes_, y), len(self.classes_)
+            weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
+        return self._fit(X, codes, outputs, partial(_cross_entropy, weights), declared)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -518,12 +459,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         return self.classes_[highest]
 
 
-def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
-def _weighted(weights: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return (weights[y] * F.cross_entropy(model(x), y, reduction="none")).sum()
+def _cross_entropy(weights: Tensor | None, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, weights, reduction="sum")
 
 
 def _weights(given: Any, labels: np.ndarray) -> Tensor:
@@ -582,23 +519,16 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
     _: KW_ONLY
     target_bounds: Pair | None = None
+    _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on these rows and the number to predict for each; otherwise as :meth:`PrivateClassifier.fit`."""
-        with self._unchanged_if_it_fails():
-            X, y = self._validated(X, y)  # noqa: N806
-            declared = Declarations(self.undeclared_from_rows)
-            pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
-            scaled = np.zeros(len(y))
-            if pair is not None:
-                self.target_bounds_ = np.asarray(pair, dtype=np.float64)
-                if self.target_bounds_.shape != (2,):
-                    raise ValueError(f"expected target_bounds as (low, high), got {pair!r}")
-                check_ascending("target_bounds", self.target_bounds_)
-                low, high = self.target_bounds_
-                scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
-            targets = torch.as_tensor(scaled, dtype=torch.float32)
-            return self._fit(X, targets, 1, _squared_error, declared, curvature=_CURVATURE)
+    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
+        scaled = np.zeros(len(y))
+        if pair is not None:
+            low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
+            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+        targets = torch.as_tensor(scaled, dtype=torch.float32)
+        return self._fit(X, targets, 1, _squared_error, declared)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

@@ -38,15 +38,9 @@ from noisette.run.private import PrivateRun, privatize
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 _IGNORED_LABEL = -100  # which the losses of transformers leave out
-_ONE_FOR_EACH_TOKEN: dict[str, float] = {
-    "attention_mask": 0,
-    "token_type_ids": 0,
-    "position_ids": 0,
-    "special_tokens_mask": 1,
-    "global_attention_mask": 0,
-    "mm_token_type_ids": 0,
-    "bbox": 0,
-}
+_ONE_FOR_EACH_TOKEN = dict.fromkeys(
+    ("attention_mask", "token_type_ids", "position_ids", "global_attention_mask", "mm_token_type_ids", "bbox"), 0.0
+) | {"special_tokens_mask": 1.0}
 _OF_TARGETS: dict[str, float] = {"decoder_attention_mask": 0, "labels": _IGNORED_LABEL}  # with a length of their own
 
 
@@ -103,7 +97,7 @@ class Padding:
     padded_fields: Mapping[str, float]
 
     def bucketed(self, records: Any, collate: Collate) -> Any:
-        if records is None or not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+        if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"expected a train_dataset with len and indexing, got a {type(records).__name__}")
         padded: Any = CollatedRecords(records, collate)
         for fills in self._fills_of(padded):
@@ -132,9 +126,8 @@ class Padding:
         elif kinds & (_OF_TEXTS | _OF_TOKENS):
             of_text["labels"] = _IGNORED_LABEL
         more, names = self.padded_fields, records[0].keys() if len(records) else set()
-        of_target = {name: fill for name, fill in of_target.items() if name not in more}
-        found: list[dict[int | str, float]] = [{**of_text, **more}, {**of_target}]
-        kept = [{name: fill for name, fill in fills.items() if name in names} for fills in found]
+        found = of_text | dict(more), {name: fill for name, fill in of_target.items() if name not in more}
+        kept: list[dict[int | str, float]] = [{n: fill for n, fill in fills.items() if n in names} for fills in found]
         return [fills for fills in kept if fills]
 
 
@@ -198,10 +191,7 @@ class PrivateTrainingArguments(TrainingArguments):
     that is missing, and every setting that contradicts the guarantee.
 
     Args:
-        epsilon: the privacy budget of the training, together with everything in ``ledger``.
-        delta: probability with which epsilon may fail; below one over ``public_size``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in clipping norms.
-        public_size: declared number of training records. It is not computed from the data set.
+        epsilon, delta, noise_multiplier, public_size: as for :func:`noisette.privatize`.
         bucket_edges: the lengths to which texts are padded, ascending, chosen without a look at private lengths; a
             longer text is cut.
         padded_fields: fields of a record, beside those of transformers, that have a value for each token, and what
@@ -219,33 +209,28 @@ class PrivateTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if problems := list(self._problems()):
+        if problems := self._problems():
             raise ValueError("\n".join(problems))
 
     @property
     def expected_batch_size(self) -> int:
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
-    def _problems(self) -> Iterator[str]:
-        if self.epsilon is None and self.noise_multiplier is None:
-            yield "declare epsilon, the privacy budget, or noise_multiplier"
-        if self.delta is None:
-            yield "declare delta, below one over the number of records, such as 1e-5"
-        if self.public_size is None:
-            yield "declare public_size, the number of training records; it is not read from the data set"
-        elif self.expected_batch_size > self.public_size:
-            yield (
-                f"a batch of {self.expected_batch_size} examples is larger than public_size={self.public_size}; lower "
-                "per_device_train_batch_size or gradient_accumulation_steps"
-            )
-        if not self.max_grad_norm or self.max_grad_norm <= 0:
-            yield f"expected max_grad_norm above 0, the clipping norm of one example, got {self.max_grad_norm}"
-        if getattr(self, "train_sampling_strategy", "random") != "random":
-            yield f"train_sampling_strategy={self.train_sampling_strategy!r}: batches are Poisson samples; leave it out"
-        for name, why in _REFUSED.items():
-            value = getattr(self, name, None)
-            if value and value != "no":
-                yield f"{name}={value!r}: {why}"
+    def _problems(self) -> list[str]:
+        size, public, norm = self.expected_batch_size, self.public_size, self.max_grad_norm
+        sampling, has_no_budget = getattr(self, "train_sampling_strategy", "random"), self.epsilon is None
+        found: dict[str, object] = {
+            "declare epsilon, the privacy budget, or noise_multiplier": has_no_budget and self.noise_multiplier is None,
+            "declare delta, below one over the number of records, such as 1e-5": self.delta is None,
+            "declare public_size, the number of training records; it is not read from the data set": public is None,
+            f"a batch of {size} examples is larger than public_size={public}; lower per_device_train_batch_size or "
+            "gradient_accumulation_steps": public is not None and size > public,
+            f"expected max_grad_norm above 0, the clipping norm of one example, got {norm}": not norm or norm <= 0,
+            f"train_sampling_strategy={sampling!r}: batches are Poisson samples; leave it out": sampling != "random",
+        }
+        given = {name: getattr(self, name, None) for name in _REFUSED}
+        found |= {f"{name}={value!r}: {_REFUSED[name]}": value and value != "no" for name, value in given.items()}
+        return [problem for problem, is_so in found.items() if is_so]
 
 
 def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
@@ -323,19 +308,15 @@ class PrivateTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As always, with each record collated alone and padded as in training, to the longest bucket in its batch."""
-        with self._padding_together():
-            return super().get_eval_dataloader(eval_dataset)
+        return self._padding_together(super().get_eval_dataloader, eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        with self._padding_together():
-            return super().get_test_dataloader(test_dataset)
+        return self._padding_together(super().get_test_dataloader, test_dataset)
 
-    @contextmanager
-    def _padding_together(self) -> Iterator[None]:
-        own = self.data_collator
-        self.data_collator = cast(Any, partial(self._padding.together, own))
+    def _padding_together(self, made: Callable[[Any], Any], records: Any) -> Any:
+        own, self.data_collator = self.data_collator, cast(Any, partial(self._padding.together, self.data_collator))
         try:
-            yield
+            return made(records)
         finally:
             self.data_collator = own
 
@@ -348,8 +329,6 @@ class PrivateTrainer(Trainer):
         """As always, but for values of ``compute_loss`` of training records, which are private and left out."""
         if not self._is_silent:
             super().log(logs, start_time)
-
-    # The run
 
     def _run(self, clip: PerExampleClip, checkpoint: Path | None) -> PrivateRun:
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
@@ -389,7 +368,14 @@ class PrivateTrainer(Trainer):
             noise_multiplier=args.noise_multiplier,
             ledger=ledger,
         )
-        _warn_of_what_is_spent(run, args)
+        if args.epsilon is not None and (earlier := sum(run.terms.beside(run.ledger).values())):
+            warnings.warn(
+                f"{run.ledger.path} holds {earlier} earlier releases, which have spent epsilon={self._epsilon(run):.4g}"
+                f" of {args.epsilon:g}: within the rest, this training has noise multiplier {run.noise_multiplier:.4g}."
+                " For other records give another output_dir or ledger; for the same ones take a larger epsilon, or go "
+                "on with the earlier training by resume_from_checkpoint",
+                stacklevel=4,
+            )
         return run
 
     def _create_scheduler(self, steps: int) -> None:
@@ -497,13 +483,10 @@ class PrivateTrainer(Trainer):
 
     @contextmanager
     def _losses_computed(self) -> Iterator[Callable[..., Tensor]]:
-        """Within it losses are computed by the function that it gives, and nothing is logged.
-
-        A captured step is kept while the values that it is given are the same. So numbers of the trainer, of its
-        arguments, and those of its state that were read, are given to the loss as well.
-        """
+        """Within it losses are computed by the function that it gives, and nothing is logged."""
         state, of_loss = self.state, self._state_of_loss
         assert of_loss is not None, "set by train"
+        # A captured step is kept while numbers of the trainer, its arguments and what was read of its state stay.
         values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
         numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
         self.state, self._is_silent = cast(Any, of_loss), True
@@ -570,22 +553,6 @@ def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | Non
     if not Path(found, _RUN).is_dir():
         raise ValueError(f"{found} has no folder {_RUN}: it was not written by a PrivateTrainer")
     return Path(found)
-
-
-def _warn_of_what_is_spent(run: PrivateRun, args: PrivateTrainingArguments) -> None:
-    """Warn where a new run has little of its budget, because its ledger holds an earlier one."""
-    assert args.delta is not None, "checked by the arguments"
-    earlier = sum(run.terms.beside(run.ledger).values())
-    if not earlier or args.epsilon is None:
-        return
-    spent = run.epsilon(delta=args.delta)
-    warnings.warn(
-        f"{run.ledger.path} holds {earlier} earlier releases, which have spent epsilon={spent:.4g} of "
-        f"{args.epsilon:g}: within the rest, this training has noise multiplier {run.noise_multiplier:.4g}. For other "
-        "records give another output_dir or ledger; for the same ones take a larger epsilon, or go on with the "
-        "earlier training by resume_from_checkpoint",
-        stacklevel=4,
-    )
 
 
 def _folder(args: TrainingArguments) -> Path:

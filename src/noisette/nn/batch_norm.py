@@ -29,7 +29,6 @@ def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
 
 
 F = nn.functional
-_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # by number of input axes
 Weighted = nn.Linear | nn.modules.conv._ConvNd
 
 
@@ -45,7 +44,6 @@ class ChannelNorm(nn.Module):
         super().__init__()
         self.num_features = num_features
         self.eps = eps
-        self.batch_norm: type[_BatchNorm] | None = None  # the class that this norm replaces, if known
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
         self._register_statistics(saved=True)
@@ -63,7 +61,6 @@ class ChannelNorm(nn.Module):
     def of(cls, norm: _BatchNorm) -> Self:
         """A norm that replaces a batch norm, with its parameters and buffers."""
         made = cls(norm.num_features, norm.eps, norm.affine)
-        made.batch_norm = type(norm)
         made.weight, made.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
         made._register_statistics(saved=norm.track_running_stats)
         if (like := norm.running_mean if norm.weight is None else norm.weight) is not None:
@@ -107,7 +104,7 @@ class PublicNorm(ChannelNorm):
     def remark(self) -> str:
         """What `noisette doctor` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
-            return "has no public batch yet; give it one with noisette.nn.convert_batch_norm or use_public_batch"
+            return "has no public batch yet; noisette.nn.convert_batch_norm gives it one"
         if not self._follows:
             return (
                 "does not directly follow a linear layer or a convolution, so its public statistics count as constants "
@@ -162,7 +159,6 @@ class PublicNorm(ChannelNorm):
                 "two inputs differ; use a separate norm for each call"
             )
         self._is_measured = True
-        self.batch_norm = self.batch_norm or _BATCH_NORMS.get(input.dim())
         axes = [axis for axis in range(input.dim()) if axis != 1]
         values = input if input.dtype.itemsize >= 4 else input.float()
         mean, variance = values.mean(axes), values.var(axes, correction=0)
@@ -216,18 +212,17 @@ def _in_place_of(old: Statistic | None, new: Statistic | None) -> Statistic | No
 class PublicBatchNorm(PublicNorm):
     """Batch norm with the mean and variance of a public batch under the current weights, for every private example.
 
-    Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
-    :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
-    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed. Otherwise the
-    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
+    :func:`convert_batch_norm` puts it in the place of batch norm. If the norm directly follows a linear layer or a
+    convolution, the gradient accounts for the effect of that layer's weight on the statistics, with the layer's public
+    inputs held fixed. Otherwise they are constants. ``num_batches_tracked`` is the number of values behind each.
 
     Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
     sensitivity of the model's clipped gradients does not change. None for the public examples.
     Source: Davody et al. 2020, algorithm 1, with statistics that leave out the private examples.
 
-    >>> from noisette.nn import use_public_batch
-    >>> model = nn.Sequential(nn.Linear(1, 1), PublicBatchNorm(1, eps=0.0))
-    >>> _ = use_public_batch(model, torch.tensor([[1.0], [3.0]]))
+    >>> from noisette.nn import convert_batch_norm
+    >>> model, public = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0)), torch.tensor([[1.0], [3.0]])
+    >>> model = convert_batch_norm(model, to=PublicBatchNorm, public=public)
     >>> model(torch.tensor([[2.0], [4.0]])).abs().flatten().round(decimals=3).tolist()
     [0.0, 2.0]
     """

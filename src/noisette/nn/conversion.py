@@ -1,8 +1,8 @@
-"""Replaces the batch norms of the user's own model by norms for private training, and back."""
+"""Replaces the batch norms of the user's own model by norms for private training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -13,17 +13,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from noisette import errors as checks
 from noisette.errors import PrivacyError
-from noisette.nn.batch_norm import (
-    ChannelNorm,
-    FrozenBatchNorm,
-    PublicBatch,
-    PublicBatchNorm,
-    in_evaluation,
-    like,
-    norms_of,
-)
+from noisette.nn.batch_norm import ChannelNorm, FrozenBatchNorm, in_evaluation, like
 
-__all__ = ["convert_batch_norm", "to_batch_norm", "use_public_batch"]
+__all__ = ["convert_batch_norm"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]
@@ -80,49 +72,17 @@ def convert_batch_norm(
             made[norm] = _made(to, norm)
         return made[norm]
 
-    model = _replaced(model, _BatchNorm, converted)
+    if isinstance(model, _BatchNorm):
+        model = converted(model)  # pyright: ignore[reportAssignmentType]
+    for part in list(model.modules()):
+        part._modules.update(
+            {name: converted(child) for name, child in part._modules.items() if isinstance(child, _BatchNorm)}
+        )
     if made and issubclass(to, ChannelNorm) and to.needs_public:
         to.use_public(model, inputs, every)
     elif made and inputs:
         _freeze_at(model, inputs)
     return model
-
-
-def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
-    """Give a public batch to the :class:`PublicBatchNorm` and :class:`PerExampleBatchNorm` that a model was built with.
-
-    ``public`` and ``every`` are those of :func:`convert_batch_norm`.
-
-    Raises:
-        ValueError: the model has no such norm, or the batch is invalid.
-    """
-    inputs = _inputs(public)
-    checks.all_of(lambda: _check_public(inputs), lambda: checks.count(every=every))
-    if not norms_of(model):
-        raise ValueError("the model has no PublicBatchNorm or PerExampleBatchNorm to use a public batch for")
-    PublicBatch.attach(model, inputs, every)
-    return model
-
-
-def to_batch_norm(model: Model) -> Model:
-    """Replace public and frozen norms by ``torch.nn`` batch norms in evaluation mode with the same statistics.
-
-    Outputs stay the same, bit for bit, and the public batch is no longer needed.
-
-    Raises:
-        ValueError: the model has norms whose statistics differ from example to example.
-    """
-    norms = [(name, part) for name, part in model.named_modules() if isinstance(part, ChannelNorm)]
-    if odd := [name for name, norm in norms if not isinstance(norm, FrozenBatchNorm | PublicBatchNorm)]:
-        raise ValueError(
-            f"{', '.join(odd)}: the statistics differ from example to example, so no batch norm gives the same outputs"
-        )
-    model.state_dict()  # computes the statistics under the current weights
-    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", hook), PublicBatch):
-                hooks.pop(key)
-    return _replaced(model, ChannelNorm, _plain)
 
 
 def _inputs(given: Inputs) -> tuple[Tensor, ...]:
@@ -194,17 +154,6 @@ def _row(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(x.detach().cpu().double().contiguous().numpy().tobytes() for x in tensors)
 
 
-def _replaced(model: Model, kind: type[nn.Module], replacement: Callable[..., nn.Module]) -> Model:
-    """The model with every module of this kind replaced; the replacement itself where the model is of this kind."""
-    if isinstance(model, kind):
-        return replacement(model)  # pyright: ignore[reportReturnType]
-    for part in list(model.modules()):
-        for name, child in part._modules.items():
-            if isinstance(child, kind):
-                part._modules[name] = replacement(child)
-    return model
-
-
 def _made(to: Norm, norm: _BatchNorm) -> nn.Module:
     if issubclass(to, ChannelNorm):
         return to.of(norm)
@@ -242,12 +191,3 @@ def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _plain(norm: ChannelNorm) -> nn.Module:
-    if norm.batch_norm is None:
-        raise ValueError(f"this {type(norm).__name__} has had no input yet, so its number of input axes is not known")
-    plain = norm.batch_norm(norm.num_features, norm.eps, affine=norm.weight is not None)
-    plain.weight, plain.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
-    plain.running_mean, plain.running_var = norm.running_mean, norm.running_var
-    return plain.eval()

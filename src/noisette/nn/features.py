@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
 
-from noisette.lipschitz.propagation import NormBound, Sensitivities, Shown, Stretching
+from noisette.lipschitz.propagation import NormBound, Sensitivities, Shown
 
 __all__ = ["PatchFeatures", "Scattering2d", "Standardise", "Whitening", "WordCounts", "WordVectors"]
-__all__ += ["weight_standardised"]
-
 
 _ACROSS = 2  # the features are averages over this many parts of the image in each direction
 _VARIANCE_FLOOR = 1e-3  # added to the variance of a patch, against noise in even areas; pixels are in [0, 1]
@@ -98,53 +94,6 @@ def _normalised(rows: Tensor) -> Tensor:
     return centred / (centred.square().mean(1, keepdim=True) + _VARIANCE_FLOOR).sqrt()
 
 
-_AT_ONCE = 32  # images; a convolution in double precision takes their memory times the pixels of its kernel
-_ROUNDING = 1e-6  # relative; error of kernels in single precision and of eigenvalues
-
-
-@torch.no_grad()
-def lipschitz_constant(
-    fine: Tensor, coarse: Tensor, blur: Tensor, blur_half: Tensor, size: tuple[int, int], order: int
-) -> float:
-    """Bounds the norm of the difference of two images' features by a multiple of that of the images, for one channel.
-
-    The modulus is 1-Lipschitz, so only the linear maps matter: F and C, the wavelets of the fine and the coarse scale,
-    and the blurs A and B. If two images differ by d, the norm of the difference of their features is at most the
-    square root of
-
-        |A|^2 (|d|^2 + |F d|^2) + |B|^2 (|C d|^2 + |C|^2 |F d|^2),
-
-    where the last term is that of the second order. This is a quadratic form in d, and its largest eigenvalue is the
-    square of the constant. The matrix of every map is computed pixel by pixel, including its padding.
-    """
-    pixels = torch.eye(size[0] * size[1], dtype=torch.float64, device=fine.device).view(-1, 1, *size)
-    half = (size[0] // 2, size[1] // 2)
-    halved = torch.eye(half[0] * half[1], dtype=torch.float64, device=fine.device).view(-1, 1, *half)
-    fine_form, coarse_form = _quadratic_form(pixels, fine, 1), _quadratic_form(pixels, coarse, 2)
-    blur_norm = _largest_eigenvalue(_quadratic_form(pixels, blur, 4))  # |A|^2
-    half_norm = _largest_eigenvalue(_quadratic_form(halved, blur_half, 2))  # |B|^2
-    identity = torch.eye(len(pixels), dtype=torch.float64, device=fine.device)
-    total = blur_norm * (identity + fine_form) + half_norm * coarse_form
-    if order == 2:
-        total += half_norm * _largest_eigenvalue(coarse_form) * fine_form
-    return _largest_eigenvalue(total) ** 0.5 * (1 + _ROUNDING)
-
-
-def _quadratic_form(pixels: Tensor, kernels: Tensor, stride: int) -> Tensor:
-    """M'M of the linear map M from an image to all responses of these kernels."""
-    radius = kernels.shape[-1] // 2
-    padded = F.pad(pixels, (radius,) * 4, mode="reflect").split(_AT_ONCE)
-    form = pixels.new_zeros(len(pixels), len(pixels))
-    for kernel in kernels.double().split(1):
-        rows = torch.cat([F.conv2d(part, kernel, stride=stride) for part in padded]).flatten(1)
-        form.addmm_(rows, rows.T)
-    return form
-
-
-def _largest_eigenvalue(form: Tensor) -> float:
-    return float(torch.linalg.eigvalsh(form)[-1])
-
-
 ANGLES = 8
 STRIDE = 4  # pixels between features
 _CHANNELS = {1: 1 + 2 * ANGLES, 2: 1 + 2 * ANGLES + ANGLES**2}  # the image, two scales, a scale within a scale
@@ -153,15 +102,12 @@ _SLANT = 0.5  # the envelope is twice as long across the wave
 _RADIUS = 2.75  # radius of a kernel, in standard deviations
 
 
-class Scattering2d(Stretching):
+class Scattering2d(Shown):
     """Scattering coefficients of images at two scales and eight angles.
 
     Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli of
     its wavelet coefficients, and, for ``order`` 2, of the moduli of the wavelet coefficients of those moduli at the
     fine scale: 17 or 81 for each channel of the image. Height and width are multiples of four, at least 12 pixels.
-
-    Its Lipschitz constant is known, about 0.45 for the first order and 0.48 for both, so a Lipschitz network on these
-    features has certified radii (:func:`noisette.certify`) for the image.
 
     >>> Scattering2d()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
@@ -172,7 +118,6 @@ class Scattering2d(Stretching):
         if order not in _CHANNELS:
             raise ValueError(f"expected order to be 1 or 2, got order={order}")
         self.order = order
-        self._constants: dict[tuple[int, ...], float] = {}  # by image size
         # Not in the state dict: they are constants of the method.
         self.fine = nn.Buffer(_wavelets(_FINE), persistent=False)
         self.coarse = nn.Buffer(_wavelets(_COARSE), persistent=False)
@@ -201,18 +146,6 @@ class Scattering2d(Stretching):
             _averages(halved, self.blur_half, stride=STRIDE // 2),
         ]
         return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        c, h, w = shape
-        return c * self.channels, h // STRIDE, w // STRIDE
-
-    def constant(self, shape: tuple[int, ...]) -> float:
-        """The Lipschitz constant for images of this size; computing it takes seconds, so it is kept."""
-        _, *size = shape
-        if (key := tuple(size)) not in self._constants:
-            kernels = self.fine, self.coarse, self.blur, self.blur_half
-            self._constants[key] = lipschitz_constant(*kernels, (size[0], size[1]), self.order)
-        return self._constants[key]
 
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
@@ -298,22 +231,6 @@ class Standardise(nn.Module):
         deviation[deviation <= _CONSTANT * deviation.max()] = 1.0
         return cls(mean, deviation).to(examples)
 
-    @classmethod
-    def of_channels(cls, mean: Sequence[float], scale: Sequence[float], shape: Sequence[int]) -> Self:
-        """With one declared mean and scale for each channel of an example of this shape, or one for all.
-
-        >>> Standardise.of_channels([0.5], [0.25], (1, 2, 2)).mean.shape
-        torch.Size([1, 1, 1])
-        """
-        for name, values in (("mean", mean), ("scale", scale)):
-            if len(values) not in (1, shape[0]):
-                raise ValueError(
-                    f"expected 1 or {shape[0]} values as {name}, the channels of an example of shape {tuple(shape)}, "
-                    f"got {len(values)}"
-                )
-        axes = [1] * (len(shape) - 1)
-        return cls(*(torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, *axes) for values in (mean, scale)))
-
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale
 
@@ -330,50 +247,6 @@ class Standardise(nn.Module):
 
     def extra_repr(self) -> str:
         return f"mean of shape {tuple(self.mean.shape)}, scale of shape {tuple(self.scale.shape)}"
-
-
-_SMALLEST = 1e-8  # deviation; a filter whose weights are equal becomes zero
-
-
-class _Standardised(nn.Module):
-    """Each filter with mean 0 and deviation 1 / sqrt(its number of weights)."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        filters = weight.flatten(1)
-        centred = filters - filters.mean(1, keepdim=True)
-        deviation = centred.square().mean(1, keepdim=True).clamp(min=_SMALLEST**2).sqrt()
-        return (centred / (deviation * math.sqrt(filters.shape[1]))).view_as(weight)
-
-
-def weight_standardised(model: nn.Module) -> nn.Module:
-    """The model, changed in place so that each convolution that is trained has standardised weights.
-
-    Before each use the weights of a filter are moved to the mean 0 and scaled to the deviation 1 / sqrt(n), n being
-    their number, which keeps the size of its inputs; biases stay. A group norm should follow, which has a scale of its
-    own. The weights are then called ``NAME.parametrizations.weight.original``, and their gradients are clipped.
-
-    Source: Qiao et al. 2019, "Micro-batch training with batch-channel normalization and weight standardization", and
-    Brock et al. 2021 for the scale; in private training De et al. 2022, section 3.2.
-
-    Raises:
-        ValueError: the model has no convolution that is trained, or the weights of one are derived already.
-
-    >>> model = weight_standardised(nn.Sequential(nn.Conv2d(1, 4, 3)))
-    >>> model[0].weight.flatten(1).norm(dim=1).detach().round(decimals=4)
-    tensor([1., 1., 1., 1.])
-    """
-    layers = {
-        name: part
-        for name, part in model.named_modules()
-        if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and part.weight.requires_grad
-    }
-    if not layers:
-        raise ValueError("the model has no convolution that is trained, whose weights could be standardised")
-    if derived := [name for name, part in layers.items() if parametrize.is_parametrized(part, "weight")]:
-        raise ValueError(f"the weights of {', '.join(derived)} are derived from others already; give a plain model")
-    for part in layers.values():
-        parametrize.register_parametrization(part, "weight", _Standardised())
-    return model
 
 
 class Whitening(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from noisette import errors as checks
 
-__all__ = ["MirrorAndShift", "MirrorAverage", "fixed_views", "mean_over_stored_views", "mean_over_views"]
+__all__ = ["MirrorAndShift", "MirrorAverage", "mean_over_views"]
 
 Loss = Callable[..., Tensor]
 
@@ -44,15 +43,6 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     return mean
 
 
-def mean_over_stored_views(loss: Loss) -> Loss:
-    """The same for views that were made before, which lie on the second axis of the example: (1, views, ...).
-
-    >>> mean_over_stored_views(lambda model, x, y: (x - y) ** 2)(None, torch.tensor([[3.0, 5.0]]), torch.tensor([3.0]))
-    tensor([2.])
-    """
-    return lambda model, x, *others, **keywords: _mean(loss, model, x, others, keywords)
-
-
 class MirrorAverage(nn.Module):
     """A model of images (b, c, h, w) whose scores are the mean of those for the image and for its mirror image.
 
@@ -66,17 +56,6 @@ class MirrorAverage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.model(x) + self.model(x.flip(-1))) / 2
-
-
-class StoredViewsAverage(nn.Module):
-    """A model whose scores are the mean of those for stored views, (b, views, ...)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
 
 
 def _mean(loss: Loss, model: nn.Module, made: Tensor, others: Any, keywords: Any) -> Tensor:
@@ -116,32 +95,6 @@ class MirrorAndShift:
             down, right = (torch.randint(-self.shift, self.shift + 1, (count,), device=device) for _ in range(2))
             images = _shifted(images, down, right)
         return images
-
-
-def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor:
-    """The first ``views`` fixed views of each image: (n, c, h, w) to (n, views, c, h, w).
-
-    They are the image, its mirror image if ``flip``, and the same shifted by ``shift`` pixels along one axis and along
-    both. A model whose first part is fixed computes the features of each once.
-
-    >>> fixed_views(torch.tensor([[[[1.0, 2.0]]]]), 2, flip=True, shift=0).squeeze().tolist()
-    [[1.0, 2.0], [2.0, 1.0]]
-    """
-    checks.count(views=views)
-    _check(flip, shift)
-    places = sorted(product(sorted({0, -shift, shift}), repeat=2), key=lambda place: (sum(map(abs, place)), place))
-    offered = [(*place, mirrored) for place in places for mirrored in ([False, True] if flip else [False])]
-    if views > len(offered):
-        raise ValueError(
-            f"there are {len(offered)} fixed views with flip={flip} and shift={shift}, got views={views}; "
-            "ask for fewer, or for a flip or a shift too"
-        )
-    ones = torch.ones(len(images), dtype=torch.long, device=images.device)
-    made = [
-        _shifted(images.flip(-1) if mirrored else images, down * ones, right * ones)
-        for down, right, mirrored in offered[:views]
-    ]
-    return torch.stack(made, 1)
 
 
 def _shifted(images: Tensor, down: Tensor, right: Tensor) -> Tensor:

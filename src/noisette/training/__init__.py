@@ -13,12 +13,10 @@ _LARGEST = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Keep freed memory for the next tensors instead of returning it to the system; returns whether that is possible.
 
-    By default every large tensor gets fresh pages, and touching fresh pages takes longer than the arithmetic on them.
-    The setting applies to the whole process, so only the command line uses it. Linux with glibc only.
+    Touching fresh pages takes longer than the arithmetic on them. The setting applies to the whole process, so only the
+    command line uses it. Linux with glibc only.
     """
     if not sys.platform.startswith("linux"):
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None:
-        return False
-    return bool(set_option(_TRIM_THRESHOLD, _LARGEST)) and bool(set_option(_MMAP_MAX, 0))
+    return set_option is not None and bool(set_option(_TRIM_THRESHOLD, _LARGEST)) and bool(set_option(_MMAP_MAX, 0))

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from noisette.accounting import Ledger
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
@@ -22,23 +21,13 @@ from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import (
-    MirrorAndShift,
-    MirrorAverage,
-    Standardise,
-    Whitening,
-    fixed_views,
-    mean_over_stored_views,
-    mean_over_views,
-    models,
-    weight_standardised,
-)
+from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.backbone_features import fixed_features
 from noisette.nn.models.backbones import folder_of
 from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
-from noisette.nn.views import Loss, StoredViewsAverage
+from noisette.nn.views import Loss
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
@@ -55,11 +44,6 @@ from noisette.training.recipe import (
 )
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-_INSTANCE_NORMS = {
-    nn.BatchNorm1d: nn.InstanceNorm1d,
-    nn.BatchNorm2d: nn.InstanceNorm2d,
-    nn.BatchNorm3d: nn.InstanceNorm3d,
-}
 
 
 class TrainingSetup:
@@ -110,18 +94,12 @@ class TrainingSetup:
             raise ValueError(
                 f"augmentation is for images of three axes, not for examples of shape {shape}; leave it out"
             )
-        # Where the first part is fixed, the features of fixed views are stored; otherwise each step draws new views.
-        stored = of_tests = None
         if fixed is not None and section.moves:
-            if section.views == 1:
-                raise ValueError("features of fixed views are computed once; ask for augmentation.views of 2 or more")
-            stored = partial(fixed_views, views=section.views, flip=section.flip, shift=section.shift)
-        if fixed is not None and section.test_flip:
-            of_tests = partial(fixed_views, views=2, flip=True, shift=0)
-        self.examples = Examples(data.train, fixed, device, stored)
-        # What the model takes for one example, or for each of its views.
-        inputs = self.examples.tensors[0]
-        self.inputs = inputs if stored is None else inputs.flatten(0, 1)
+            raise ValueError(
+                "features of a fixed part are computed once, from the image as it is; leave out augmentation"
+            )
+        self.examples = Examples(data.train, fixed, device)
+        self.inputs = self.examples.tensors[0]
         self.users = None
         if recipe.data.users is not None:
             assert recipe.data.records_per_user is not None, "the recipe is checked"
@@ -130,26 +108,24 @@ class TrainingSetup:
             self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
         numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
         self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
-        self.test = Examples(data.test, fixed, device, of_tests).tensors if data.test else None
+        self.test = Examples(data.test, fixed, device).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
         loss = self.loss  # a function that holds self would keep the records in memory until a collection
         self.losses: Loss = lambda model, inputs, targets: loss(model(inputs), targets)
-        if stored is not None:
-            self.losses = mean_over_stored_views(self.losses)
-        elif section.moves:
+        if section.moves:
             moved = MirrorAndShift(flip=section.flip, shift=section.shift)
             self.losses = mean_over_views(self.losses, moved, section.views)
-        self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
+        momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
+        make = OPTIMIZERS[settings.optimizer].resolve()
+        self.optimizer: torch.optim.Optimizer = make(trained.parameters(), lr=settings.lr or 1.0, **momentum)
         averages = settings.averaging or settings.average_last
         self.averaged = WeightAverage(trained, settings) if averages else None
         learned = self.averaged.module if self.averaged else trained
-        whole = models.FixedFeatures(fixed, learned) if fixed else learned
-        self.published = MirrorAverage(whole) if section.test_flip else whole
-        # What maps the stored test examples to scores.
-        self.tested = self.published if fixed is None else StoredViewsAverage(learned) if section.test_flip else learned
+        self.published = models.FixedFeatures(fixed, learned) if fixed else learned
+        self.tested = learned  # maps the stored test examples to scores
 
 
 def sha256_of_first_weights(model: ModelSection) -> str:
@@ -188,13 +164,6 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
-    if recipe.model.weight_standardised:
-        weight_standardised(model)
-    mean, deviation = recipe.data.mean, recipe.data.deviation
-    if mean and (words or data.words):
-        raise ValueError(f"{data.name} is text, whose words have no mean; leave out mean and deviation")
-    if mean:
-        return models.behind(Standardise.of_channels(mean, deviation, shape), model)
     return models.FixedFeatures(words, model) if words else model
 
 
@@ -245,16 +214,11 @@ def replace_batch_norm(
         ValueError: the model has no batch norm, or one that the norm cannot replace.
         PrivacyError: a public example is one of the private ones.
     """
-    kinds = {type(part) for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
-    if not kinds:
+    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
-    to = BATCH_NORMS[name].resolve()
-    if to is _InstanceNorm:
-        if not (len(kinds) == 1 and kinds <= _INSTANCE_NORMS.keys()):
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ValueError(f'batch_norm = "instance" replaces batch norms of one kind, but the model has {found}')
-        to = _INSTANCE_NORMS[kinds.pop()]
-    convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
+    convert_batch_norm(
+        model, to=BATCH_NORMS[name].resolve(), public=public, private=private if public is not None else None
+    )
 
 
 def _bound(
@@ -313,9 +277,8 @@ def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
     """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one.
 
-    The recipe's clipping norm C and noise multiplier sigma are those of each group that the rule clips alone. Noise of
-    sigma C on each of K groups is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier
-    sigma / sqrt(K).
+    Those of the recipe, C and sigma, are of each group that the rule clips alone. Noise of sigma C on each of K groups
+    is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
     """
     privacy, make = recipe.privacy, CLIPPING_RULES[recipe.privacy.clipping].resolve()
     names = [name for name, p in model.named_parameters() if p.requires_grad]

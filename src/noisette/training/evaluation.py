@@ -2,84 +2,101 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pooch
 import torch
 from rich.console import Console
 from rich.progress import track
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from noisette.accounting import atomic_files
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
-from noisette.training.feature_cache import cached_features
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _AT_ONCE = 100
+_KEY_BYTES = 32
 
 
 class Examples(TensorDataset):
     """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    With ``views`` they are the features of these views of each image, (n, views, ...). What a public network gives for
-    whole examples takes long, and is kept on disk for later runs.
-
-    On another machine the features are rounded differently, so a resumed run recognises its records by the split.
+    What a public network gives for whole examples takes long, and is kept on disk for later runs. On another machine
+    the features are rounded differently, so a resumed run recognises its records by the split.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        fixed: nn.Module | None,
-        device: torch.device,
-        views: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device, views), targets)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
         self.known_by = (split.inputs, split.targets)
 
 
-def _features(
-    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None
-) -> Tensor:
+def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
     """As :func:`features_of`, those of a public network from an earlier run if there was one."""
-    if views is None and isinstance(fixed, nn.Sequential):
+    if isinstance(fixed, nn.Sequential):
         for part in fixed:
-            inputs = _features(inputs, part, device, None)
+            inputs = _features(inputs, part, device)
         return inputs.to(device)
-    if views is None and isinstance(fixed, ImageFeatures | TextFeatures):
+    if isinstance(fixed, ImageFeatures | TextFeatures):
         return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
-    return features_of(inputs, fixed, device, views)
+    return features_of(inputs, fixed, device)
 
 
 @torch.no_grad()
-def features_of(
-    inputs: Tensor, fixed: nn.Module, device: torch.device, views: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
-    """The fixed features of inputs (n, ...), or of their views, with which they have one axis more."""
-
-    def of(part: Tensor) -> Tensor:
-        if views is None:
-            return fixed(part.to(device))
-        made = views(part.to(device))
-        return fixed(made.flatten(0, 1)).unflatten(0, made.shape[:2])
-
-    shape = of(inputs.new_zeros((1, *inputs.shape[1:]))).shape[1:]
+def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """The fixed features of inputs (n, ...)."""
+    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
     shown = Console(stderr=True)
     for place, part in track(
         pairs, "features", -(-len(inputs) // _AT_ONCE), console=shown, disable=not shown.is_terminal
     ):
-        place.copy_(of(part))
+        place.copy_(fixed(part.to(device)))
     return features
+
+
+def cached_features(
+    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
+) -> Tensor:
+    """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
+
+    A network is known by its printed form and its weights, inputs by their values. ``folder`` holds the files; it is
+    ``noisette/features`` in the user's cache if left out.
+
+    Guarantee: features of records are as private as the records. The owner alone can read the files (mode 600). Their
+    names are digests with a secret key that lies beside them, so a name tells nothing about the records.
+    """
+    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.blake2b(str(network).encode(), key=_key(folder / "key"), digest_size=16)
+    for tensor in (*network.parameters(), *network.buffers(), inputs):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    file = folder / f"{digest.hexdigest()}.safetensors"
+    if not file.is_file():
+        atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
+    return load_file(file)["features"]
+
+
+def _key(file: Path) -> bytes:
+    """The secret key of the names, made on first use."""
+    if not file.is_file():
+        atomic_files.write(file, secrets.token_bytes(_KEY_BYTES), mode=0o600)
+    return file.read_bytes()
 
 
 @dataclass
@@ -117,12 +134,7 @@ def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndar
 
 
 def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
-    """The figures for scores (n, classes) and classes (n,).
-
-    >>> figures = class_figures(np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1]))
-    >>> figures.confusion, round(figures.accuracy, 3), figures.macro_accuracy, figures.auc
-    (((1, 0), (1, 1)), 0.667, 0.75, 0.5)
-    """
+    """The figures for scores (n, classes) and classes (n,)."""
     from sklearn.metrics import confusion_matrix, roc_auc_score
 
     classes = scores.shape[1]
@@ -150,12 +162,7 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
 
 
 def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target) -> NumberFigures:
-    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1.
-
-    >>> figures = number_figures(np.array([[0.0], [0.5]]), np.array([0.0, 1.0]), Target(0, 100, "EUR"))
-    >>> figures.mae, figures.base_mae, figures.unit
-    (12.5, 25.0, 'EUR')
-    """
+    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1."""
     right = target.unscaled(targets)
     errors = target.unscaled(predictions[:, 0]) - right
     return NumberFigures(

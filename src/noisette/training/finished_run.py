@@ -103,15 +103,10 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The run in this folder.
-
-        Raises:
-            ValueError: what :func:`sealed_facts` raises; or a fact is absent, of another type or out of proportion.
-        """
+        """The run in this folder; a ``ValueError`` also if a fact is absent, of another type or out of proportion."""
         facts, path = sealed_facts(folder), folder / RUN_FILE
         known = {own.name: facts[own.name] for own in fields(cls) if own.name in facts}
-        missing = [own.name for own in fields(cls) if own.default is MISSING and own.name not in facts]
-        if missing:
+        if missing := [own.name for own in fields(cls) if own.default is MISSING and own.name not in facts]:
             raise ValueError(f"{path} lacks {', '.join(map(repr, missing))}, so it does not describe a run")
         try:
             run = cls(**known)
@@ -152,15 +147,7 @@ class FinishedRun:
         return Recipe.of(self.recipe, RUN_FILE)
 
     def recipe_with(self, model: str | Path | None, folder: Path) -> Recipe:
-        """The recipe of the run in this folder, whose model is a built-in one, or is this one that the caller trusts.
-
-        Args:
-            model: the ``module:callable`` that the run was made with, which is not searched in ``folder``; or the
-                folder of Hugging Face that it began with.
-
-        Raises:
-            ValueError: the model is not built in and was not given, or is another one, or cannot be imported.
-        """
+        """The recipe of the run in this folder; ``model`` as for :meth:`SavedModel.of_run`, which the caller trusts."""
         recipe, given = self.told_recipe, None if model is None else str(model)
         name = recipe.model.name
         if ":" in name:

@@ -50,8 +50,8 @@ def start_run(
 ) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has fewer steps than the recipe's epochs if the noise is given and the budget allows fewer, which is computed for
-    Poisson batches of records alone: with others a run that exceeds the budget is refused.
+    It has fewer steps than the recipe's epochs if noise is given and the budget allows fewer, of Poisson batches of
+    records: with others a run that exceeds the budget is refused.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -376,10 +376,7 @@ class _Training:
 def choose_threads(
     model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, examples: int
 ) -> int:
-    """Let torch compute with one thread or with all, and return the number.
-
-    Threads of a small operation wait for each other longer than they work, and far longer where other programs use the
-    cores as well. ``loss`` gives one value for each example.
+    """Let torch compute with one thread or with all, and return the number: small operations wait for their threads.
 
     Steps of at most so many examples, all zeros, are measured: no record plays a part. Nothing changes where the user
     has set a number, or where the model is on a GPU; weights, buffers and modes stay as they are.
@@ -408,11 +405,7 @@ def choose_threads(
 
 
 def quickest(everything: int, seconds: Callable[[int], float]) -> int:
-    """All threads if their shortest step is clearly shorter than that of one, else one.
-
-    >>> quickest(8, {1: 0.1, 8: 0.05}.__getitem__), quickest(8, {1: 0.1, 8: 0.095}.__getitem__)
-    (8, 1)
-    """
+    """All threads if their shortest step is clearly shorter than that of one, else one."""
     alone = min(seconds(1) for _ in range(_ROUNDS))
     seconds(everything)  # the first step with all threads starts them
     return everything if any(seconds(everything) <= _GAIN * alone for _ in range(_ROUNDS)) else 1

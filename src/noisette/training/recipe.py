@@ -43,12 +43,7 @@ _FROM_PUBLIC: Mapping[str, Entry] = {
     "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {
-    **_FROM_PUBLIC,
-    "group": Entry(_at("noisette.nn.conversion:nn.GroupNorm"), "group norm"),
-    "layer": Entry(_at("noisette.nn.conversion:nn.LayerNorm"), "layer norm"),
-    "instance": Entry(_at("noisette.nn.conversion:_InstanceNorm"), "instance norm"),
-}
+BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": Entry(_at("torch.nn:GroupNorm"), "group norm")}
 
 BATCHES: Mapping[str, Entry] = {
     "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
@@ -63,9 +58,8 @@ BATCHES: Mapping[str, Entry] = {
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": Entry(_at("noisette.training.optimizers:sgd"), "stochastic gradient descent, with momentum"),
-    "adam": Entry(_at("noisette.training.optimizers:adam"), "steps scaled by running means of the noised gradients"),
-    "adam-bc": Entry(_at("noisette.training.optimizers:adam_bc"), "the same without the variance of the noise in them"),
+    "sgd": Entry(_at("torch.optim:SGD"), "stochastic gradient descent, with momentum"),
+    "adam": Entry(_at("torch.optim:Adam"), "steps scaled by running means of the noised gradients"),
 }
 
 
@@ -100,29 +94,16 @@ def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
     return _checked(check)
 
 
-def _check_rate(name: str, rate: float) -> None:
-    checks.positive(**{name: rate})
-    if rate > _LARGEST_RATE:
-        raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
-
-
-def _check_seed(name: str, seed: int) -> None:
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
-
-
-_LARGEST_RATE = 1_000_000
 _Count = Annotated[int, _named(checks.count)]
 _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
-_Rate = Annotated[float, _checked(_check_rate)]
+_Rate = Annotated[float, pydantic.Field(gt=0, le=1_000_000)]  # above it weights would overflow
+_Seed = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
 _Weight = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Fraction = Annotated[float, _named(checks.open_fraction)]
 _BelowOne = Annotated[float, _named(checks.below_one)]
 _LIST = pydantic.Strict(False)  # a list of TOML or JSON becomes a tuple
 _Texts = Annotated[tuple[str, ...], _LIST]
-_Numbers = Annotated[tuple[float, ...], _LIST]
-_Deviations = Annotated[tuple[_Weight, ...], _LIST]
 _Bounds = Annotated[tuple[float, float], _LIST]
 _Size = Annotated[tuple[pydantic.PositiveInt, pydantic.PositiveInt], _LIST]
 
@@ -155,8 +136,6 @@ class DataSection:
     skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
     image_size: _Size | None = None  # width and height that images of a folder are scaled and cut to
     grey: bool = False  # whether these images become grey; otherwise all are in colour
-    mean: _Numbers = ()  # known means of the channels, subtracted in front of the model; one is for all
-    deviation: _Deviations = ()  # known deviations, by which they are divided; never computed from the records
     holdout: _Fraction | None = None  # the share of the records that is drawn at random to test with
 
 
@@ -169,7 +148,6 @@ class ModelSection:
     frozen: _Texts = ("features",)  # modules that keep these weights
     # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
     batch_norm: Annotated[str, _one_of(BATCH_NORMS)] | None = None
-    weight_standardised: bool = False  # whether the trained convolutions have standardised weights
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
     # how many principal components of public examples take the place of fixed features; 0 for none
     whitened: _Whole = 0
@@ -220,29 +198,17 @@ class LipschitzSection:
 class ProjectionSection:
     """The private principal components that the records are projected on before training; none if left out."""
 
-    components: int = 0
-    noise_multiplier: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.components or self.noise_multiplier:
-            checks.all_of(
-                lambda: checks.count(components=self.components),
-                lambda: checks.positive(noise_multiplier=self.noise_multiplier),
-            )
+    components: _Whole = 0
+    noise_multiplier: Annotated[float, _named(checks.not_negative)] = 0.0
 
 
 @declared
 class AugmentationSection:
-    """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
-
-    A model whose first part is fixed takes fixed views, see :func:`noisette.nn.fixed_views`; another draws new ones in
-    each step, see :class:`noisette.nn.MirrorAndShift`.
-    """
+    """The views of an image, see :class:`noisette.nn.MirrorAndShift`; they are one gradient and cost what one costs."""
 
     views: _Count = 1  # how many
     flip: bool = False  # whether some are mirrored, left to right
-    shift: _Whole = 0  # the most pixels by which they are shifted along each axis; of fixed views just that many
-    test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
+    shift: _Whole = 0  # the most pixels by which they are shifted along each axis
 
     @property
     def moves(self) -> bool:
@@ -258,16 +224,13 @@ class TrainingSection:
     lr: _Rate | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
     optimizer: Annotated[str, _one_of(OPTIMIZERS)] = "sgd"
     momentum: _BelowOne = 0.0  # of SGD
-    # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
-    floor: _Positive | None = None
     cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
     # instead of the cosine: the learning rate changes linearly to this one and stays there
     lr_end: _Rate | None = None
     lr_epochs: _Positive = 10.0  # the number of epochs that this takes
-    warmup: _BelowOne = 0.0  # the share of the steps over which the learning rate rises from zero
     averaging: _BelowOne = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     average_last: _BelowOne = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
-    seed: Annotated[int, _checked(_check_seed)] = 0  # of the first weights only: noise and sampling never depend on it
+    seed: _Seed = 0  # of the first weights only: noise and sampling never depend on it
     microbatch_size: _Count = 1024  # examples in memory at once, of which each view of a record is one
     # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
     compile: Annotated[str, _one_of(COMPILE)] = "auto"
@@ -279,11 +242,7 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run, except the secret noise.
-
-    Raises:
-        ValueError: lists every two settings that contradict each other.
-    """
+    """Everything that determines a run, except the secret noise; a ``ValueError`` lists what contradicts itself."""
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -301,8 +260,6 @@ class Recipe:
 
     def _of_models(self) -> Iterator[str]:
         model, public = self.model, self.public
-        if model.weight_standardised and model.weights is not None and model.frozen:
-            yield "frozen weights are not standardised; give frozen = [], or leave out weight_standardised"
         if model.whitened and model.standardised:
             yield "whitened features have mean 0 already; leave out standardised, or whitened"
         if (model.weights is not None or model.backbone is not None) and self.projection.components:
@@ -310,6 +267,8 @@ class Recipe:
         if model.weights is not None and model.backbone is not None:
             yield "a backbone brings its own weights; leave out weights, or backbone"
 
+        if (self.projection.components > 0) != (self.projection.noise_multiplier > 0):
+            yield "a projection has components and a noise_multiplier; give both, or neither"
         of_features = model.standardised or model.whitened > 0
         # a file of weights holds the statistics of frozen norms
         given = model.batch_norm == "frozen" and model.weights is not None and not of_features
@@ -328,9 +287,9 @@ class Recipe:
                 yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
     def _of_lipschitz(self) -> Iterator[str]:
-        model, lipschitz, plain = self.model, self.lipschitz, PrivacySection()
-        if not lipschitz.used:
-            if lipschitz != LipschitzSection():
+        model, plain = self.model, PrivacySection()
+        if not self.lipschitz.used:
+            if self.lipschitz.logit_clip:
                 yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
             return
         names = ("max_grad_norm", "clipping", "engine")
@@ -338,8 +297,6 @@ class Recipe:
             yield f"with lipschitz layers bound the gradient and nothing is clipped; leave out {', '.join(given)}"
         if model.batch_norm is not None:
             yield f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
-        if model.weight_standardised:
-            yield "standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz"
         if self.augmentation != AugmentationSection():
             yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
         if self.data.target is not None or self.training.class_weights:
@@ -351,8 +308,6 @@ class Recipe:
             yield f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
         if optimizer != "sgd" and training.momentum:
             yield f'momentum is that of SGD; with optimizer = "{optimizer}" leave it out'
-        if optimizer != "adam-bc" and training.floor is not None:
-            yield f'floor is that of adam-bc; with optimizer = "{optimizer}" leave it out'
         if training.averaging and training.average_last:
             yield "averaging and average_last are two averages of the weights; give one of them"
         for batches, name in (("truncated", "largest_batch"), ("cyclic", "bands")):
@@ -360,19 +315,13 @@ class Recipe:
                 yield f'batches = "{batches}" needs {name}, and no other batches have it'
         if self.augmentation.views > 1 and not self.augmentation.moves:
             yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
-        if weights := training.class_weights:
-            names = tuple(map(str, range(data.classes))) if isinstance(data.classes, int) else data.classes
-            if data.target is not None or (names and weights.keys() != set(names)):
-                yield f"class_weights need a number for each class: {'=1,'.join(names or ['A', 'B'])}=1"
+        if training.class_weights and data.target is not None:
+            yield "class_weights are for classes, not for a number to predict; leave them out, or target"
 
     def _of_data(self) -> Iterator[str]:
         data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
             yield "grey is the colour of images that are brought to a size; give image_size"
-        if bool(data.mean) != bool(data.deviation):
-            yield "inputs are standardised by a mean and a deviation; give both, or neither"
-        if data.mean and self.projection.components:
-            yield "principal components are those of the records as they are; leave out mean and deviation"
         if data.holdout is not None and (batches == "truncated" or data.public_users is not None):
             yield "how many are held out is random, not public: leave out holdout, or truncated batches, public_users"
         if data.holdout is not None and data.test is not None:
@@ -395,10 +344,7 @@ class Recipe:
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
         """The recipe in a TOML file, with these fields of its table ``data`` instead of its own.
 
-        Fields that it leaves out keep their defaults, and a model suits the data.
-
-        Raises:
-            ValueError: the file is not TOML, or is not as :meth:`of` expects it.
+        Fields that it leaves out keep their defaults, and a model suits the data. Raises what :meth:`of` raises.
         """
         tables = _toml(path)
         own = tables.get("data")
@@ -458,11 +404,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def read_schema(path: Path) -> dict[str, Any]:
-    """The fields of :class:`DataSection` that a schema gives.
-
-    Raises:
-        ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
-    """
+    """The fields of :class:`DataSection` that a schema gives; a ``ValueError`` lists all that is wrong with it."""
     tables = _toml(path)
     of_a_run = tables.keys() & {"name", "test"}  # places of files
     problems = [f"{key} is given on the command line or in a recipe; leave it out" for key in sorted(of_a_run)]
@@ -483,7 +425,6 @@ _BUILT_IN = {
     "digits": "cnn",
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10", "kmnist"), "scattering"),
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), _ON_COUNTS),
-    **dict.fromkeys(("ag-news", "sst2-glove", "imdb-glove"), "encoder"),
 }
 
 
@@ -503,7 +444,6 @@ _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
-_VECTORS = (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9))
 _FEATURES = PrivacySection(max_grad_norm=0.1)
 _IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98))
 _FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98))
@@ -511,8 +451,6 @@ _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
     "kmnist": _FEW_IMAGES,
-    **dict.fromkeys(("ag-news", "sst2-glove"), _VECTORS),
-    "imdb-glove": (PrivacySection(), TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)),
 }
 
 
@@ -533,7 +471,7 @@ def default_recipe(
     privacy, training = known or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
-    if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
+    if optimizer == "adam" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
@@ -586,11 +524,7 @@ def check_names(recipe: Recipe) -> None:
 
 
 def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
-    """The records of a recipe, without those that a secret random key holds out; without a key none are.
-
-    Raises:
-        DataError: the records are not as declared.
-    """
+    """The records of a recipe, without those that a secret random key holds out; a ``DataError`` if not as declared."""
     section = recipe.data
     data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
     return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)

@@ -76,11 +76,7 @@ class RunFolder:
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
-        """The unfinished run with this folder or this ``out``, to continue it. Only :meth:`complete` removes its files.
-
-        Raises:
-            ValueError: there is no such folder, there are several, or it holds no checkpoint.
-        """
+        """The unfinished run with this folder or this ``out``, to continue it; a ``ValueError`` unless there is one."""
         place = place.resolve()
         if named := NAME.fullmatch(place.name):
             folder, out = place, place.with_name(named[1])
@@ -131,7 +127,7 @@ class RunFolder:
     def complete(self, files: Mapping[str, bytes]) -> None:
         """Write these files and exchange the folders, or restore them on a failure.
 
-        The checkpoint is moved last, so that a crash keeps it; an older run stays where a file cannot be written.
+        The checkpoint is moved last, so that a crash keeps it.
         """
         for name, content in files.items():
             atomic_files.write(self.place / name, content)

@@ -13,15 +13,13 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
-from noisette.data.built_in_texts import glove
 from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
-from noisette.data.words import Vocabulary
-from noisette.nn import MirrorAverage, Whitening, models
-from noisette.training.build import model_of, public_examples_of, replace_batch_norm
+from noisette.nn import Whitening, models
+from noisette.training.build import model_of, replace_batch_norm
 from noisette.training.evaluation import outputs
 from noisette.training.finished_run import WEIGHTS_FILE, FinishedRun
-from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of, load_public
+from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of
 
 
 @dataclass(frozen=True)
@@ -32,31 +30,26 @@ class SavedModel:
     model: nn.Module  # with its weights, in evaluation
     features: tuple[str, ...]  # the columns that are inputs; () where the recipe declares them or there are none
     shape: tuple[int, ...]  # of one input
-    vectors: np.ndarray | None = None  # of each number of a word, (words, dims), where words have GloVe's vectors
 
     @classmethod
-    def of_run(
-        cls, folder: Path, model: str | Path | None = None, text: str | None = None, public: Path | None = None
-    ) -> SavedModel:
+    def of_run(cls, folder: Path, model: str | Path | None = None, text: str | None = None) -> SavedModel:
         """The model in a run folder.
 
         Args:
             folder: as ``noisette train`` writes it.
             model: where the model is not built in: its ``module:callable``, as in ``run.json``, whose code is then run
-                and is not searched in the folder; or the folder of Hugging Face that the run began with.
+                and is not searched in the folder; or the folder that the run began with.
             text: the column of the text in new rows, if it is not the one of the run.
-            public: the file of the public examples, where its norm joins them to each input and they are no built-in
-                set.
 
         Raises:
             ValueError: it is no run folder, a file was changed, or its model cannot be built from it.
         """
         run = FinishedRun.read(folder)
-        given = {"data": {"text": text}, "public": {"data": public}}
-        tables = {t: {k: str(v) for k, v in fields.items() if v is not None} for t, fields in given.items()}
-        recipe = run.recipe_with(model, folder).changed(tables, "the run")
+        recipe = run.recipe_with(model, folder).changed({} if text is None else {"data": {"text": text}}, "the run")
         shape, vectors, words = run.input_shape, run.word_vectors, run.words
         declared = declaration_of(recipe)
+        if vectors and text is not None:
+            raise ValueError("words had public vectors, whose list is not in the run folder; leave the column out")
         inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
             run.data,
@@ -72,8 +65,7 @@ class SavedModel:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        table_of_words = built.get_submodule("features").get_parameter("weight").numpy() if vectors else None
-        return cls(recipe, built.eval(), run.features, shape, table_of_words)
+        return cls(recipe, built.eval(), run.features, shape)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.
@@ -92,8 +84,6 @@ class SavedModel:
             problems = features.absent(found)
         else:
             problems = [] if declared.text in found else [f"there is no column {declared.text!r}"]
-            if self.vectors is not None and not problems:
-                return _numbering(self.vectors, *self.shape).number(found[declared.text])
         if not problems:
             inputs, problems = tables.inputs_of(found, declared, features)
         if problems:
@@ -127,24 +117,11 @@ class SavedModel:
         return names, torch.as_tensor(scores, dtype=torch.float64).softmax(1).numpy()
 
 
-def _numbering(vectors: np.ndarray, tokens: int) -> Vocabulary:
-    """How words were numbered whose vectors are these, by GloVe's list on this machine.
-
-    Raises:
-        DataError: it is absent, or is not the list that the run had.
-    """
-    numbering = replace(glove(None), tokens=tokens)
-    if not np.array_equal(numbering.numbered_vectors, vectors):
-        raise DataError(
-            f"the run had {len(vectors) - 2:,} of GloVe's words with vectors of {vectors.shape[1]} numbers, and the "
-            "file on this machine holds others, so words cannot be numbered as they were; put that file in its place"
-        )
-    return numbering
-
-
 def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.Module:
     """The model of a recipe with these weights; ``data`` are two made-up records."""
     section, norm = recipe.model, recipe.model.batch_norm
+    if norm == "per-example":
+        raise ValueError("a norm over each example and public ones needs these; load the weights into the model itself")
     model = model_of(replace(recipe, model=replace(section, weights=None)), data)
     if isinstance(model, models.FixedFeatures) and (section.standardised or section.whitened):
         features = model.features(torch.as_tensor(data.train.inputs))  # the constants are among the weights
@@ -156,12 +133,5 @@ def _built(recipe: Recipe, data: DataSet, weights: Mapping[str, Tensor]) -> nn.M
     trained = model.head if isinstance(model, models.FixedFeatures) else model
     if norm is not None and norm not in NEED_PUBLIC:
         replace_batch_norm(trained, norm)
-    whole = MirrorAverage(model) if recipe.augmentation.test_flip else model
-    whole.load_state_dict(weights)
-    if norm == "per-example":  # statistics of the others are constants, which are loaded as those of batch norms
-        chosen = public_examples_of(recipe, data, load_public(recipe, None))
-        assert chosen is not None, "a recipe with such a norm names its public examples"
-        with torch.no_grad():
-            given = model.features(chosen) if isinstance(model, models.FixedFeatures) else chosen
-            replace_batch_norm(trained, norm, given)
-    return whole
+    model.load_state_dict(weights)
+    return model

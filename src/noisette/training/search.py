@@ -37,9 +37,7 @@ from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFac
 from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
-PART = "right answers"
-"""Name of the release of a noisy score in the ledger."""
-
+PART = "right answers"  # name of the release of a noisy score in the ledger
 _KEY_BYTES = 32
 _SHARE_OF_EPSILON = 0.1  # what the score of one run costs by itself, unless its noise is given
 _RECORDS = 64  # made up for the rehearsal
@@ -93,7 +91,6 @@ class HeldOutScore:
     @classmethod
     def for_budget(cls, share: float, *, epsilon: float, delta: float) -> HeldOutScore:
         """The score whose noise alone costs a tenth of this epsilon."""
-        checks.all_of(lambda: checks.positive(epsilon=epsilon), lambda: checks.open_fraction(delta=delta))
         tenth = _SHARE_OF_EPSILON * epsilon
         return cls(share, noise_multiplier_for(epsilon=tenth, delta=delta, sampling_rate=1.0, steps=1))
 
@@ -114,8 +111,7 @@ class HeldOutScore:
         return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
 
 
-Score: TypeAlias = PublicScore | HeldOutScore
-"""How the runs of a search are compared."""
+Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are compared
 
 
 @torch.no_grad()
@@ -217,7 +213,6 @@ def _trained(
 class Found:
     """The best run of a search; its score has the noise if there is any."""
 
-    recipe: Recipe
     outcome: Outcome
     score: float
 
@@ -227,7 +222,6 @@ class Search:
 
     Args:
         recipe: whose budget is that of the whole search, and whose other settings all runs have.
-        public: the data set of the recipe's public examples, if it has any.
         mean: expected number of runs, at least 1.
         shape: of the distribution of their number, as in :class:`RepeatAndSelect`. Unless given, the one with the least
             noise: the Poisson distribution, which may draw no run, only where that has a chance below 1 in 1000.
@@ -307,7 +301,7 @@ class Search:
 
     def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
         outcome = _trained(recipe, self._data, self._public, ledger, self.noise_multiplier, on_step)
-        return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
+        return Found(outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
         """The search in public numbers, before or after it was made."""
@@ -317,7 +311,7 @@ class Search:
             held_out, deviation = score.share, score.noise_multiplier / score.expected_records(self.declared_size)
         return SearchFacts(
             over={name: str(dimension) for name, dimension in self.space.dimensions.items()},
-            settings=self.space.settings_of(found.recipe) if found else {},
+            settings=self.space.settings_of(found.outcome.recipe) if found else {},
             mean=self.event.mean,
             shape=f"{self.event.shape:g}",
             median=number.quantile(0.5),
@@ -347,8 +341,7 @@ class Search:
 def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
     """What may be published about the best run of a search, which was charged to this ledger.
 
-    The course of the run is left out: what was known of it at an earlier step costs the whole search as well. So is its
-    time: a first run takes longer than later ones.
+    Its course is left out, whose points cost the whole search too, and its time: a first run takes longer than others.
     """
     return replace(
         facts_of(found.outcome),
@@ -358,7 +351,6 @@ def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
         ledger_head=ledger.head,
         points=(),
         seconds=None,
-        seconds_per_step=None,
         search=search.facts(found),
     )
 

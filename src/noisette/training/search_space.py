@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from itertools import product
+from itertools import islice, product
 from operator import attrgetter
 from random import Random
 from typing import Any, TypeAlias
@@ -53,14 +53,11 @@ _MOST_COMBINATIONS = 4096
 
 @dataclass(frozen=True)
 class Dimension:
-    """From what one setting is drawn.
+    """From what one setting is drawn; a ``ValueError`` where there is no such kind, or these are no such ends.
 
     Args:
         kind: ``uniform``, ``log``, whose logarithm is uniform, ``int``, both ends included, or ``choice``.
         ends: both ends of the interval, or all values of a choice; ``None`` leaves the setting out.
-
-    Raises:
-        ValueError: there is no such kind, or these are no such ends.
 
     >>> [Dimension(kind, ends).draw(Random(1)) for kind, ends in (("uniform", (0.5, 0.75)), ("log", (0.1, 10.0)))]
     [0.5336, 0.1857]
@@ -174,14 +171,8 @@ class SearchSpace:
 
     def _refusals(self, recipe: Recipe) -> list[str]:
         """What the recipe says against combinations of the ends of the space, each problem once."""
-        ends = [dimension.ends for dimension in self.dimensions.values()]
-        combinations = math.prod(map(len, ends))
-        if combinations > _MOST_COMBINATIONS:
-            return [
-                f"it has {combinations:,} combinations of ends, at most {_MOST_COMBINATIONS:,} are checked; search less"
-            ]
         found: dict[str, str] = {}
-        for values in product(*ends):
+        for values in islice(product(*(dimension.ends for dimension in self.dimensions.values())), _MOST_COMBINATIONS):
             given = dict(zip(self.dimensions, values, strict=True))
             try:
                 _with(recipe, given)
@@ -192,11 +183,7 @@ class SearchSpace:
 
 
 def check_recipe(recipe: Recipe, *, public: bool) -> None:
-    """Check that a recipe can be searched; ``public`` if runs are compared on its test examples.
-
-    Raises:
-        ValueError: it cannot; all problems are listed.
-    """
+    """Raise ValueError unless a recipe can be searched, on its test examples if ``public``; all problems are listed."""
     privacy, data, batches, problems = recipe.privacy, recipe.data, recipe.training.batches, []
     if privacy.noise_multiplier is not None:
         given = f"privacy.noise_multiplier = {privacy.noise_multiplier:g}"

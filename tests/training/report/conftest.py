@@ -51,7 +51,6 @@ def facts() -> Facts:
         ledger_head="0123abcd",
         test_accuracy=0.931,
         seconds=3.21,
-        seconds_per_step=0.0134,
         device="cpu",
         points=points,
     )

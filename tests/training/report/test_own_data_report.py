@@ -113,7 +113,7 @@ def test_the_statement_says_what_is_held_out_and_not_covered(facts: Facts) -> No
 
 def test_the_statement_says_what_was_declared(facts: Facts) -> None:
     own = words(as_text(statement(held_out(facts)), title="x"))
-    assert "Inputs: 2, made from 1 columns by a declaration" in own
+    assert "Inputs: 2, made from 1 columns by the declaration in run.json" in own
     number = words(as_text(statement(regression(facts)), title="x"))
     assert "Target: the number in the column 'hours', clipped to its declared bounds, 0 to 60 h." in number
 
@@ -137,9 +137,3 @@ def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
     assert "<title>Test error against ε</title>" in html
     assert "test accuracy" not in words(html).lower()
     assert "a number to predict" in html
-
-
-def test_how_to_predict_is_said_where_rows_can_be_prepared(facts: Facts) -> None:
-    assert "saved.predict(saved.read(" in page(replace(held_out(facts), features=("age",)))
-    assert "saved.read_images(" in page(facts)
-    assert "saved.predict" not in page(with_recipe(facts, data={"name": "mnist"}))

@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
     "two bands": (
         of_event(BandedGaussian(0.15, 3.2, 2)),
         [
-            "Each record belongs to one of 2 groups, drawn by the secret key.",
+            "Each record belongs to one of 2 groups, drawn by the secret key; steps take them in turn.",
             "with probability 0.3, so a record is in at most one of 2 consecutive batches.",
             "the noise of a step partly takes back that of the step before.",
         ],
@@ -182,7 +182,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         [],
     ),
     "search, on records held out": (
-        changed(search=SEARCH, seconds=None, seconds_per_step=None, declarations=2),
+        changed(search=SEARCH, seconds=None, declarations=2),
         [
             "epsilon is the cost of the whole search.",
             "sees every step of this run, but not the other runs of the search, and knows",

@@ -36,20 +36,12 @@ REGISTRY: dict[str, BuiltIn] = {
     "table": BuiltIn("networks:table", "hidden layer of 64 tanh units of norm one, for tables"),
     "cnn": BuiltIn("networks:cnn", "two convolutions and two linear layers, with tanh"),
     "scattering": BuiltIn("networks:scattering", "linear layer on fixed wavelet features"),
-    "scattering-cnn": BuiltIn("networks:scattering_cnn", "two convolutions on fixed wavelet features"),
-    "patches": BuiltIn("on_features:patches", "linear layer on resemblances to patches of synthetic images"),
-    "multi-scale-patches": BuiltIn(
-        "on_features:multi_scale_patches", "the same for patches of two sizes, averaged over mirror images"
-    ),
     "patches-and-scattering": BuiltIn(
-        "on_features:patches_and_scattering", "the same beside fixed wavelet features, averaged over mirror images"
+        "on_features:patches_and_scattering", "linear layer on resemblances to synthetic images and wavelet features"
     ),
     "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
     "encoder": BuiltIn("networks:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
     "transformer": BuiltIn("networks:transformer", "small Transformer for texts", of_words=True),
-    "bag-of-words": BuiltIn(
-        "networks:bag_of_words", "mean of word vectors for texts, and a linear layer", of_words=True
-    ),
     "word-counts": BuiltIn("networks:word_counts", "linear layer on counts of a text's words", of_words=True),
     "ranked-word-counts": BuiltIn(
         "networks:ranked_word_counts", "the same, with less weight on common English words", of_words=True

@@ -15,8 +15,8 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "bag_of_words", "batch_norm", "behind", "cnn", "encoder"]
-__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering", "scattering_cnn"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "batch_norm", "cnn", "encoder"]
+__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering"]
 __all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
 _LEAST_NORM = 1e-6
@@ -93,20 +93,6 @@ class FixedFeatures(nn.Module):
         super().train(mode)
         self.features.eval()
         return self
-
-
-def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
-    """The model behind a fixed layer, which is a part of the fixed features if the model has any.
-
-    >>> behind(Standardise(0.5), nn.Linear(2, 1))
-    Sequential(
-      (0): Standardise(mean of shape (), scale of shape ())
-      (1): Linear(in_features=2, out_features=1, bias=True)
-    )
-    """
-    if isinstance(model, FixedFeatures):
-        return FixedFeatures(nn.Sequential(layer, model.features), model.head)
-    return nn.Sequential(layer, model)
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
@@ -188,30 +174,6 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
 
 
-def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
-
-    Images below 32 pixels have fewer filters and 32 hidden units. Source: Tramèr & Boneh 2021, appendix C, and code.
-    """
-    need_images("scattering-cnn", shape)
-    normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
-    channels, *_ = coefficients = output_shape(normalised, shape)
-    if small := max(shape[1:]) < 32:
-        layers = [
-            *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh()),
-        ]
-    else:
-        layers = [
-            *(nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()),
-        ]
-    convolutions = nn.Sequential(*layers, nn.Flatten())
-    flat = numbers_of(output_shape(convolutions, coefficients))
-    scores = [nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes)] if small else [nn.Linear(flat, classes)]
-    return FixedFeatures(normalised, nn.Sequential(*convolutions, *scores))
-
-
 def _normalised_coefficients(channels: int) -> list[nn.Module]:
     coefficients = Scattering2d()
     return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
@@ -227,9 +189,8 @@ class Centred(nn.Module):
 def resnet(shape: Shape, classes: int, *, width: int = 64, norm: Norm = batch_norm) -> nn.Module:
     """A ResNet-18 with a first convolution of 3 x 3 and no pooling before the stages, for images of 32 x 32 pixels.
 
-    11,173,962 parameters for 10 classes of colour images. Convolutions have no biases; shortcuts that change the shape
-    are a 1 x 1 convolution with a norm. ``width`` is the channels of the first stage, and each of the other three has
-    twice as many as the one before; ``norm`` follows each convolution.
+    Convolutions have no biases; shortcuts that change the shape are a 1 x 1 convolution with a norm. ``width`` is the
+    channels of the first stage, and each of the other three has twice as many as the one before.
 
     Source: He et al. 2016, section 4.2.
     """
@@ -298,25 +259,8 @@ _WIDTH, _HEADS = 64, 4
 _START = 0.1  # standard deviation of the first word vectors
 
 
-class BagOfWords(nn.Module):
-    """The mean of the vectors of a text's words, of 64 numbers each, and a linear layer; the order is not used."""
-
-    def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
-        super().__init__()
-        need_axes("bag-of-words", shape, 1, "texts as numbers of words (tokens,)")
-        self.word = _vectors(words)
-        self.scores = nn.Linear(_WIDTH, classes)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        numbers = numbers.long()
-        return self.scores(mean_of_used(self.word(numbers), numbers != 0))
-
-
 class WordTransformer(nn.Module):
-    """A small Transformer: word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words.
-
-    Texts, (tokens,), are numbers of words below ``words``, with 0 for padding at the end.
-    """
+    """Word and place vectors of 64 numbers, one block of 4 heads, and the mean over the words (0 is padding)."""
 
     def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
@@ -356,8 +300,7 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
 class VectorEncoder(nn.Module):
     """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
 
-    Texts have the shape (tokens, dimensions); the zero vector is padding. The block has as many heads as divide the
-    dimensions, 8 at most, a hidden layer four times as wide, and no dropout. Source: Lee & Kifer 2020, section 6.1.
+    Texts have the shape (tokens, dimensions); the zero vector is padding. Source: Lee & Kifer 2020, section 6.1.
     """
 
     def __init__(self, shape: Shape, classes: int) -> None:
@@ -375,7 +318,7 @@ class VectorEncoder(nn.Module):
         return self.scores(mean_of_used(encoded, used))
 
 
-transformer, bag_of_words, encoder = WordTransformer, BagOfWords, VectorEncoder  # as factories
+transformer, encoder = WordTransformer, VectorEncoder  # as factories
 
 
 def sinusoids(tokens: int, width: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noisette.data.built_in_images import dead_leaves, shaded_leaves
+from noisette.data.built_in_images import shaded_leaves
 from noisette.lipschitz.blocks import MixerBlock, SphereInput
 from noisette.lipschitz.layers import GroupSort2, LayerCentering, PatchConv2d, SpectralLinear
 from noisette.lipschitz.projections import FrobeniusBall
@@ -18,23 +18,11 @@ from noisette.nn.features import PatchFeatures, Scattering2d
 from noisette.nn.models.networks import FixedFeatures, Shape, need_images, numbers_of
 from noisette.nn.views import MirrorAverage
 
-__all__ = ["PatchScale", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "multi_scale_patches", "patches"]
-__all__ += ["patches_and_scattering", "scattering_lipschitz_linear"]
+__all__ = ["PatchScale", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "patches_and_scattering"]
+__all__ += ["scattering_lipschitz_linear"]
+
 
 _IMAGES, _SIDE = 2000, 32
-
-
-def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 1) -> nn.Module:
-    """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
-
-    The dictionary of ``filters`` patches of ``side`` pixels a side comes from the same images of a random process each
-    time, so there is no record to protect. ``stride`` pixels lie between the patches of an image; see
-    :class:`noisette.nn.PatchFeatures`.
-    """
-    need_images("patches", shape)
-    leaves = dead_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]).inputs
-    resemblances = PatchFeatures.of_public(torch.as_tensor(leaves), filters, side=side, stride=stride)
-    return _linear(_normalised(resemblances, 2 * filters), shape, classes)
 
 
 _ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
@@ -52,28 +40,20 @@ class PatchScale(NamedTuple):
 SCALES = (PatchScale(1, 400, stride=2), PatchScale(2, 400))
 
 
-def multi_scale_patches(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
-    """Resemblances to patches of shaded leaves at several scales, and one linear layer.
-
-    The resemblances of an image and of its mirror image are averaged, so both have the same scores, and those of a
-    scale are normalised for each example. The dictionaries come from images of a random process, as in
-    :func:`patches`.
-    """
-    need_images("multi-scale-patches", shape)
-    return _linear(_SideBySide(_of_scales(scales, shape[0])), shape, classes)
-
-
 def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
-    """The features of :func:`multi_scale_patches` beside scattering coefficients, and one linear layer.
+    """Resemblances to patches of shaded leaves at several scales beside scattering coefficients, and one linear layer.
 
-    The coefficients are averaged over sixteenths of the image, whose sides are multiples of four, and over both mirror
-    images, and normalised for each example.
+    Both are averaged over an image and its mirror image, so that these have the same scores, and those of a scale are
+    normalised for each example; see :class:`noisette.nn.PatchFeatures`. The dictionaries come from the same images of a
+    random process each time, so there is no record to protect. The coefficients are averaged over sixteenths of the
+    image, whose sides are multiples of four.
     """
     need_images("patches-and-scattering", shape, pixels=12)
     coefficients = Scattering2d()
     averaged = nn.Sequential(coefficients, nn.AdaptiveAvgPool2d(_ACROSS))
     wavelets = _normalised(MirrorAverage(averaged), shape[0] * coefficients.channels)
-    return _linear(_SideBySide([*_of_scales(scales, shape[0]), wavelets]), shape, classes)
+    features = _SideBySide([*_of_scales(scales, shape[0]), wavelets])
+    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
 
 
 def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
@@ -91,10 +71,6 @@ def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
 def _normalised(features: nn.Module, channels: int) -> nn.Sequential:
     """Features (b, channels, ...), flat, those of each example with mean zero and variance one."""
     return nn.Sequential(features, nn.GroupNorm(1, channels, affine=False), nn.Flatten())
-
-
-def _linear(features: nn.Module, shape: Shape, classes: int) -> FixedFeatures:
-    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
 
 
 class _SideBySide(nn.ModuleList):
@@ -147,10 +123,7 @@ def _centred(shape: Shape) -> nn.Module:
 
 
 def linear_head(numbers: int, classes: int) -> nn.Sequential:
-    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero.
-
-    With a large tau of the loss the weights stay far inside that ball, as if unconstrained.
-    """
+    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero."""
     linear = SpectralLinear(numbers, classes, FrobeniusBall())
     nn.init.zeros_(linear.weight)
     return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)

@@ -267,7 +267,6 @@ class Facts:
     steps_taken: int
     test_accuracy: float | None  # of the saved model
     seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
-    seconds_per_step: float | None
     device: str
     points: tuple[Point, ...]
     # Without privacy the following have the values of no guarantee, and are left out of ``run.json``.
@@ -354,7 +353,6 @@ def facts_of(outcome: Outcome) -> Facts:
         steps_taken=run.steps_spent,
         test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
-        seconds_per_step=outcome.seconds / run.steps,
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
         test=outcome.test,
@@ -386,7 +384,6 @@ def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
         "steps": run.terms.spent(run.ledger),
         "steps_taken": run.steps_taken,
         "steps_lost": run.steps_lost,
-        "seconds_per_step": outcome.seconds / max(1, run.steps_taken),
         "resumed": outcome.resumed,
         "ledger_head": run.ledger.head,
         "declarations": len(run.ledger.declarations),

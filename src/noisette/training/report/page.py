@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -12,8 +11,6 @@ from noisette.accounting.events import event_of
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.data import names
-from noisette.nn.models.backbones import PACKAGES
 from noisette.training.finished_run import sealed
 from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
@@ -23,11 +20,19 @@ from noisette.training.report.statement import advice, as_text, set_of_tests, se
 if TYPE_CHECKING:
     from torch import nn
 
-_ALARMS = (0.01, 0.001)  # the false-positive rates of the table
-_RARELY = 0.01  # how often a belief may be above the stated one
+_ALARMS = (0.01, 0.001)  # false-positive rates
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
+_LOADING = """\
+from pathlib import Path
+
+from noisette.training.saved_model import SavedModel
+
+saved = SavedModel.of_run(Path("."))  # asks for what is not in the folder
+model = saved.model  # takes inputs as they were trained on
+# new rows: saved.predict(saved.read(Path("rows.csv"))); new images: saved.read_images; or noisette predict
+"""
 
 
 def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
@@ -48,26 +53,19 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    course, attack_rows, sections = [], [], ()
-    attack = ""
-    if facts.private:
-        bounds = _attack(facts)
-        course = [(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)]
-        attack, attack_rows, sections = _sentence(bounds, facts.unit), _attack_rows(bounds), statement(facts).items()
     return _PAGES.get_template("page.html").render(
         facts=facts,
         headline=_headline(facts),
         problem=facts.test.problem if facts.test else "",
         settings=settings(facts),
-        course=course,
+        course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=set_of_tests(facts),
         confusion=_confusion(facts),
-        attack=attack,
-        attack_rows=attack_rows,
+        attack=_sentence(_attack(facts), facts.unit) if facts.private else "",
         advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=sections,
-        loading=_loading(facts),
+        sections=statement(facts).items() if facts.private else (),
+        loading=_LOADING,
         upward=upward,
         power_of_ten=power_of_ten,
     )
@@ -90,20 +88,6 @@ def _attack(facts: Facts) -> TradeOff:
     return TradeOff(accountant.compose(events))
 
 
-def _attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
-    """What is measured, and the most that any attack reaches of it, rounded upwards."""
-    rows = [
-        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in _ALARMS),
-        ("members found minus false alarms (advantage)", attack.advantage),
-        ("right answers, where members and others are equally many", attack.accuracy),
-        (
-            f"certainty about a member, 50 % before, exceeded in at most {100 * _RARELY:g} of 100 trainings",
-            attack.posterior(exceeded=_RARELY),
-        ),
-    ]
-    return [(name, most(share)) for name, share in rows]
-
-
 def _sentence(attack: TradeOff, unit: str) -> str:
     """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
     many, few = (most(attack.true_positive_rate(rate)) for rate in _ALARMS)
@@ -120,24 +104,3 @@ def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
         return []
     return list(zip(facts.class_names, facts.test.confusion, strict=True))
-
-
-def _loading(facts: Facts) -> str:
-    """Python code that predicts new rows or images, or else builds the model, from within the run folder."""
-    recipe, given = facts.recipe, ""
-    if facts.public_weights and recipe.model.weights is None and recipe.model.backbone not in PACKAGES:
-        given = f', model=Path("{Path(recipe.model.backbone or facts.model_name).name}")'
-    elif ":" in facts.model_name:
-        given = f', model="{facts.model_name}"'
-    if recipe.model.batch_norm == "per-example" and recipe.public.data not in names():
-        given += f', public=Path("{Path(recipe.public.data or "").name}")'
-    use = "model = saved.model  # takes inputs as they were trained on\n"
-    if facts.features or recipe.data.columns or recipe.data.text:
-        use = 'names, values = saved.predict(saved.read(Path("rows.csv")))\n'
-    elif len(facts.input_shape) == 3 and recipe.data.name not in names() and not Path(recipe.data.name).suffix:
-        use = 'files, inputs = saved.read_images(Path("images"))\nnames, values = saved.predict(inputs)\n'
-    return (
-        "from pathlib import Path\n\n"
-        "from noisette.training.saved_model import SavedModel\n\n"
-        f'saved = SavedModel.of_run(Path("."){given})\n{use}'
-    )

@@ -52,6 +52,9 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "trained parameters": f"{facts.parameters:,}",
         **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
     }
+    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
+    if facts.seconds is not None:
+        spent = f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
         "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
@@ -67,9 +70,6 @@ def settings(facts: Facts) -> dict[str, Rows]:
         }
         groups["Privacy"] = recipe["privacy"] | recipe["lipschitz"] | cost
         groups["Projection"] = recipe["projection"]
-    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
-    if facts.seconds is not None and facts.seconds_per_step is not None:
-        spent = f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"
     groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
     groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
     return {group: list(rows.items()) for group, rows in groups.items() if rows}
@@ -92,8 +92,8 @@ def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
             *(_search(facts.search) if facts.search else ()),
         ),
         "How epsilon was computed": tuple(_cost(facts)),
-        "Randomness and arithmetic": tuple(_randomness(facts)),
-        "Not covered": tuple(_not_covered(facts)),
+        "Randomness and arithmetic": _randomness(facts),
+        "Not covered": _not_covered(facts),
     }
 
 
@@ -169,17 +169,13 @@ def _records(facts: Facts) -> Iterator[str]:
             f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
             f"public and are not trained. {alone}"
         )
-    if data.mean:
-        yield (
-            "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."
-        )
     if data.columns:
         columns = Columns.of(data.columns)
         yield (
-            f"Inputs: {columns.width}, made from {len(columns.names)} columns by a declaration (names, bounds, "
-            "categories and what a missing or another value counts as), which is in run.json. Numbers are clipped to "
-            "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
-            "written by looking at them, that has no guarantee."
+            f"Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json (names, "
+            "bounds, categories and what a missing or another value counts as), which is taken to be public: if it was "
+            "written by looking at the records, that has no guarantee. Numbers are clipped to their bounds, and "
+            "nothing was learned from the records."
         )
     if data.image_size is not None:
         width, height = data.image_size
@@ -187,8 +183,8 @@ def _records(facts: Facts) -> Iterator[str]:
         yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
     if data.skip_unlabelled:
         yield (
-            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
-            "itself, and nothing was computed from them."
+            f"Records: the rows with a value in the column {data.label!r}; each other row was left out by itself, and "
+            "nothing was computed from it."
         )
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
@@ -240,25 +236,21 @@ def _privacy(facts: Facts) -> Iterator[str]:
     projection = facts.recipe.projection
     if projection.components:
         yield (
-            f"Before training the records were projected on {projection.components} principal components, which were "
-            "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
-            f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
-            "release."
+            f"Before training the records were projected on {projection.components} principal components, found from "
+            "the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
+            f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
         )
-    yield (
-        f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
-        "other."
-    )
+    yield f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty, and is then released like any other."
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
         before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
         yield (
-            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named "
-            f"above times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most. "
-            "So all steps together release as much as C times the sums, with the noise named above; what a record adds "
-            "to that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory "
-            "alone. A resumed run starts with independent noise."
+            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above "
+            f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most: all "
+            "steps together release as much as C times the sums, with the noise named above; what a record adds to "
+            "that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory alone. "
+            "A resumed run starts with independent noise."
         )
 
 
@@ -278,15 +270,14 @@ def _batches(facts: Facts) -> str:
         case BallsInBinsGaussian():
             return (
                 f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
-                "independently. Epsilon counts each pass that was begun as a whole one, and a resumed run begins a new "
-                "pass."
+                "independently. Epsilon counts a pass that was begun as a whole one; a resumed run begins a new pass."
             )
         case BandedGaussian() if event.bands > 1:
             return (
-                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key. The steps take the "
-                "groups in turn. Each record of a step's group enters its batch independently with probability "
+                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key; steps take them in "
+                "turn. Each record of a step's group enters its batch independently with probability "
                 f"{event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive "
-                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one. A resumed "
+                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one; a resumed "
                 "run draws new groups and begins a new round."
             )
         case _:
@@ -449,9 +440,9 @@ def _guarantee(facts: Facts) -> Iterator[str]:
         yield (
             "Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs "
             "were discarded: their weights, settings and scores left no file. The number of runs is "
-            f"{facts.search.runs}. It was drawn from a key that was never written down. The guarantee does not hold "
-            "against somebody who learns how long the search took, or saw it at work: that tells about the number of "
-            f"runs, and so about the {unit} in question."
+            f"{facts.search.runs}, drawn from a key that was never written down. The guarantee does not hold against "
+            "somebody who learns how long the search took, or saw it at work: that tells about the number of runs, and "
+            f"so about the {unit} in question."
         )
     switches = "none."
     if privacy.allow_large_delta:
@@ -490,39 +481,33 @@ def _cost(facts: Facts) -> Iterator[str]:
         yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: Facts) -> Iterator[str]:
-    yield (
+def _randomness(facts: Facts) -> tuple[str, ...]:
+    return (
         "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
         f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
         f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values are "
         "computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 are zero, "
-        "so that the end of the tail adds less than 1e-30 to delta."
-    )
-    yield (
+        "so that the end of the tail adds less than 1e-30 to delta.",
         "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
-        "8,192. The noise is a rounded number, not an exact sample from a grid."
+        "8,192. The noise is a rounded number, not an exact sample from a grid.",
     )
 
 
-def _not_covered(facts: Facts) -> Iterator[str]:
+def _not_covered(facts: Facts) -> tuple[str, ...]:
     more = "Other runs" if facts.search is None else "Other runs and searches"
-    yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
+    people = "People with several records: the guarantee is per record, not per person."
     if facts.unit == "user":
-        yield "People who are several users: the guarantee is per value of the column that names the user."
-    else:
-        yield "People with several records: the guarantee is per record, not per person."
-    yield (
+        people = "People who are several users: the guarantee is per value of the column that names the user."
+    return (
+        f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up.",
+        people,
         "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
-        "hyper-parameters tuned on them."
-    )
-    yield "Values computed on the training records without noise, such as a training loss. This run published none."
-    yield (
+        "hyper-parameters tuned on them.",
+        "Values computed on the training records without noise, such as a training loss. This run published none.",
         f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
-        "traffic, and whether the run came to an end."
-    )
-    yield "Attacks on the low bits of floating-point noise."
-    yield (
+        "traffic, and whether the run came to an end.",
+        "Attacks on the low bits of floating-point noise.",
         "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or "
-        "reads records otherwise than through its arguments."
+        "reads records otherwise than through its arguments.",
+        "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
     )
-    yield "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law."

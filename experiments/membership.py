@@ -6,8 +6,7 @@ None of this is private. It reads the records themselves, and its results are fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,13 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import nn
 
-from noisette import errors as checks
 from noisette.data import DataSet, Split
 from noisette.nn.batch_norm import in_evaluation
-from noisette.training.evaluation import Watch
 
 RATES = (1e-3, 1e-2)  # false positive rates at which attacks are compared
 NOT_PRIVATE = "computed from the records themselves, without noise: not covered by any guarantee, and not for release"
 _AT_ONCE = 500  # records in a forward pass
 _LEAST_SPREAD = 1e-6
-
-Trainer = Callable[[DataSet, Watch], nn.Module]  # trains a model, with a call after each step
 
 
 @dataclass(frozen=True)
@@ -123,81 +118,16 @@ def by_class(
     )
 
 
-def by_shadows(
-    members: np.ndarray, others: np.ndarray, *, shadows: Sequence[np.ndarray], without: Sequence[np.ndarray]
-) -> Attack:
-    """Confidences standardised by those of shadow models, trained in the same way without the record.
-
-    ``shadows`` are the confidences of each shadow model on members and others, (n + k,), and ``without`` says whether
-    it was trained without the record.
-
-    Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
-    are few.
-    """
-    values, left_out = np.stack(shadows), np.stack(without)
-    counts = left_out.sum(0)
-    if not counts.all():
-        raise ValueError(f"{(counts == 0).sum()} records are in the training data of every shadow model; train more")
-    means = np.where(left_out, values, 0).sum(0) / counts
-    deviations = np.where(left_out, values - means, 0)
-    std = math.sqrt(float(np.square(deviations).sum()) / max(1, int(counts.sum()) - len(means)))
-    scores = (np.concatenate([members, others]) - means) / max(std, _LEAST_SPREAD)
-    return Attack(f"{len(shadows)} shadow models", scores[: len(members)], scores[len(members) :])
-
-
-def halves(shadows: int, records: int) -> list[np.ndarray]:
-    """Which records each shadow model is trained on: alternately a random half of all, and the other half.
-
-    >>> [half.sum() for half in halves(4, 10)]
-    [np.int64(5), np.int64(5), np.int64(5), np.int64(5)]
-    """
-    checks.count(shadows=shadows, records=records)
-    chosen: list[np.ndarray] = []
-    for _ in range(0, shadows, 2):
-        half = np.random.default_rng().permutation(records) < records // 2
-        chosen += [half, ~half]
-    return chosen[:shadows]
-
-
-def membership_of(
-    model: nn.Module,
-    data: DataSet,
-    *,
-    epsilon: float,
-    delta: float,
-    shadows: int = 0,
-    trained: Trainer | None = None,
-    on_step: Watch = lambda run, point: None,
-) -> Membership:
+def membership_of(model: nn.Module, data: DataSet, *, epsilon: float, delta: float) -> Membership:
     """Attack a trained model with the records that it was trained on, the members, and those of the test set.
 
-    Args:
-        model: the published model.
-        epsilon, delta: of the guarantee.
-        shadows: number of shadow models, each of them ``trained`` on half of all records; 0 for none.
-        on_step: called after each step of each shadow model.
-
-    Raises:
-        ValueError: the data set has no test records, or shadow models cannot be trained.
+    ``epsilon`` and ``delta`` are those of its guarantee. A ``ValueError`` if there are no test records.
     """
     if data.test is None:
-        raise ValueError(
-            f"{data.name} has no test records, which the attacks compare with the training records; give --test"
-        )
+        raise ValueError(f"{data.name} has no test records, which the attacks compare with the training records")
     members, others = confidences_of(model, data.train), confidences_of(model, data.test)
-    attacks = [
+    attacks = (
         Attack("loss", members, others),  # one threshold for all records (Yeom et al. 2018)
         by_class(members, others, member_classes=data.train.targets, other_classes=data.test.targets),
-    ]
-    if shadows:
-        if shadows < 2 or trained is None:
-            raise ValueError(f"expected two shadow models or more, or none, got {shadows}")
-        everyone = Split(
-            np.concatenate([data.train.inputs, data.test.inputs]),
-            np.concatenate([data.train.targets, data.test.targets]),
-        )
-        chosen = halves(shadows, len(everyone.targets))
-        halved = (replace(data, train=Split(everyone.inputs[half], everyone.targets[half])) for half in chosen)
-        found = [confidences_of(trained(own, on_step), everyone) for own in halved]
-        attacks.append(by_shadows(members, others, shadows=found, without=[~half for half in chosen]))
-    return Membership(tuple(attacks), epsilon, delta)
+    )
+    return Membership(attacks, epsilon, delta)

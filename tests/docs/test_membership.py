@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette.audit import Attack, Membership, membership_of
-from noisette.audit.membership import by_class, by_shadows, confidences_of, halves
+from experiments.membership import Attack, Membership, by_class, confidences_of, membership_of
 from noisette.data import DataSet, Split
 
 
@@ -49,23 +48,6 @@ def test_confidence_is_the_logit_of_the_true_class() -> None:
     assert model.training, "as it was"
 
 
-def test_shadow_models_correct_for_the_difficulty_of_a_record() -> None:
-    """Difficulty varies over records by far more than the effect of membership, so only shadow models detect it."""
-    random = np.random.default_rng(1)
-    n, k = 600, 400
-    hard = 10 * random.normal(size=n + k)
-    chosen = halves(8, n + k)
-    shadows = [hard + random.normal(size=n + k) + 2 * half for half in chosen]
-    target = hard + random.normal(size=n + k)
-    target[:n] += 2
-    plain = Attack("loss", target[:n], target[n:])
-    seen = by_shadows(target[:n], target[n:], shadows=shadows, without=[~half for half in chosen])
-    assert plain.auc < 0.65
-    assert seen.auc > 0.85
-    out = seen.others
-    assert out.std() == pytest.approx(math.sqrt(1 + 1 / 4), rel=0.15), "in units of the deviation without the record"
-
-
 def test_class_statistics_correct_for_the_difficulty_of_a_class() -> None:
     random = np.random.default_rng(2)
     classes = random.integers(0, 2, (2, 2_000))
@@ -82,13 +64,6 @@ def test_a_class_with_one_other_record_is_standardised_by_all_classes() -> None:
         np.array([3.0]), np.array([1.0, 1.0, 2.0]), member_classes=np.array([7]), other_classes=np.array([0, 0, 0])
     )
     assert np.isfinite(alone.members).all()
-
-
-def test_every_record_is_in_the_training_data_of_half_of_the_shadow_models() -> None:
-    chosen = np.stack(halves(6, 101))
-    assert (chosen.sum(0) == 3).all()
-    with pytest.raises(ValueError, match="1 records are in the training data of every shadow model"):
-        by_shadows(np.zeros(1), np.zeros(1), shadows=[np.zeros(2)], without=[np.array([True, False])])
 
 
 class Memory(nn.Module):
@@ -119,17 +94,8 @@ def data() -> DataSet:
 
 
 def test_attacks_succeed_on_a_model_that_memorises_its_records(data: DataSet) -> None:
-    told = []
-    found = membership_of(
-        Memory(data),
-        data,
-        epsilon=3.0,
-        delta=1e-4,
-        shadows=4,
-        trained=lambda data, on_step: told.append(len(data.train.targets)) or Memory(data),
-    )
-    assert told == [300, 300, 300, 300]
-    assert [attack.name for attack in found.attacks] == ["loss", "loss by class", "4 shadow models"]
+    found = membership_of(Memory(data), data, epsilon=3.0, delta=1e-4)
+    assert [attack.name for attack in found.attacks] == ["loss", "loss by class"]
     assert all(attack.auc > 0.95 for attack in found.attacks)
     facts = found.facts()
     assert "not for release" in facts["note"]
@@ -142,8 +108,6 @@ def test_attacks_fail_on_a_model_that_learned_nothing(data: DataSet) -> None:
     assert all(0.4 < attack.auc < 0.6 for attack in found.attacks)
 
 
-def test_too_few_records_are_refused(data: DataSet) -> None:
+def test_a_set_without_test_records_is_refused(data: DataSet) -> None:
     with pytest.raises(ValueError, match="no test records"):
         membership_of(forgetful(data), replace(data, test=None), epsilon=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="two shadow models or more"):
-        membership_of(forgetful(data), data, epsilon=1.0, delta=1e-5, shadows=1)
