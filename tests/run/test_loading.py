@@ -54,8 +54,8 @@ def test_a_column_without_numbers_is_refused_and_its_remedy_trains() -> None:
     dates = np.datetime64("2024-01-01") + np.arange(5)
     with pytest.raises(TypeError, match=r"datetime64\[D\].*timedelta64"):
         records_of((torch.ones(5), dates))
-    days = (dates - dates[0]) / np.timedelta64(1, "D")
-    _, rows = records_of((torch.ones(5), days), dtype=torch.float32).gather(np.arange(5))
+    days = ((dates - dates[0]) / np.timedelta64(1, "D")).astype(np.float32)
+    _, rows = records_of((torch.ones(5), days)).gather(np.arange(5))
     assert rows.tolist() == [0, 1, 2, 3, 4]
 
 
