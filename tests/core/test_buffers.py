@@ -100,33 +100,6 @@ def run_of(model: nn.Module, steps: int = 2) -> PrivateRun:
 def nothing(m: Model, x: Tensor) -> None: ...
 
 
-def test_a_buffer_that_the_loop_writes_within_a_batch_is_put_back_and_named() -> None:
-    """As the running mean of a normaliser is that is fitted to the batch."""
-    model = Model(nothing)
-    with run_of(model) as run:
-        batch = next(run.batches())
-        for (x,) in batch.microbatches(6):
-            model.seen.copy_(x.mean(0)[:2])
-            run.accumulate(squares, x)
-        with pytest.raises(PrivacyError, match=r"seen: written between .* before batch\.microbatches\(\)"):
-            run.optimizer.step()
-        assert torch.equal(model.seen, torch.ones(2, dtype=torch.float64))
-
-
-def test_before_the_records_and_after_the_step_the_loop_may_write() -> None:
-    """The remedy: an annealed coefficient, an average of the weights."""
-    model = Model(nothing)
-    with run_of(model) as run:
-        for k, batch in enumerate(run.batches()):
-            model.seen.fill_(1.0 / (1 + k))
-            for (x,) in batch.microbatches(6):
-                run.accumulate(squares, x)
-            run.optimizer.step()
-            model.scale.lerp_(torch.full_like(model.scale, k), 0.1)
-    assert run.steps_taken == 2
-    assert model.seen[0] == 0.5
-
-
 def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
     model = Model(nothing)
     with run_of(model) as run:
