@@ -8,6 +8,7 @@ With --check nothing is written, and the exit code is 1 if the page is out of da
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -21,6 +22,8 @@ from experiments.marked import replaced
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end of the table -->"
+RUN_BEGIN, RUN_END = "<!-- runs, made by `python -m benchmarks.table` -->", "<!-- end of the table of runs -->"
+PARTS = ("sample", "load", "clip", "noise", "ledger", "optimizer")
 _NONE = "–"
 
 
@@ -35,9 +38,10 @@ def main() -> None:
 
 
 def updated(text: str) -> str:
-    """The text of the page with the table of the committed results."""
-    [report] = [report for report in read(HERE / "results") if report["experiment"] == "targets"]
-    return replaced(text, BEGIN, END, table(report))
+    """The text of the page with the tables of the committed results."""
+    reports = {report["experiment"]: report for report in read(HERE / "results")}
+    text = replaced(text, BEGIN, END, table(reports["targets"]))
+    return replaced(text, RUN_BEGIN, RUN_END, table_of_runs(reports["run"]))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -67,6 +71,24 @@ def _row(cell: dict[str, Any]) -> str:
         f"{lead[1]:.2f}" if lead and overhead(cell, "seconds") else _NONE,
     ]
     return f"| {' | '.join(columns)} |"
+
+
+def table_of_runs(report: dict[str, Any]) -> str:
+    """Whole runs and their parts, as ratios to plain eager training."""
+    names = ("model", "batch", "plain compiled", "**run**", "run, eager", *PARTS, "best peer", "ahead")
+    rows, best = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"], []
+    for cell in report["cells"]:
+        ratios = {name: row.get("ratio") for name, row in cell["methods"].items()}
+        own = min(ratio for name in ("run", "run-eager") if (ratio := ratios.get(name)))
+        peers = {name: ratio for name, ratio in ratios.items() if is_peer(name) and ratio}
+        peer = min(peers, key=lambda name: peers[name], default=None)
+        columns = [ratios.get("plain-compiled"), ratios.get("run"), ratios.get("run-eager")]
+        columns += [ratios.get(f"run: {part}") for part in PARTS]
+        ends = [_NONE, _NONE] if peer is None else [f"{peers[peer]:.2f} (`{peer}`)", f"{peers[peer] / own:.2f}"]
+        rows.append(f"| {' | '.join([cell['title'], format(cell['batch'], ','), *map(_ratio, columns), *ends])} |")
+        best.append(own)
+    mean = statistics.geometric_mean(best)
+    return "\n".join([*rows, "", f"The quicker run takes {mean:.2f} of plain eager training in the geometric mean."])
 
 
 def _ratio(value: float | None) -> str:

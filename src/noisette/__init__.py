@@ -10,9 +10,8 @@ _PUBLIC = {
         *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
         *("BallsInBinsGaussian", "BandedGaussian", "TruncatedPoissonGaussian", "UserLevel"),
         *("DiscreteGaussian", "DpAmount", "Laplace", "Neighbouring", "ZcdpAmount"),
-        *("GdpAccountant", "MomentsAccountant", "NaiveComposition", "PldAccountant", "RdpAccountant"),
-        *("StrongComposition", "TradeOff"),
-        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
+        *("GdpAccountant", "MomentsAccountant", "PldAccountant", "RdpAccountant"),
+        *("TradeOff", "epsilon_for", "noise_multiplier_for", "steps_for"),
     ),
     "capture.captured": ("CaptureWarning",),
     "clipping.engines": ("OneByOneWarning", "engines"),  # `engines` is the module itself

@@ -14,14 +14,9 @@ every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS.values(), i
 
 
 def test_names_and_facts_are_complete():
-    assert list(ACCOUNTANTS) == ["pld", "rdp", "moments", "strong", "strong-paper", "naive", "gdp"]
+    assert list(ACCOUNTANTS) == ["pld", "rdp", "moments", "gdp"]
     assert all(name == accountant.name for name, accountant in ACCOUNTANTS.items())
-    for texts in ([a.description for a in ACCOUNTANTS.values()], [a.method for a in ACCOUNTANTS.values()]):
-        assert len(set(texts)) == len(ACCOUNTANTS)
-        assert all(texts)
-    assert [name for name, a in ACCOUNTANTS.items() if not a.upper_bound] == ["strong-paper"]
-    assert [name for name, a in ACCOUNTANTS.items() if a.in_recipes] == ["pld", "rdp", "moments"]
-    assert all(a.upper_bound for a in ACCOUNTANTS.values() if a.in_recipes)
+    assert len({a.description for a in ACCOUNTANTS.values()} - {""}) == len(ACCOUNTANTS)
 
 
 @every_accountant
@@ -64,10 +59,10 @@ def test_delta_at_epsilon_zero(accountant):
 def test_no_release_costs_nothing(accountant):
     nothing = accountant.compose({})
     assert nothing.epsilon(delta=1e-9) == 0
-    assert nothing.delta(epsilon=0.1) == (0 if accountant.name not in ("naive", "strong", "strong-paper") else 1e-300)
+    assert nothing.delta(epsilon=0.1) == 0
 
 
-SLACK = {"pld": 1e-3, "rdp": 1e-3}  # the library drops orders near rate 1/2
+SLACK = {"pld": 1e-3, "rdp": 1e-3}
 rates = st.floats(-2, 0).map(lambda x: 10**x)
 noises = st.floats(0, 1.5).map(lambda x: 10**x)
 deltas = st.floats(-8, -3).map(lambda x: 10**x)

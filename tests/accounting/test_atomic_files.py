@@ -36,20 +36,6 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_an_interrupt_leaves_the_older_file(tmp_path: Path) -> None:
-    atomic_files.write(tmp_path / "a", b"older")
-
-    def interrupted() -> None:
-        with atomic_files.atomic_write(tmp_path / "a") as beside:
-            beside.write_bytes(b"newer")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert (tmp_path / "a").read_bytes() == b"older"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
 def test_the_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

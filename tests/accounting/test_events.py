@@ -35,10 +35,6 @@ from noisette.errors import UnsupportedEventError
 RELEASE = PoissonGaussian(0.01, 4.0)
 
 
-def test_equal_events_are_one_key():
-    assert {PoissonGaussian(1, 4): 1} == {PoissonGaussian(np.float64(1.0), np.float64(4.0)): 1}
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -232,8 +228,3 @@ def test_no_amount_is_too_large_to_be_priced(event, times):
 def test_facts_that_describe_no_event_are_refused(facts):
     with pytest.raises((KeyError, TypeError, ValueError)):
         event_of(facts)
-
-
-def test_only_events_of_this_package_have_facts():
-    with pytest.raises(TypeError, match="event of this package"):
-        facts_of(Unknown())

@@ -136,11 +136,6 @@ def test_conversion_of_one_order_is_that_of_the_library() -> None:
     assert curve.epsilon(delta=1e-5) == pytest.approx(min(expected), rel=1e-12)
 
 
-def test_no_releases_cost_nothing() -> None:
-    assert RenyiOdometer().compose({}).epsilon(delta=1e-9) == 0
-    assert RenyiFilter(1.0, 1e-5).compose({}).delta(epsilon=0.0) == 0
-
-
 def test_events_without_divergences_are_refused_with_the_way_out() -> None:
     with pytest.raises(UnsupportedEventError, match="Declare everything together"):
         RenyiOdometer().compose({Gaussian(4.0): 1, DpAmount(0.1, 1e-9): 1})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import pytest
 
-from noisette.accounting import Ledger, PoissonGaussian, atomic_files
+from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting import ledger_file as ledger_file
 from noisette.errors import PrivacyError
 
@@ -202,35 +201,3 @@ def test_a_device_or_a_pipe_is_no_ledger(tmp_path: Path) -> None:
         for open_it in (Ledger, Ledger.read, Ledger.repair):
             with pytest.raises(ValueError, match=f"{place} is a device, a pipe or a socket"):
                 open_it(place)
-
-
-def test_a_circle_of_links_and_a_link_to_nowhere_are_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="symbolic links"):
-        Ledger(tmp_path / "a")
-    (tmp_path / "c").symlink_to(tmp_path / "no folder" / "ledger.jsonl")
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        Ledger(tmp_path / "c")
-
-
-def test_the_command_that_repairs_a_ledger_quotes_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "it's; my $HOME"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    with Ledger("-ledger.jsonl") as ledger:
-        steps(ledger, 2)
-    Path("-ledger.jsonl").write_bytes(Path("-ledger.jsonl").read_bytes()[:-9])
-    for read in (Ledger, Ledger.read):
-        with pytest.raises(ValueError, match="cut off") as refusal:
-            read("-ledger.jsonl")
-        command = str(refusal.value).partition("repair the file with: ")[2]
-        assert shlex.split(command) == ["noisette", "ledger", "repair", str(folder / "-ledger.jsonl")]
-
-
-def test_what_a_crash_left_beside_the_real_file_is_cleared(real: Path) -> None:
-    link = link_to(real, "symbolic")
-    beside = atomic_files._beside(real)
-    beside.write_bytes(b"half")
-    Ledger(link).close()
-    assert not beside.exists()

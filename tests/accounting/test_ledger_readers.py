@@ -141,14 +141,6 @@ def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small:
         Ledger.read(small)
 
 
-def test_a_whole_line_whose_newline_alone_is_zero_stays(small: Path) -> None:
-    content = small.read_bytes()
-    for zeros in (1, 700):
-        small.write_bytes(content[:-1] + b"\0" * zeros)
-        assert Ledger.repair(small)
-        assert small.read_bytes() == content
-
-
 def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost(path: Path) -> None:
     path.write_bytes(b"\0" * 480)
     with pytest.raises(ValueError, match="480 zero bytes"):

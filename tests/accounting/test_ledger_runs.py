@@ -121,23 +121,6 @@ def test_an_old_ledger_is_read_exactly_and_goes_on(path: Path) -> None:
     assert Ledger.read(path).paid[Series(EVENT)] == 3
 
 
-def test_shortening_keeps_the_totals_of_each_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 16)
-    runs = [RecordedRun() for _ in range(3)]
-    with Ledger(path) as ledger:
-        for _ in range(20):
-            for n, run in enumerate(runs, 1):
-                ledger.reserve(EVENT, n + 1, run=run)
-                for _ in range(n):
-                    ledger.commit(run=run)
-                ledger.release(run=run)
-        paid = ledger.paid
-    assert path.read_bytes().count(b"\n") < 60
-    read = Ledger.read(path)
-    assert read.paid == paid == {Series(EVENT, run.id): 20 * n for n, run in enumerate(runs, 1)}
-    assert read.committed == 120
-
-
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_threads_may_share_a_ledger(path: Path, on_disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 32)

@@ -79,13 +79,6 @@ def test_many_orders_at_once_have_the_moments_of_each_alone():
     assert log_moment(PoissonGaussian(0.01, 1e-200), 1.5) == math.inf
 
 
-def test_full_batch_has_the_moment_of_the_gaussian():
-    for order in (1, 5, 40):
-        assert log_moment(PoissonGaussian(1.0, 7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-12)
-        assert log_e1(Gaussian(7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-11)
-    assert log_moment(Gaussian(7.0), 2.5) == pytest.approx(2.5 * 3.5 / 98, rel=1e-11)
-
-
 def test_real_orders_of_the_four_hundred_epochs_in_the_paper():
     """2.55 is printed: whole orders give 2.5759, real ones 2.5737, and the smaller moment E1 alone 2.5592."""
     run = {PoissonGaussian(0.01, 4.0): 40_000}
@@ -119,3 +112,10 @@ def test_log_of_the_original_code():
 def test_orders_are_numbers_above_zero(orders):
     with pytest.raises((ValueError, TypeError), match="order"):
         MomentsAccountant(orders=orders)
+
+
+def test_full_batch_has_the_moment_of_the_gaussian():
+    for order in (1, 5, 40):
+        assert log_moment(PoissonGaussian(1.0, 7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-12)
+        assert log_e1(Gaussian(7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-11)
+    assert log_moment(Gaussian(7.0), 2.5) == pytest.approx(2.5 * 3.5 / 98, rel=1e-11)

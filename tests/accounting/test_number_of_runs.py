@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noisette.accounting.repeated_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns, gamma_of
 from noisette.core.noise import SecretKey
 
 CASES = [(4.0, 1.0), (10.0, 0.0), (6.0, 0.5), (7.0, math.inf), (1.0, math.inf), (2.5, 40.0)]
@@ -47,13 +47,6 @@ def test_draws_have_the_distribution(mean, shape):
     assert (min(numbers) == 0) is ((mean, shape) == (1.0, math.inf))
 
 
-def test_one_run_on_average_is_one_run():
-    for shape in (0.0, 0.5, 1.0, 9.0):
-        one = NumberOfRuns(1.0, shape)
-        assert one.probability(1) == 1
-        assert {one.draw(SecretKey()) for _ in range(20)} == {1}
-
-
 @pytest.mark.parametrize(("mean", "shape"), [(1.0 + 1e-12, 0.0), (3.0, 1e-300), (1e5, 0.0), (9.0, 1e9)])
 def test_extreme_parameters(mean, shape):
     drawn = NumberOfRuns(mean, shape)
@@ -65,6 +58,13 @@ def test_the_mean_is_never_above_the_one_that_is_priced():
     for mean, shape in CASES:
         if math.isfinite(shape) and mean > 1:
             with mpmath.workdps(90):
-                gamma = mpmath.mpf(str(NumberOfRuns(mean, shape)._gamma))
+                gamma = mpmath.mpf(str(gamma_of(mean, shape)))
                 exact = (1 - gamma) / gamma / (-mpmath.log(gamma) if shape == 0 else (1 - gamma**shape) / shape)
                 assert mean * (1 - mpmath.mpf(10) ** -50) <= exact <= mean
+
+
+def test_one_run_on_average_is_one_run():
+    for shape in (0.0, 0.5, 1.0, 9.0):
+        one = NumberOfRuns(1.0, shape)
+        assert one.probability(1) == 1
+        assert {one.draw(SecretKey()) for _ in range(20)} == {1}

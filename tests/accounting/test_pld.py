@@ -13,15 +13,6 @@ def gaussian_delta(noise, steps, epsilon):
         return mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
 
 
-def test_several_kinds_of_release():
-    for steps, epsilon in [(10, 0.5043), (1000, 0.6645), (10_000, 1.5285)]:
-        events = {PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4 / math.sqrt(2)): steps}
-        ours = PldAccountant().compose(events).epsilon(delta=1e-5)
-        assert ours == pytest.approx(epsilon, rel=1e-3)
-        reversed_events = dict(reversed(events.items()))
-        assert PldAccountant().compose(reversed_events).epsilon(delta=1e-5) == pytest.approx(ours, rel=1e-9)
-
-
 def test_a_rare_large_loss_uses_its_distribution():
     """Every divergence is in the thousands; yet the group is in a batch less often than delta."""
     rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
@@ -44,3 +35,12 @@ def test_ten_million_releases_of_much_noise_have_a_cost():
     price = PldAccountant().compose({release: 10**7}).epsilon(delta=1e-5)
     assert price == pytest.approx(RdpAccountant().compose({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
     assert 0 <= PldAccountant().compose({}).epsilon(delta=1e-300) < 10
+
+
+def test_several_kinds_of_release():
+    for steps, epsilon in [(10, 0.5043), (1000, 0.6645), (10_000, 1.5285)]:
+        events = {PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4 / math.sqrt(2)): steps}
+        ours = PldAccountant().compose(events).epsilon(delta=1e-5)
+        assert ours == pytest.approx(epsilon, rel=1e-3)
+        reversed_events = dict(reversed(events.items()))
+        assert PldAccountant().compose(reversed_events).epsilon(delta=1e-5) == pytest.approx(ours, rel=1e-9)

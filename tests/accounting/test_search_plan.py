@@ -1,10 +1,16 @@
 import math
+from functools import cache
 
+import mpmath
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant as LibraryAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import _compute_rdp_repeat_and_select as library_search
 
-from noisette.accounting import Gaussian, GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant, RepeatAndSelect
-from noisette.accounting.repeated_runs import compare_search, least_noise_search
+from noisette.accounting import Gaussian, PoissonGaussian, RdpAccountant, RepeatAndSelect
+from noisette.accounting.rdp import of_best
+from noisette.accounting.repeated_runs import NumberOfRuns, least_noise_search
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
 ORDERS = [*np.arange(1.1, 11.0, 0.1).tolist(), *range(11, 65), *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)]
@@ -21,7 +27,7 @@ def epsilon_of(orders, divergences, delta):
 def theorem_2(noise, mean, shape, delta):
     """Papernot and Steinke 2022, Theorem 2, for one Gaussian release: divergence order / (2 noise^2)."""
     low, high = 1e-15, 1.0
-    for _ in range(300):
+    for _ in range(150):
         gamma = math.sqrt(low * high)
         of_gamma = (1 / gamma - 1) / (-math.log(gamma) if shape == 0 else (1 - gamma**shape) / shape)
         low, high = (gamma, high) if of_gamma > mean else (low, gamma)
@@ -42,6 +48,84 @@ def price(noise, mean, shape, delta):
 def test_the_price_is_that_of_theorem_2(noise, mean, shape):
     for delta in (1e-5, 1e-8):
         assert price(noise, mean, shape, delta) == pytest.approx(theorem_2(noise, mean, shape, delta), rel=1e-4)
+
+
+# The theorems, for mechanisms of few results: the best of the runs by enumeration of their number
+
+FEW_ORDERS = np.array([1.05, 1.3, 1.5, 2, 2.5, 4, 8, 16, 64, 256, 4096])
+
+
+@cache
+def chances(mean, shape):
+    """Of each number of runs, until 1e-13 is left."""
+    runs, found = NumberOfRuns(mean, shape), []
+    while math.fsum(found) < 1 - 1e-13:
+        found.append(float(runs.probability(len(found))))
+    return np.array(found)
+
+
+def highest(results, number):
+    """The probabilities of the highest of so many results, where 0 is that of no run: n runs are below with F^n."""
+    below = np.append(0.0, np.cumsum(results))
+    return np.diff(number @ np.minimum(below, 1.0) ** np.arange(len(number))[:, None], prepend=0.0)
+
+
+def divergences(p, q):
+    """The larger of both directions, at each order."""
+    p, q = p[p + q > 0], q[p + q > 0]
+    logs = [np.outer(FEW_ORDERS, np.log(a)) + np.outer(1 - FEW_ORDERS, np.log(b)) for a, b in ((p, q), (q, p))]
+    return np.maximum(*(np.logaddexp.reduce(log, axis=1) for log in logs)) / (FEW_ORDERS - 1)
+
+
+@pytest.mark.parametrize("mean", [1.0, 1.5, 3.0, 10.0])
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 3.0, math.inf])
+def test_no_search_over_a_mechanism_of_few_results_costs_more_than_its_price(mean, shape):
+    random, number, tightest = np.random.default_rng(7), chances(mean, shape), 0.0
+    for _ in range(150):
+        p = random.dirichlet(np.full(random.integers(2, 5), 10 ** random.uniform(-0.5, 1))) + 1e-3
+        q = p * np.exp(random.normal(size=len(p)) * 10 ** random.uniform(-2, 0.3))
+        p, q = p / p.sum(), q / q.sum()
+        shown, of_run = divergences(highest(p, number), highest(q, number)), divergences(p, q)
+        bound = of_best(FEW_ORDERS, of_run, mean, shape)
+        assert (shown <= bound * (1 + 1e-9) + 1e-9).all()
+        some = np.where(random.random(len(of_run)) < 0.5, math.inf, of_run)  # orders of which nothing is known
+        assert (of_best(FEW_ORDERS, some, mean, shape) >= bound).all()
+        tightest = max(tightest, float(np.max(shown / bound)))
+    assert tightest > 0.55, "a price that leaves out a term is exceeded"
+
+
+# The library has the same theorems, but not all orders of a run: it drops some, and is above the exact divergence of
+# others that are not whole.
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(10.0, 0.0), (5.0, 0.5), (1000.0, 1.0), (8.0, math.inf), (1.0, math.inf)])
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 1.1, 100), (0.3, 0.5, 5)])
+def test_the_price_is_that_of_the_library_on_exact_divergences(mean, shape, rate, noise, steps):
+    run = {PoissonGaussian(rate, noise): steps, Gaussian(9.0): 1}
+    ours = RdpAccountant().compose({RepeatAndSelect(tuple(run.items()), mean, shape): 1})
+    alone = RdpAccountant().compose(run).divergences
+    same = epsilon_of(ORDERS, library_search(ORDERS, alone, mean, shape), 1e-6)
+    assert ours.epsilon(delta=1e-6) == pytest.approx(same, rel=1e-7)
+    step = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(step, steps), dp_event.GaussianDpEvent(9.0)])
+    library = LibraryAccountant(ORDERS).compose(dp_event.RepeatAndSelectDpEvent(whole, mean, shape)).get_epsilon(1e-6)
+    assert 0.8 * library < ours.epsilon(delta=1e-6) <= library * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("order", [1.1, 1.3, 1.6])
+def test_divergences_that_the_library_drops_are_exact(order):
+    rate, noise = 0.3, 0.5
+    step = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    assert LibraryAccountant([order]).compose(step).rdp == math.inf
+    with mpmath.workdps(30):
+        mean = mpmath.quad(
+            lambda x: mpmath.npdf(x) * (1 - rate + rate * mpmath.exp(x / noise - 1 / noise**2 / 2)) ** order,
+            mpmath.linspace(-20, 25, 46),
+        )
+        exact = float(mpmath.log(mean) / (order - 1))
+    ours = RdpAccountant(orders=(order,)).compose({PoissonGaussian(rate, noise): 1}).divergences
+    assert ours == pytest.approx(exact, rel=1e-9)
+    assert ours >= exact
 
 
 @pytest.mark.parametrize("shape", [None, math.inf])
@@ -74,17 +158,3 @@ def test_a_search_that_no_noise_can_keep_within_the_budget_is_refused():
 def test_bad_numbers_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         least_noise_search(**(BUDGET | {"mean": 2.0, name: value}))
-
-
-def test_best_of_is_cheaper_for_many_runs_and_releasing_all_for_one():
-    run = {PoissonGaussian(0.01, 1.5): 1000}
-    one, many = (compare_search(run, runs=runs, delta=1e-5) for runs in (1, 30))
-    assert not one.best_of_is_cheaper
-    assert many.best_of_is_cheaper
-    assert many.release_all == PldAccountant().compose({PoissonGaussian(0.01, 1.5): 30_000}).epsilon(delta=1e-5)
-    search = RepeatAndSelect(tuple(run.items()), 30.0, many.shape)
-    assert many.best_of == RdpAccountant().compose({search: 1}).epsilon(delta=1e-5)
-    with pytest.raises(TypeError, match="Gaussian or a PoissonGaussian"):
-        compare_search({GroupPrivacy(Gaussian(1.0), 2): 1}, runs=2, delta=1e-5)
-    with pytest.raises(ValueError, match=r"runs=0.*delta=2"):
-        compare_search(run, runs=0, delta=2)

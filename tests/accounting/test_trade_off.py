@@ -81,13 +81,6 @@ def test_the_best_attack_on_sampled_gaussians_stays_below_and_comes_near():
     assert 0.9 * attack.advantage <= advantage <= attack.advantage + 0.01
 
 
-def test_nothing_released_tells_nothing():
-    attack = TradeOff(GdpAccountant().compose({}))
-    assert attack.advantage < 1e-12
-    assert attack.true_positive_rate(0.01) == pytest.approx(0.01)
-    assert attack.posterior(exceeded=0.01) == pytest.approx(0.5)
-
-
 def test_a_further_delta_is_added():
     curve = GdpAccountant().compose({Gaussian(1.0): 1})
     alone, more = TradeOff(curve), TradeOff(curve, beside=0.1)

@@ -17,6 +17,7 @@ from noisette.accounting import (
     Gaussian,
     GdpAccountant,
     GroupPrivacy,
+    Laplace,
     Ledger,
     PldAccountant,
     PoissonGaussian,
@@ -50,7 +51,8 @@ def path(tmp_path):
         (["--epsilon", "0.5"], DpAmount(0.5), 1),
         (["--epsilon", "0.5", "--delta", "1e-9", "--tool", "x"], DpAmount(0.5, 1e-9, "x"), 1),
         (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
-        (["--epsilon", "0.5", "--times", "7"], DpAmount(0.5), 7),
+        (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
+        (["--discrete-gaussian", "5"], DiscreteGaussian(5.0), 1),
         (["--gaussian", "8", "--per", "record"], Gaussian(8.0), 1),
     ],
 )
@@ -98,7 +100,7 @@ def test_a_charge_says_for_whom_it_is_stated(tmp_path, per, relation):
     )
 
 
-@pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--gaussian", "1e-200"]])
+@pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--laplace", "1e-6"], ["--discrete-gaussian", "1e-200"]])
 def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount):
     assert run("charge", path, *amount).exit_code == 0
     shown = run("price", path, "--delta", "1e-5")
@@ -111,9 +113,9 @@ def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount
     [
         ([], ["exactly one", "none"]),
         (["--zcdp", "1", "--per", "1-records"], ["'1-records' is not one of record, user"]),
-        (["--zcdp", "1", "--gaussian", "1", "--times", "0"], ["zcdp and gaussian", "times=0"]),
+        (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
-        (["--gaussian", "1", "--tool", "x"], ["tool='x'"]),
+        (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
         (["--zcdp", "-1"], ["rho"]),
         (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1"]),
         (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
@@ -157,6 +159,14 @@ def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
     shown = run("price", tmp_path / "any.jsonl", "--delta", "1e-30")
     assert "so give a larger one" in " ".join(shown.stdout.split())
     assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
+
+
+def test_a_group_at_an_ordinary_delta_has_a_finite_price(tmp_path):
+    """Ten records of rate 0.01 and noise 1 are hardly ever all in a batch."""
+    with Ledger(tmp_path / "any.jsonl") as ledger:
+        ledger.charge(PoissonGaussian(0.01, 1.0), 1000)
+    words = ("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--accountant", "pld", "--group-size", "10", "--json")
+    assert float(json.loads(run(*words).stdout)["prices"][0]["epsilon"]) < 30
 
 
 @pytest.mark.parametrize("options", [[], ["--dataset", "census"]])

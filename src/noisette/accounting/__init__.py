@@ -1,14 +1,9 @@
 """Privacy accounting: events, the accountants that compute their cost, and the ledger. No module here imports torch."""
 
-from noisette.accounting.calibrate import delta_for as delta_for
-from noisette.accounting.calibrate import epsilon_curve as epsilon_curve
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
-from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.closed_forms import GdpAccountant as GdpAccountant
-from noisette.accounting.closed_forms import NaiveComposition as NaiveComposition
-from noisette.accounting.closed_forms import StrongComposition as StrongComposition
 from noisette.accounting.events import BallsInBinsGaussian as BallsInBinsGaussian
 from noisette.accounting.events import BandedGaussian as BandedGaussian
 from noisette.accounting.events import DiscreteGaussian as DiscreteGaussian

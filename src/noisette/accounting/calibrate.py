@@ -1,4 +1,4 @@
-"""The solver: noise, sampling rate, steps, epsilon or delta of a run, given all others; settings that keep a budget."""
+"""The solver: noise, steps or epsilon of a run, given all others; settings that keep a budget."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from types import MappingProxyType
 
 from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease, check_events
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer
-from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant, PrivacyCurve
+from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.pld import PldAccountant
 from noisette.errors import all_of, count, open_fraction, positive, probability
 
-# The relative tolerance of noise multipliers and sampling rates, against the least and the largest within the budget.
-TOLERANCE = 1e-3
-# They are searched on a geometric grid finer than that, so that every search is over integers, as for steps.
-RATIO = 1 + TOLERANCE / 4
+# Noise multipliers are searched on a geometric grid finer than their tolerance of one part in a thousand, so that every
+# search is over integers, as for steps.
+RATIO = 1 + 1e-3 / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
 # The limits of the searches, far beyond any real run.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
@@ -39,8 +38,8 @@ _RANGES: dict[str, Callable[..., None]] = {
     "batch_size": count,
     "size": count,
     "public_size": count,
-    "group_size": count,
     "bands": count,
+    "group_size": count,
 }
 
 
@@ -126,21 +125,24 @@ class Budget:
                 beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
         return within
 
-    def _on_grid(
-        self, run: Callable[[float], Events], *, cheapest: float, costliest: float, guess: float, what: str
-    ) -> float:
-        """The costliest number of a geometric grid that keeps the budget; a ``ValueError`` if none does."""
-        size = 1 + _places(cheapest, costliest)
+    def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
+        """The least noise multiplier of a geometric grid with which a run, of the events of ``run``, keeps the budget.
 
-        def at(place: int) -> float:
-            factor = RATIO ** (size - place)
-            return costliest / factor if cheapest < costliest else costliest * factor
+        Raises:
+            ValueError: none does.
+        """
+        count(steps=steps)
+        size = 1 + _places(MOST_NOISE)
 
-        guess = min(max(guess, min(cheapest, costliest)), max(cheapest, costliest))
-        first = size - _places(guess, costliest)
-        place = self._last_within(lambda place: run(at(place)), most=size, guess=first, stride=TENTH)
+        def with_noise(place: int) -> float:
+            return LEAST_NOISE * RATIO ** (size - place)
+
+        distance = self._remaining_distance / max(sampling_rate, LEAST_RATE)
+        guess = min(max(1 / math.sqrt(math.log1p(distance**2 / steps)), LEAST_NOISE), MOST_NOISE)
+        first = size - _places(guess)
+        place = self._last_within(lambda place: run(with_noise(place)), most=size, guess=first, stride=TENTH)
         if place:
-            return at(place)
+            return with_noise(place)
         name = self._accountant.name
         if self._spent > self.epsilon:
             raise ValueError(
@@ -149,26 +151,15 @@ class Budget:
             )
         added = " together with the prior events" if self.prior_events else ""
         raise ValueError(
-            f"the {name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for {what}{added}; "
-            f"choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
-        )
-
-    def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
-        """The least noise multiplier of a run, whose events with a noise multiplier ``run`` returns."""
-        count(steps=steps)
-        distance = self._remaining_distance / max(sampling_rate, LEAST_RATE)
-        return self._on_grid(
-            run,
-            cheapest=MOST_NOISE,
-            costliest=LEAST_NOISE,
-            guess=1 / math.sqrt(math.log1p(distance**2 / steps)),
-            what=f"{steps} steps of rate {sampling_rate:.3g}, whatever the noise",
+            f"the {name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for {steps} steps of "
+            f"rate {sampling_rate:.3g}, whatever the noise{added}; choose a larger epsilon or delta, or another "
+            f"accountant: {SEE_PLAN}"
         )
 
 
-def _places(number: float, costliest: float) -> int:
-    """How many places of the grid are between two numbers."""
-    return int(abs(math.log(costliest / number)) / math.log(RATIO))
+def _places(noise_multiplier: float) -> int:
+    """How many places of the grid are between the least noise and this one."""
+    return int(abs(math.log(LEAST_NOISE / noise_multiplier)) / math.log(RATIO))
 
 
 # Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
@@ -258,38 +249,6 @@ def cheapest(releases: Sequence[StepRelease], *, delta: float, steps: int, accou
     return min(releases, key=lambda release: accountant.compose({release: steps}).epsilon(delta=delta))
 
 
-def sampling_rate_for(
-    *,
-    epsilon: float,
-    delta: float,
-    noise_multiplier: float,
-    steps: int,
-    accountant: Accountant | None = None,
-    prior_events: Events = NO_EVENTS,
-) -> float:
-    """The largest sampling rate with which these steps stay within the budget, within one part in a thousand.
-
-    The arguments and the errors are those of :func:`noise_multiplier_for`.
-
-    Guarantee: by this accountant the result costs ``epsilon`` or less. With a rate one part in a thousand larger it
-    would cost more, unless the result is 1.
-
-    >>> rate = sampling_rate_for(epsilon=1.0, delta=1e-5, noise_multiplier=4.0, steps=10_000)
-    >>> round(rate, 4)
-    0.0105
-    """
-    budget = Budget(epsilon, delta, accountant, prior_events)
-    positive(noise_multiplier=noise_multiplier)
-    count(steps=steps)
-    return budget._on_grid(
-        lambda rate: with_releases(prior_events, PoissonGaussian(rate, noise_multiplier), steps),
-        cheapest=LEAST_RATE,
-        costliest=1.0,
-        guess=budget._remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier)),
-        what=f"{steps} steps of noise multiplier {noise_multiplier:.3g}, whatever the rate",
-    )
-
-
 def steps_for(
     *,
     epsilon: float,
@@ -334,56 +293,10 @@ def epsilon_for(
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
-    return _curve(sampling_rate, noise_multiplier, steps, accountant, prior_events).epsilon(delta=delta)
-
-
-def delta_for(
-    *,
-    epsilon: float,
-    sampling_rate: float,
-    noise_multiplier: float,
-    steps: int,
-    accountant: Accountant | None = None,
-    prior_events: Events = NO_EVENTS,
-) -> float:
-    """Delta of these steps and of the prior events together: an upper bound if the accountant's are, as by default.
-
-    The arguments and the errors are those of :func:`epsilon_for`.
-
-    >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
-    '4.25e-06'
-    """
-    return _curve(sampling_rate, noise_multiplier, steps, accountant, prior_events).delta(epsilon=epsilon)
-
-
-def _curve(
-    sampling_rate: float, noise_multiplier: float, steps: int, accountant: Accountant | None, prior_events: Events
-) -> PrivacyCurve:
     release = PoissonGaussian(sampling_rate, noise_multiplier)
     count(steps=steps)
     adaptive = RenyiOdometer() if prior_events else PldAccountant()
-    return (accountant or adaptive).compose(with_releases(prior_events, release, steps))
-
-
-def epsilon_curve(
-    event: Event,
-    *,
-    checkpoints: Sequence[int],
-    delta: float,
-    accountant: Accountant | None = None,
-    prior_events: Events = NO_EVENTS,
-) -> list[float]:
-    """Epsilon after each of these numbers of steps, all of the same event: upper bounds if the accountant's are.
-
-    The arguments and the errors are those of :func:`noise_multiplier_for`, but that prior events are composed.
-
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
-    [0.08, 0.27, 0.95]
-    """
-    count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    by = accountant or PldAccountant()
-    return [by.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
+    return (accountant or adaptive).compose(with_releases(prior_events, release, steps)).epsilon(delta=delta)
 
 
 def schedule(

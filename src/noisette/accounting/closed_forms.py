@@ -1,14 +1,8 @@
-"""Closed forms: the exact Gaussian mechanism, and the basic and the strong composition theorem for comparison.
-
-The strong theorem has two forms. The proved form is an upper bound. The printed form, which slides and papers compare
-with the moments accountant, amplifies epsilon by sampling to q * epsilon and takes a formula for the noise outside the
-range in which it is proved: its values are smaller, and no guarantee.
-"""
+"""The closed form of the Gaussian mechanism over all records."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,7 +10,7 @@ import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import Event, Events, OfSeveral, Sampled
-from noisette.accounting.interface import composed_events, require_sampled, resolved_noise, unsupported
+from noisette.accounting.interface import composed_events, resolved_noise, unsupported
 from noisette.errors import not_negative, open_fraction
 
 # The relative error that rounding can cause in a value of erfcx or ndtr: sixteen units in the last place.
@@ -104,9 +98,6 @@ class GdpAccountant:
 
     name = "gdp"
     description = "closed form for releases over all records"
-    method = "Gaussian differential privacy (GDP)"
-    upper_bound = True
-    in_recipes = False
 
     def compose(self, events: Events) -> GdpCurve:
         events = composed_events(events)
@@ -119,157 +110,3 @@ class GdpAccountant:
             raise unsupported(event, self.name)
         with np.errstate(divide="ignore"):
             return float(np.divide(records, resolved_noise(release)))
-
-
-LEAST_DELTA, MOST_DELTA = 1e-300, 1 - 2**-53
-
-
-@dataclass(frozen=True, eq=False)
-class CompositionCurve:
-    """Epsilon as a theorem gives it for a delta of 1e-300 or more; delta by a root search over epsilon."""
-
-    theorem: Callable[[float], float]
-
-    def epsilon(self, *, delta: float) -> float:
-        open_fraction(delta=delta)
-        return self.theorem(delta) if delta >= LEAST_DELTA else math.inf
-
-    def delta(self, *, epsilon: float) -> float:
-        from scipy.optimize import root_scalar  # imported here because the import takes a third of a second
-
-        not_negative(epsilon=epsilon)
-        if self.theorem(MOST_DELTA) > epsilon:
-            return 1.0
-        if self.theorem(LEAST_DELTA) <= epsilon:
-            return LEAST_DELTA
-
-        def excess(log_delta: float) -> float:
-            return min(self.theorem(math.exp(log_delta)), 1e300) - epsilon
-
-        log_delta = float(root_scalar(excess, bracket=(math.log(LEAST_DELTA), math.log(MOST_DELTA)), xtol=1e-7).root)
-        while log_delta < 0 and excess(log_delta) > 0:  # the root may lie on the unsafe side by its tolerance
-            log_delta += 1e-6
-        return min(1.0, math.exp(log_delta))
-
-
-@dataclass(frozen=True)
-class NaiveComposition:
-    """Basic composition: adds up the epsilons and deltas of the releases. Valid for any mechanism, and the loosest.
-
-    Each release has the exact epsilon of the Gaussian mechanism, amplified by sampling to ln(1 + q (e^epsilon - 1)).
-
-    Source: Dwork and Roth 2014, Theorem 3.16. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.
-
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> run = {PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0): 10_000}
-    >>> round(NaiveComposition().compose(run).epsilon(delta=1e-5))
-    223
-    """
-
-    name = "naive"
-    description = "sum of all epsilons"
-    method = "naive composition"
-    upper_bound = True
-    in_recipes = False
-
-    def compose(self, events: Events) -> CompositionCurve:
-        run = require_sampled(events, self.name)
-        times = np.array(list(run.values()))
-        return CompositionCurve(lambda delta: float(times @ _proved_losses(run, delta)))
-
-
-@dataclass(frozen=True)
-class StrongComposition:
-    """The strong composition theorem: epsilon grows with the square root of the steps while each step costs little.
-
-    Args:
-        as_printed: the optimistic form, which is no guarantee: an epsilon of q * sqrt(2 ln(1.25 / delta)) / sigma for
-            each release, half of delta for the theorem, and the square of epsilon for its product with e^epsilon - 1.
-            The proved form divides delta in the best way.
-
-    Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3; for releases of several kinds it follows from Kairouz, Oh
-    and Viswanath 2015, Theorem 3.5. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.
-
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> run = {PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0): 10_000}
-    >>> [round(StrongComposition(printed).compose(run).epsilon(delta=1e-5), 3) for printed in (False, True)]
-    [16.844, 9.339]
-    """
-
-    as_printed: bool = False
-
-    in_recipes = False
-
-    @property
-    def name(self) -> str:
-        return "strong-paper" if self.as_printed else "strong"
-
-    @property
-    def description(self) -> str:
-        return "the printed, optimistic form: no guarantee" if self.as_printed else "strong composition"
-
-    @property
-    def method(self) -> str:
-        return f"strong composition{' as printed, which is no guarantee' if self.as_printed else ''}"
-
-    @property
-    def upper_bound(self) -> bool:
-        return not self.as_printed
-
-    def compose(self, events: Events) -> CompositionCurve:
-        from scipy.optimize import minimize_scalar
-
-        run = require_sampled(events, self.name)
-        if self.as_printed:
-            return CompositionCurve(lambda delta: _strong(run, _printed_losses(run, delta / 2), delta / 2, np.square))
-
-        def with_share(share: float, delta: float) -> float:
-            losses = _proved_losses(run, (1 - share) * delta)
-            return _strong(run, losses, share * delta, lambda loss: loss * np.expm1(loss))
-
-        def theorem(delta: float) -> float:
-            half = with_share(0.5, delta)
-            if not 0 < half < math.inf:
-                return half
-            best = minimize_scalar(with_share, bounds=(0, 1), args=(delta,), method="bounded", options={"xatol": 1e-4})
-            return min(half, float(best.fun))
-
-        return CompositionCurve(theorem)
-
-
-def _strong(run: Mapping[Sampled, int], losses: np.ndarray, slack: float, drift: Callable[..., np.ndarray]) -> float:
-    """Epsilon of all releases with a further delta of ``slack``: the deviation term plus the mean privacy loss."""
-    times = np.array(list(run.values()))
-    with np.errstate(over="ignore"):
-        return float(np.sqrt(-2 * math.log(slack) * (times @ losses**2)) + times @ drift(losses))
-
-
-def _proved_losses(run: Mapping[Sampled, int], delta: float) -> np.ndarray:
-    """Epsilon of each release, where their deltas are equal before sampling and add up to ``delta`` after it."""
-    before = _before_sampling(run, delta)
-    return np.array([_amplified(event, before) for event in run])
-
-
-def _amplified(event: Sampled, delta: float) -> float:
-    """ln(1 + q (e^epsilon - 1)), where epsilon is the exact one without sampling."""
-    q, noise = event.sampling_rate, resolved_noise(event)
-    if delta >= 1:
-        return 0.0
-    if noise == 0:
-        return math.inf
-    loss = GdpCurve(1 / noise).epsilon(delta=delta)
-    if loss < 1:
-        return math.log1p(q * math.expm1(loss))
-    return math.log(q) + loss + math.log1p((1 - q) / q * math.exp(-loss))
-
-
-def _printed_losses(run: Mapping[Sampled, int], delta: float) -> np.ndarray:
-    """As :func:`_proved_losses`, by the printed formulas: neither noise nor amplification is proved for all epsilon."""
-    root = math.sqrt(2 * max(0.0, math.log(1.25 / _before_sampling(run, delta))))
-    noises = [(event.sampling_rate, resolved_noise(event)) for event in run]
-    return np.array([rate * root / noise if noise else math.inf for rate, noise in noises])
-
-
-def _before_sampling(run: Mapping[Sampled, int], delta: float) -> float:
-    """The delta of every release before sampling; sampling at rate q leaves q times as much of it."""
-    return delta / math.fsum(times * event.sampling_rate for event, times in run.items()) if run else 1.0

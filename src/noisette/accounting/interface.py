@@ -33,8 +33,7 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 class PrivacyCurve(Protocol):
     """The privacy cost of some events: every pair (epsilon, delta) that holds for them.
 
-    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events. Those of an accountant whose
-    ``upper_bound`` is false are none: the printed forms of :mod:`noisette.accounting.closed_forms`.
+    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events.
     """
 
     def epsilon(self, *, delta: float) -> float:
@@ -60,20 +59,10 @@ class Accountant(Protocol):
 
 
 class RegisteredAccountant(Accountant, Protocol):
-    """An accountant with the facts that commands, recipes and reports need.
-
-    They are what it computes in a few words, its method as the privacy statement of a run names it, whether its epsilon
-    and delta are proved upper bounds, and whether a recipe may choose it.
-    """
+    """With what it computes in a few words."""
 
     @property
     def description(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def upper_bound(self) -> bool: ...
-    @property
-    def in_recipes(self) -> bool: ...
 
 
 class _WithNoise(Protocol):
@@ -117,16 +106,6 @@ def composed_events(events: Events) -> Events:
             event, times = event.of_round, in_whole_rounds(event, times) // event.round_length
         composed[event] = composed.get(event, 0) + times
     return composed
-
-
-def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
-    """The composed events, for an accountant that supports only releases over Poisson batches or over all records."""
-    sampled: dict[Sampled, int] = {}
-    for event, times in composed_events(events).items():
-        if not isinstance(event, Sampled):
-            raise unsupported(event, accountant)
-        sampled[event] = times
-    return sampled
 
 
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:

@@ -393,9 +393,6 @@ class PldAccountant:
 
     name = "pld"
     description = "privacy loss distribution"
-    method = "privacy loss distributions (PLD)"
-    upper_bound = True
-    in_recipes = True
 
     def compose(self, events: Events) -> PldCurve:
         full: dict[Event, int] = {}

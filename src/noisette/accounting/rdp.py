@@ -1,15 +1,12 @@
-"""Rényi differential privacy, mostly through Google's ``dp-accounting``, and the moments accountant."""
+"""Rényi differential privacy, and the moments accountant."""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +20,6 @@ from noisette.accounting.events import (
     Gaussian,
     GroupPrivacy,
     Laplace,
-    Neighbouring,
     PoissonGaussian,
     RepeatAndSelect,
     ReplacedPoissonGaussian,
@@ -33,8 +29,9 @@ from noisette.accounting.events import (
     UserLevel,
     ZcdpAmount,
 )
-from noisette.accounting.interface import composed_events, is_unbounded, require_sampled, resolved_noise, unsupported
+from noisette.accounting.interface import composed_events, is_unbounded, resolved_noise, unsupported
 from noisette.accounting.privacy_loss import (
+    LOG_ROUNDING,
     Directions,
     LossDistribution,
     Mixture,
@@ -43,9 +40,6 @@ from noisette.accounting.privacy_loss import (
     log_binomial,
 )
 from noisette.errors import not_negative, open_fraction, positive
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 # The best order is below 1.5 only for large groups.
 ORDERS = (
@@ -65,12 +59,10 @@ ROUNDING = 1e7
 def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
     """The orders of an accountant; an error if there is none, or one is not a finite number above the limit."""
     orders = tuple(orders)
-    if not orders:
-        raise ValueError("expected at least one order, got none")
     for order in orders:
         positive(order=order)
-        if order <= above:
-            raise ValueError(f"expected order > {above}, got order={order}")
+    if not orders or min(orders) <= above:
+        raise ValueError(f"expected at least one order, each above {above}, got {orders}")
     return orders
 
 
@@ -84,12 +76,13 @@ class RdpCurve:
     """The Rényi divergences of all events together, one for each order.
 
     They are converted by Proposition 12 of Canonne, Kamath and Steinke 2020, or if not ``improved`` by Proposition 3 of
-    Mironov 2017. ``shares`` are parts of delta, for each order, where the best order must not be chosen for nothing.
+    Mironov 2017, which gives more. ``shares`` are parts of delta, for each order, where the best order must not be
+    chosen for nothing.
     """
 
     orders: np.ndarray
     divergences: np.ndarray
-    improved: bool
+    improved: bool = True
     shares: np.ndarray | None = None
 
     def epsilon(self, *, delta: float) -> float:
@@ -124,28 +117,21 @@ class RdpCurve:
 class RdpAccountant:
     """Adds up Rényi divergences: quick, supports most events, somewhat looser than :class:`PldAccountant`.
 
-    Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs. A pass
-    of balls in bins counts as one release over all records, which is more than it costs. The classic rule of older
-    papers, ``improved=False``, gives larger values always. Each of the ``orders`` is above 1.
+    A pass of balls in bins counts as one release over all records, which is more than it costs. Batches of fixed size
+    count at most twice what the Gaussian needs. Each of the ``orders`` is above 1.
 
-    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Wang, Balle and Kasiviswanathan 2019, Theorem 27 (fixed
-    size); Papernot and Steinke 2022, Theorems 2 and 6 (repeated runs).
+    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2 and 6 (repeated
+    runs).
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> round(RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 4)
     1.0355
-    >>> round(RdpAccountant(improved=False).compose({release: 10_000}).epsilon(delta=1e-5), 4)
-    1.2586
     """
 
     name = "rdp"
     description = "Rényi differential privacy"
-    method = "Rényi divergences (RDP)"
-    upper_bound = True
-    in_recipes = True
 
-    improved: bool = True
     orders: Sequence[float] = ORDERS
 
     def __post_init__(self) -> None:
@@ -156,8 +142,12 @@ class RdpAccountant:
         orders = tuple(self.orders)
         total = np.zeros(len(orders))
         for event, times in events.items():
-            total += times * (_divergences(event, orders) + np.array(orders) / (2 * ROUNDING**2))
-        return RdpCurve(np.array(orders), total, self.improved)
+            total += times * _released(event, orders)
+        return RdpCurve(np.array(orders), total)
+
+
+def _released(event: Event, orders: tuple[float, ...]) -> np.ndarray:
+    return _divergences(event, orders) + np.array(orders) / (2 * ROUNDING**2)
 
 
 @lru_cache(maxsize=16384)
@@ -184,9 +174,12 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return _laplace_divergences(event, orders)
         case DpAmount():
             return _amount_divergences(event, orders)
+        case FixedSizeGaussian():
+            return _replaced_divergences(event, np.array(orders))
         case _:
-            assert isinstance(event, FixedSizeGaussian | RepeatAndSelect)
-            return _library_divergences(event, orders)
+            assert isinstance(event, RepeatAndSelect)
+            of_run = np.sum([times * _released(release, orders) for release, times in event.run], axis=0)
+            return of_best(np.array(orders), of_run, event.mean, event.shape)
 
 
 def _sampled_divergences(release: Sampled, records: int, orders: np.ndarray) -> np.ndarray:
@@ -222,47 +215,44 @@ def _amount_divergences(event: DpAmount, orders: tuple[float, ...]) -> np.ndarra
     return np.logaddexp(log_likely + (a - 1) * event.epsilon, log_unlikely - (a - 1) * event.epsilon) / (a - 1)
 
 
-def _library_divergences(event: FixedSizeGaussian | RepeatAndSelect, orders: tuple[float, ...]) -> np.ndarray:
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.rdp import RdpAccountant as Renyi
+def _replaced_divergences(event: FixedSizeGaussian, orders: np.ndarray) -> np.ndarray:
+    """Those of the pair of :func:`replaced_directions`, of whose two sides each is less than its whole.
 
-    replaced = event.neighbouring is Neighbouring.REPLACE_ONE
-    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-    with _library_warnings_off():
-        return Renyi(orders, relation).compose(_library_event(event)).rdp
-
-
-def _library_event(event: Sampled | FixedSizeGaussian | RepeatAndSelect) -> DpEvent:
-    from dp_accounting import dp_event as library  # imported here because the import takes most of a second
-
-    match event:
-        case Gaussian():
-            return library.GaussianDpEvent(resolved_noise(event))
-        case PoissonGaussian():
-            return library.PoissonSampledDpEvent(event.sampling_rate, library.GaussianDpEvent(resolved_noise(event)))
-        case FixedSizeGaussian():
-            # The library's noise is in units of the sensitivity to a replaced record: twice the clipping norm.
-            noise = library.GaussianDpEvent(resolved_noise(event) / 2)
-            return library.SampledWithoutReplacementDpEvent(event.size, event.batch_size, noise)
-        case RepeatAndSelect():
-            rounding = library.GaussianDpEvent(ROUNDING)
-            run = library.ComposedDpEvent([])
-            for release, times in event.run:
-                rounded = library.ComposedDpEvent([_library_event(release), rounding])
-                run.events.append(library.SelfComposedDpEvent(rounded, times))
-            return library.RepeatAndSelectDpEvent(run, event.mean, event.shape)
+    With the density ratio r of the mixture and the Gaussian, exp((order - 1) * divergence) is 1 plus the mean of
+    r^order + r^(1 - order) - 1 - r over the Gaussian where r > 1. The means of r^order - 1 - order * (r - 1) and of
+    r^(1 - order) - r - order * (1 - r), which add up to that, are not negative elsewhere, so whole means are a bound.
+    """
+    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2)
+    in_every_batch = orders / (2 * release.noise_multiplier**2)
+    if is_unbounded(release):
+        return np.full(len(orders), math.inf)
+    if release.sampling_rate == 1:
+        return in_every_batch
+    mixture = Mixture.of(release)
+    above, below = (np.maximum(0, mixture.log_mean_powers(p)) + LOG_ROUNDING for p in (orders, 1 - orders))
+    with np.errstate(over="ignore"):
+        whole = np.where(above + below < 50, np.log1p(np.expm1(above) + np.expm1(below)), np.logaddexp(above, below))
+    return np.minimum(whole / (orders - 1), in_every_batch)
 
 
-# The library warns about single orders, which it leaves out of the minimum.
-@contextmanager
-def _library_warnings_off() -> Iterator[None]:
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -> np.ndarray:
+    """The divergences of the best of a random number of runs, of which each has those of ``of_run`` in both directions.
+
+    Guarantee: they hold for any number of orders above 1, also where some divergences are infinite. Theorem 2 takes one
+    of the orders for the number of runs, so that each is valid, and here it is the best; a divergence is not above that
+    of a larger order.
+
+    Source: Papernot and Steinke 2022, Theorem 6 for the Poisson distribution, Theorem 2 for all others.
+    """
+    found = of_run + math.log(mean) / (orders - 1)
+    if math.isinf(shape):
+        curve = RdpCurve(orders, of_run)
+        return found + mean * np.array([curve.delta(epsilon=math.log1p(1 / above)) for above in orders - 1])
+    from noisette.accounting.repeated_runs import gamma_of  # which imports this module
+
+    log_gamma = math.log(gamma_of(mean, shape)) - 1e-12  # below its rounding
+    found += (1 + shape) * np.min((1 - 1 / orders) * of_run - log_gamma / orders)
+    return np.array([np.min(found[orders >= order]) for order in orders])
 
 
 VALUES = 600  # of the privacy loss, on each side of 0
@@ -370,9 +360,6 @@ class MomentsAccountant:
 
     name = "moments"
     description = "moments accountant of Abadi et al."
-    method = "log-moments"
-    upper_bound = True
-    in_recipes = True
 
     orders: Sequence[float] = MOMENT_ORDERS
 
@@ -386,6 +373,8 @@ class MomentsAccountant:
         """
         orders = np.array(self.orders, dtype=float)
         total = np.zeros(len(orders))
-        for event, times in require_sampled(events, self.name).items():
+        for event, times in composed_events(events).items():
+            if not isinstance(event, Sampled):
+                raise unsupported(event, self.name)
             total += times * log_moments(event, orders)
         return RdpCurve(orders + 1, total / orders, improved=False)

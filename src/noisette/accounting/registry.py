@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from noisette.accounting.closed_forms import GdpAccountant, NaiveComposition, StrongComposition
+from noisette.accounting.closed_forms import GdpAccountant
 from noisette.accounting.interface import RegisteredAccountant
 from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
@@ -32,13 +32,5 @@ def described(table: Mapping[str, Entry]) -> str:
     return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())
 
 
-_REGISTERED: tuple[RegisteredAccountant, ...] = (
-    PldAccountant(),
-    RdpAccountant(),
-    MomentsAccountant(),
-    StrongComposition(),
-    StrongComposition(as_printed=True),
-    NaiveComposition(),
-    GdpAccountant(),
-)
+_REGISTERED: tuple[RegisteredAccountant, ...] = (PldAccountant(), RdpAccountant(), MomentsAccountant(), GdpAccountant())
 ACCOUNTANTS = {accountant.name: accountant for accountant in _REGISTERED}

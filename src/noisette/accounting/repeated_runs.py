@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
-from functools import cached_property
+from functools import cache
 from itertools import count
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from noisette import errors as checks
 from noisette.accounting.calibrate import NO_EVENTS, Budget
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.interface import Accountant
-from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import RdpAccountant
 
 
@@ -89,11 +88,11 @@ class NumberOfRuns:
 
     @property
     def _context(self) -> Context:
-        return Context(prec=2 * _DIGITS + self._lost_digits)
+        return Context(prec=2 * _DIGITS + _lost_digits(self.shape))
 
     def _chances(self) -> Iterator[tuple[int, Decimal]]:
         """The numbers of runs with their probabilities, in the precision of the context."""
-        mean, shape, gamma = Decimal(self.mean), Decimal(self.shape), self._gamma
+        mean, shape, gamma = Decimal(self.mean), Decimal(self.shape), gamma_of(self.mean, self.shape)
         if shape.is_infinite():
             chance = (-mean).exp()
             for number in count():
@@ -107,28 +106,25 @@ class NumberOfRuns:
             yield number, chance
             chance *= (1 - gamma) * (number + shape) / (number + 1)
 
-    @property
-    def _lost_digits(self) -> int:
-        """How many leading digits gamma^shape shares with 1."""
-        return max(0, -Decimal(self.shape).adjusted()) if 0 < self.shape < math.inf else 0
 
-    @cached_property
-    def _gamma(self) -> Decimal:
-        """The parameter gamma by bisection, rounded upwards, so that the mean is rounded downwards."""
-        if math.isinf(self.shape) or self.mean == 1:
-            return Decimal(1)
-        shape = Decimal(self.shape)
-        with localcontext(Context(prec=2 * (_DIGITS + self._lost_digits))):
+def _lost_digits(shape: float) -> int:
+    """How many leading digits gamma^shape shares with 1."""
+    return max(0, -Decimal(shape).adjusted()) if 0 < shape < math.inf else 0
 
-            def mean(gamma: Decimal) -> Decimal:
-                tail = -gamma.ln() if shape == 0 else (1 - gamma**shape) / shape
-                return (1 - gamma) / (gamma * tail)
 
-            low, high = Decimal(0), Decimal(1)
-            while high - low > high.scaleb(-_DIGITS):
-                middle = (low + high) / 2
-                low, high = (low, middle) if mean(middle) <= Decimal(self.mean) else (middle, high)
-        return Context(prec=_DIGITS, rounding=ROUND_CEILING).plus(high)
+@cache
+def gamma_of(mean: float, shape: float) -> Decimal:
+    """The parameter gamma by bisection, rounded upwards, so that the mean is rounded downwards."""
+    if math.isinf(shape) or mean == 1:
+        return Decimal(1)
+    power = Decimal(shape)
+    with localcontext(Context(prec=2 * (_DIGITS + _lost_digits(shape)))):
+        low, high = Decimal(0), Decimal(1)
+        while high - low > high.scaleb(-_DIGITS):
+            gamma = (low + high) / 2
+            tail = -gamma.ln() if power == 0 else (1 - gamma**power) / power
+            low, high = (low, gamma) if (1 - gamma) / (gamma * tail) <= Decimal(mean) else (gamma, high)
+    return Context(prec=_DIGITS, rounding=ROUND_CEILING).plus(high)
 
 
 # The shapes that are tried where none is chosen. A larger shape has a steadier number of runs and costs more, but for
@@ -192,7 +188,8 @@ def least_noise_search(
     )
 
     def search(noise: float, shape: float) -> RepeatAndSelect:
-        return _search({PoissonGaussian(sampling_rate, noise): steps}, mean, shape, in_each_run)
+        whole = Counter({PoissonGaussian(sampling_rate, noise): steps}) + Counter(in_each_run)
+        return RepeatAndSelect(tuple(whole.items()), mean, shape)  # pyright: ignore[reportArgumentType] - it checks its runs
 
     plans: list[SearchPlan] = []
     refusals: list[str] = []
@@ -213,46 +210,3 @@ def least_noise_search(
     if not plans:
         raise ValueError(f"no search of mean={mean} keeps the budget: {refusals[0]}")
     return min(plans, key=lambda plan: plan.noise_multiplier)
-
-
-@dataclass(frozen=True)
-class SearchComparison:
-    """Epsilon of releasing the best of so many runs on average, with the cheapest ``shape``, and of releasing all."""
-
-    runs: int
-    best_of: float
-    release_all: float
-    shape: float
-
-    @property
-    def best_of_is_cheaper(self) -> bool:
-        """Whether the search costs less. Otherwise release all runs and choose among them, which costs nothing more."""
-        return self.best_of < self.release_all
-
-
-def compare_search(run: Events, *, runs: int, delta: float) -> SearchComparison:
-    """Compare the search of a mean number of runs with releasing exactly as many, each over all records or a batch.
-
-    Releasing all is also worth more: the number of runs is fixed, every result can be published, and the score may be
-    changed afterwards. A search becomes cheaper from a few runs on, because its cost grows with the logarithm of their
-    number, while that of releasing all grows like the square root.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range.
-
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.5)
-    >>> [compare_search({release: 1000}, runs=runs, delta=1e-5).best_of_is_cheaper for runs in (1, 50)]
-    [False, True]
-    """
-    checks.all_of(lambda: checks.count(runs=runs), lambda: checks.open_fraction(delta=delta))
-    searches = {shape: _search(run, float(runs), shape, NO_EVENTS) for shape in SHAPES}
-    costs = {shape: RdpAccountant().compose({event: 1}).epsilon(delta=delta) for shape, event in searches.items()}
-    best = min(SHAPES, key=lambda shape: costs[shape])
-    everything = PldAccountant().compose({event: times * runs for event, times in run.items()})
-    return SearchComparison(runs, costs[best], everything.epsilon(delta=delta), best)
-
-
-def _search(run: Events, mean: float, shape: float, in_each_run: Events) -> RepeatAndSelect:
-    """The search of these runs; a ``TypeError`` names an event that cannot be repeated."""
-    whole = Counter(run) + Counter(in_each_run)
-    return RepeatAndSelect(tuple(whole.items()), mean, shape)  # pyright: ignore[reportArgumentType] - it checks its runs

@@ -24,7 +24,6 @@ from noisette.accounting import (
     RepeatAndSelect,
     UserLevel,
     noise_multiplier_for,
-    sampling_rate_for,
     steps_for,
 )
 from noisette.accounting.calibrate import check_ranges, schedule
@@ -97,11 +96,7 @@ def in_words(event: Event) -> str:
             )
 
 
-_SOLVERS: dict[str, Callable[..., float]] = {
-    "noise_multiplier": noise_multiplier_for,
-    "steps": steps_for,
-    "sampling_rate": sampling_rate_for,
-}
+_SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
 
 
 @plain_errors()
@@ -124,14 +119,17 @@ def account(
         float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
+    group_size: Annotated[
+        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
+    ] = 1,
     bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of a training run, or the parameter that a budget leaves open.
 
-    Give four of epsilon, delta, noise, steps and sampling rate. The result is the least epsilon, delta or noise, the
-    most steps or the largest sampling rate. `account` and `calibrate` are one command.
+    Give the sampling rate and three of epsilon, delta, noise and steps. The result is the least epsilon, delta or
+    noise, or the most steps. `account` and `calibrate` are one command.
 
     `noisette account --size 60000 --expected-batch-size 600 --epochs 60 --noise 1.3 --delta 1e-5`
 
@@ -147,9 +145,10 @@ def account(
         partial(_check_one_missing, missing, list(given)),
         partial(_check_one_given, rates),
         partial(_check_one_given, lengths),
-        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size, bands=bands),
-        partial(_check_batches, batch, size),
-        partial(_check_solved, missing, accountant, epochs, bands),
+        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
+        partial(check_ranges, group_size=group_size, bands=bands),
+        partial(_check_batches, batch, size, group_size, bands),
+        partial(_check_solved, missing, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -170,6 +169,8 @@ def account(
         )
     batches = (run["sampling_rate"], run["noise_multiplier"])
     event = PoissonGaussian(*batches) if bands is None else BandedGaussian(*batches, bands)
+    if group_size > 1:
+        event = GroupPrivacy(PoissonGaussian(*batches), group_size)
     curve = ACCOUNTANTS[accountant].compose({event: run["steps"]})
     if delta is None:
         assert epsilon is not None, "one is missing"
@@ -191,55 +192,47 @@ def _check_one_given(alternatives: dict[str, float | None]) -> None:
         checks.exactly_one(**alternatives)
 
 
-def _check_batches(batch: float | None, size: int | None) -> None:
+def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
     if (batch is None) != (size is None):
         raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
     if batch is not None and size is not None and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
+    if bands is not None and group_size > 1:
+        raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
-def _check_solved(missing: list[str], accountant: str, epochs: float | None, bands: int | None) -> None:
-    if not set(missing) & _SOLVERS.keys():
-        return
-    if bands is not None:
-        raise ValueError(
-            "noise, steps and rate are found for Poisson batches; give epsilon or delta alone, or no bands"
-        )
-    if "sampling_rate" in missing and epochs is not None:
-        raise ValueError("epochs need a sampling_rate, which is missing; give steps")
-    if not ACCOUNTANTS[accountant].upper_bound:
-        raise ValueError(
-            f"{accountant} is no upper bound: its result keeps no budget; choose another accountant, or compute its "
-            "epsilon with noisette account"
-        )
+def _check_solved(missing: list[str], plain: bool) -> None:
+    if "sampling_rate" in missing:
+        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
+    if not plain and set(missing) & _SOLVERS.keys():
+        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
 
 
 def _show(
     found: str,
-    event: PoissonGaussian | BandedGaussian,
+    event: PoissonGaussian | BandedGaussian | GroupPrivacy,
     steps: int,
     accountant: str,
     epsilon: float,
     delta: float,
     as_json: bool,
 ) -> None:
-    entry, given = ACCOUNTANTS[accountant], event.parameters()
+    given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
     if as_json:
         facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
-        facts |= {"accountant": accountant, "upper_bound": entry.upper_bound}
-        typer.echo(json.dumps(facts | {"neighbouring": event.relation, "sampling": event.sampling}))
+        facts |= {"accountant": accountant, "neighbouring": event.relation, "sampling": event.sampling}
+        typer.echo(json.dumps(facts))
         return
-    shown = rounded_up if entry.upper_bound else "{:.5g}".format
     rows = {
         found: "",  # in the first line
-        "epsilon": shown(epsilon),
-        "delta": shown(delta),
+        "epsilon": rounded_up(epsilon),
+        "delta": rounded_up(delta),
         "noise_multiplier": rounded_up(event.noise_multiplier),
         "steps": f"{steps:,}",
-        "sampling_rate": (rounded_down if found == "sampling_rate" else "{:.6g}".format)(event.sampling_rate),
+        "sampling_rate": f"{event.sampling_rate:.6g}",
         "sampling": event.sampling,
         "neighbouring": event.relation,
-        "accountant": f"{accountant} ({entry.description})",
+        "accountant": f"{accountant} ({ACCOUNTANTS[accountant].description})",
     }
     if isinstance(event, BandedGaussian):
         rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"

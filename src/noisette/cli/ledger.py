@@ -16,7 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import Accountant, DpAmount, Event, Gaussian, Ledger, Neighbouring, ZcdpAmount
+from noisette.accounting import (
+    Accountant,
+    DiscreteGaussian,
+    DpAmount,
+    Event,
+    Gaussian,
+    Laplace,
+    Ledger,
+    Neighbouring,
+    ZcdpAmount,
+)
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.events import facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
@@ -94,6 +104,13 @@ def charge(
     *,
     zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
     epsilon: Annotated[float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0.")] = None,
+    laplace: Annotated[
+        float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
+    ] = None,
+    discrete_gaussian: Annotated[
+        float | None,
+        _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
+    ] = None,
     gaussian: Annotated[
         float | None, _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity.")
     ] = None,
@@ -118,8 +135,9 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
+    noises = {"laplace": laplace, "discrete_gaussian": discrete_gaussian, "gaussian": gaussian}
     checks.all_of(
-        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, gaussian=gaussian),
+        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, **noises),
         partial(checks.count, times=times),
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
@@ -130,12 +148,15 @@ def charge(
     elif epsilon is not None:
         event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
     else:
-        assert gaussian is not None, "one is given"
-        event = Gaussian(gaussian, neighbouring=neighbouring)
+        [(name, noise)] = [(name, noise) for name, noise in noises.items() if noise is not None]
+        event = _NOISE[name](noise, neighbouring=neighbouring)
     path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
         ledger.charge(event, times, other_neighbours=per is not None)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
+
+
+_NOISE = {"laplace": Laplace, "discrete_gaussian": DiscreteGaussian, "gaussian": Gaussian}
 
 
 def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
@@ -274,10 +295,7 @@ def price(
             "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
-            "prices": [
-                {"accountant": name, "epsilon": json_number(value), "upper_bound": ACCOUNTANTS[name].upper_bound}
-                for name, value in epsilons.items()
-            ],
+            "prices": [{"accountant": name, "epsilon": json_number(value)} for name, value in epsilons.items()],
             "no_price": refusals,
             "declarations": declarations,
             "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
-from noisette.accounting.calibrate import schedule
+from noisette.accounting import Ledger, steps_for
+from noisette.accounting.calibrate import schedule, with_releases
 from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
@@ -283,15 +283,10 @@ class _Training:
         self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
         if isinstance(run, PlainRun):
             return
-        accountant = None if isinstance(run.accountant, PldAccountant) else run.accountant
-        epsilons = epsilon_curve(
-            run.event,
-            checkpoints=steps,
-            delta=privacy.delta,
-            accountant=RenyiOdometer() if run.is_beside_others else accountant,
-            prior_events=run.terms.beside(run.ledger),
-        )
-        self.costs = {step: min(epsilon, privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}
+        by = RenyiOdometer() if run.is_beside_others else run.accountant
+        for step in steps:
+            events = with_releases(run.terms.beside(run.ledger), run.event, step)
+            self.costs[step] = min(by.compose(events).epsilon(delta=privacy.delta), privacy.epsilon)
 
     def finish(self, on_step: Watch) -> Outcome:
         outcome = self.outcome

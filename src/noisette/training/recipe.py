@@ -15,6 +15,7 @@ import pydantic
 
 from noisette import data as data_sets
 from noisette import errors as checks
+from noisette.accounting import GdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
@@ -63,8 +64,8 @@ OPTIMIZERS: Mapping[str, Entry] = {
 
 
 def accountant_names() -> list[str]:
-    """The accountants that a recipe can name."""
-    return [name for name, accountant in ACCOUNTANTS.items() if accountant.in_recipes]
+    """The accountants that a recipe can name: those of sampled batches."""
+    return [name for name in ACCOUNTANTS if name != GdpAccountant.name]
 
 
 # Domains of the fields

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
-from noisette.accounting import Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect
+from noisette.accounting import Event, Gaussian, Ledger, PldAccountant, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, compare_search, least_noise_search
+from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, least_noise_search
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
@@ -266,7 +266,9 @@ class Search:
         self.declared_size = self._data.declared_size
         plan = _plan(self.recipe, self._data, rehearsed, mean, shape)
         self.event, self.epsilon, self.noise_multiplier = plan.event, plan.epsilon, plan.noise_multiplier
-        self.comparison = compare_search(dict(plan.event.run), runs=max(1, round(mean)), delta=plan.delta)
+        self._compared = max(1, round(mean))
+        all_of_them: dict[Event, int] = {event: times * self._compared for event, times in plan.event.run}
+        self._epsilon_of_all = PldAccountant().compose(all_of_them).epsilon(delta=plan.delta)
         self.model_bytes = rehearsed.model_bytes
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
@@ -315,8 +317,8 @@ class Search:
             median=number.quantile(0.5),
             at_most=number.quantile(0.9),
             none=number.probability(0),
-            compared=self.comparison.runs,
-            epsilon_of_all=self.comparison.release_all,
+            compared=self._compared,
+            epsilon_of_all=self._epsilon_of_all,
             score=found.score if found and held_out else None,
             held_out=held_out,
             score_deviation=deviation,

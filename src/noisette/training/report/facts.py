@@ -7,12 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import noisette
-from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
 
@@ -365,14 +363,13 @@ def facts_of(outcome: Outcome) -> Facts:
 
 
 def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
-    accountant, by_layers = outcome.recipe.privacy.accountant, outcome.recipe.lipschitz.used
+    by_layers = outcome.recipe.lipschitz.used
     sums = run.bound.pop_sums()
     gradients = [part.bound for part in sums if part.name == "gradient"]
-    library = f"dp-accounting {version('dp-accounting')}"  # which computes Rényi divergences
     return {
         "epsilon": outcome.epsilon,
         "neighbouring": run.event.relation,
-        "accountant_version": library if accountant == RdpAccountant.name else f"noisette {noisette.__version__}",
+        "accountant_version": f"noisette {noisette.__version__}",
         "event": event_facts(run.event),
         "released": tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
         "sampling": run.event.sampling,

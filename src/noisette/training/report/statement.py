@@ -457,7 +457,7 @@ def _guarantee(facts: Facts) -> Iterator[str]:
 def _cost(facts: Facts) -> Iterator[str]:
     data = facts.recipe.data
     yield (
-        f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
+        f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].description}, by {facts.accountant_version}, "
         f"rounded upwards. Epsilon is the larger of the values for adding and for removing a {facts.unit}."
     )
     if facts.declarations > 1 and facts.search is None:
