@@ -17,7 +17,7 @@ from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from oracle import example_gradients
-from small_loop import start, take_steps
+from small_loop import clipped_by, start, take_steps
 
 
 def rows(b: int = 6) -> Tensor:
@@ -35,12 +35,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def summed(model: nn.Module, *parts: Tensor, engine: Engine | None = None, capture: str = "eager") -> Tensor:
-    clip = PerExampleClip(model, 0.5, engine=engine, capture=capture)  # pyright: ignore[reportArgumentType]
-    for x in parts:
-        clip.accumulate(squares, x)
-    [total] = clip.pop_sums()
-    clip.close()
-    return torch.cat([g.double().flatten() for g in total.grads])
+    return clipped_by(model, 0.5, squares, *[(x,) for x in parts], engine=engine, capture=capture)
 
 
 def guarded(m: Forward, x: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
+from small_loop import start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -92,9 +93,8 @@ def test_no_example_sees_what_another_has_written(name: str, capture: str) -> No
 
 
 def run_of(model: nn.Module, steps: int = 2) -> PrivateRun:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {"sampling_rate": 1.0, "expected_batch_size": 6, "noise_multiplier": 1.0}
-    return privatize(PerExampleClip(model, 0.5, capture="eager"), optimizer, (X,), steps=steps, **settings)
+    clip = {"max_grad_norm": 0.5, "capture": "eager"}
+    return start(model, (X,), clip=clip, sampling_rate=1.0, expected_batch_size=6, steps=steps)
 
 
 def nothing(m: Model, x: Tensor) -> None: ...

@@ -15,6 +15,7 @@ from noisette.clipping.rules import AdaptiveClip, FlatClipping
 from noisette.core.forms import Dense, Outer, gram_product
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
+from small_loop import clipped_by
 
 MOST = 1 + 2.0**-13  # of the bound: the noise is that of a sensitivity so much larger
 ENGINES = [engines.BookKeeping(), engines.ReweightGP(), engines.PerExampleLoop(), engines.Vmap()]
@@ -26,10 +27,7 @@ def scaled_sum(model: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def clipped_sum(model: nn.Module, x: Tensor, scale: Tensor, bound: float, engine: Any) -> Tensor:
-    clip = PerExampleClip(model, bound, engine=engine, capture="eager")
-    clip.accumulate(scaled_sum, x, scale)
-    [total] = clip.pop_sums()
-    return torch.cat([g.double().flatten() for g in total.grads])
+    return clipped_by(model, bound, scaled_sum, (x, scale), engine=engine, capture="eager")
 
 
 def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:

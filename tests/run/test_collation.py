@@ -256,17 +256,6 @@ def test_forms_of_records(records: list[Any], pad: Any) -> None:
         assert part["label"].tolist() == SHORTEST.tolist()
 
 
-def test_fields_of_a_tokenizer_with_labels_for_each_token() -> None:
-    records = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids + 100} for ids in IDS]
-    dataset = PaddedBuckets(records, EDGES, pad={"input_ids": 7, "attention_mask": 0, "labels": -100})
-    assert {name: field.tolist() for name, field in dataset[0].items()} == {
-        "input_ids": [1, 2, 3, 7],
-        "attention_mask": [1, 1, 1, 0],
-        "labels": [101, 102, 103, -100],
-    }
-    assert all(len(field) == 16 for field in dataset[5].values()), "longer ones are cut to the last edge"
-
-
 def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
     mark = Fingerprint.of(PaddedBuckets(IDS, EDGES))
     assert mark.fits(PaddedBuckets([ids.clone() for ids in IDS], EDGES))
@@ -275,7 +264,6 @@ def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
 
 REFUSED = {
     "no edges": (IDS, (), 0, "at least one as edges"),
-    "part of a position": (IDS, (2.5, 4), 0, "at least one as edges"),
     "descending": (IDS, (8, 4), 0, "ascending"),
     "no index": (iter(IDS), EDGES, 0, "no length and index"),
     "unnamed fields": ([{"a": IDS[0]}], EDGES, 0, "name the fields of record 0"),

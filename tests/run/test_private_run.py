@@ -275,6 +275,15 @@ def test_batch_without_a_step() -> None:
             next(run.batches())
 
 
+def test_an_optimizer_of_other_parameters_may_step() -> None:
+    free = nn.Linear(2, 2)
+    stranger, before = torch.optim.Adam(free.parameters()), free.weight.detach().clone()
+    free(torch.ones(1, 2)).sum().backward()
+    with start(Small()):
+        stranger.step()
+    assert not torch.equal(free.weight, before)
+
+
 def test_stray_backward() -> None:
     model = Small()
     with start(model) as run:

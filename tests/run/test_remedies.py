@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import Loss, PerExampleClip, PrivacyError, PrivateRun
-from noisette.nn import convert_batch_norm
 from small_loop import loss, start, take_steps
 
 X, Y = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
@@ -81,13 +80,6 @@ def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example
         assert run.steps_taken == 0
     train(nn.Linear(1, 3), discrete_time, times)
     train(nn.Linear(1, 3), right_already, times)
-
-
-def test_batch_norm_is_converted_as_the_message_says() -> None:
-    model = network(nn.BatchNorm2d(8))
-    with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):
-        run_of(model)
-    train(convert_batch_norm(model, to=torch.nn.GroupNorm))
 
 
 def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None:
