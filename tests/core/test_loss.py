@@ -87,7 +87,7 @@ def test_a_list_with_a_tensor_is_a_nested_batch() -> None:
 
 def test_a_row_is_a_copy_of_its_own() -> None:
     x = X.clone()
-    one = Microbatch((x,), {}).of_row(1)
+    one = Microbatch((x,), {}).of_rows([1])
     one.tensors[0].zero_()
     assert torch.equal(x, X)
     assert one.tensors[0].shape == (1, 4)

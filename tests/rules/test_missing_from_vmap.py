@@ -113,12 +113,27 @@ def own_gradient(m: Any, x: Tensor) -> Tensor:
     return (slope * weight).sum() + slope.square().sum()
 
 
+def of_a_leaf(m: Any, x: Tensor) -> Tensor:
+    """Of a latent code that starts the same for each example, and of a perturbation; in a microbatch of 8 by 8."""
+    code, moved = torch.zeros(1, 4, requires_grad=True), torch.zeros_like(x, requires_grad=True)
+    [of_code, of_moved] = torch.autograd.grad(
+        [m(x + code + moved).square().sum()], [code, moved], grad_outputs=[None], create_graph=True
+    )
+    return m(x - 0.1 * of_code).square().sum() + of_moved.square().sum() + (code.T * x).sum()
+
+
+def of_nothing(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+    """Cross entropy over the rows that a mask selects, of some examples none."""
+    scores = (x[:, :, None] * m(x)[:, None, :]).flatten(0, 1)[:3]
+    return F.cross_entropy(scores[mask[0]], torch.arange(3)[mask[0]], reduction="sum")
+
+
 CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
-    **dict.fromkeys((selected, by_places, written), (VECTORS, MASKS)),
+    **dict.fromkeys((selected, by_places, written, of_nothing), (VECTORS, MASKS)),
     transcribed: (SEQUENCES, LABELS, LABEL_LENGTHS),
     **dict.fromkeys((packed, packed_by_list), (SEQUENCES, LENGTHS)),
     **dict.fromkeys((gradient_penalty, learned_to_learn), (VECTORS, VECTORS.flip(0))),
-    **dict.fromkeys((second_derivative, adversarial, own_gradient), (VECTORS,)),
+    **dict.fromkeys((second_derivative, adversarial, own_gradient, of_a_leaf), (VECTORS,)),
 }
 
 
@@ -137,6 +152,47 @@ def test_vectorised_and_exact(loss: Callable[..., Tensor], capture: str) -> None
     [total] = clip.pop_sums()
     expected = clipped_sum(model, loss, batch, 0.5).sums
     torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+
+
+def of_another_network(m: Any, x: Tensor) -> Tensor:
+    [slope] = torch.autograd.grad(OTHER(m(x)).square().sum(), OTHER.weight, create_graph=True)
+    return slope.square().sum()
+
+
+def of_several_sequences(m: Any, x: Tensor, n: Tensor) -> Tensor:
+    both = torch.cat([x, x.flip(1)])
+    return m.gru(pack_padded_sequence(both, torch.cat([n, n]), batch_first=True))[1].square().sum()
+
+
+def repeated(m: Any, x: Tensor, n: Tensor) -> Tensor:
+    return m(x[0].repeat_interleave(torch.cat([n, n, n, n, n]), 0)).square().sum()
+
+
+OTHER = nn.Linear(3, 3).double()
+ONE_BY_ONE: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
+    of_another_network: (VECTORS,),
+    **dict.fromkeys((of_several_sequences, repeated), (SEQUENCES, LENGTHS)),
+}
+
+
+@pytest.mark.parametrize("loss", ONE_BY_ONE, ids=lambda loss: loss.__name__)
+def test_what_remains_is_computed_one_by_one(loss: Callable[..., Tensor]) -> None:
+    model, batch = Net().double(), [x.double() if x.is_floating_point() else x for x in ONE_BY_ONE[loss]]
+    clip = PerExampleClip(model, 0.5)
+    with pytest.warns(OneByOneWarning):
+        clip.accumulate(loss, *batch)
+    [total] = clip.pop_sums()
+    expected = clipped_sum(model, loss, batch, 0.5).sums
+    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+
+
+def test_one_microbatch_of_different_masks_leaves_the_others_together() -> None:
+    clip = PerExampleClip(Net(), 1.0)
+    with pytest.warns(OneByOneWarning):
+        clip.accumulate(selected, VECTORS[:3], torch.ones(3, 3).tril().bool())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        clip.accumulate(selected, VECTORS, MASKS)
 
 
 def test_what_cannot_be_packed_is_said_as_torch_says_it() -> None:

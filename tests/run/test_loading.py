@@ -50,6 +50,15 @@ def test_masked_values_are_refused() -> None:
         records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
 
 
+def test_a_column_without_numbers_is_refused_and_its_remedy_trains() -> None:
+    dates = np.datetime64("2024-01-01") + np.arange(5)
+    with pytest.raises(TypeError, match=r"datetime64\[D\].*timedelta64"):
+        records_of((torch.ones(5), dates))
+    days = ((dates - dates[0]) / np.timedelta64(1, "D")).astype(np.float32)
+    _, rows = records_of((torch.ones(5), days)).gather(np.arange(5))
+    assert rows.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_rows_of_mapped_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(60.0, dtype=np.float32).reshape(20, 3))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")

@@ -78,7 +78,7 @@ def _loss_and_gradients(
     draws = Draws(buffers.seed)
     while True:
         try:
-            one = batch.of_row(k)
+            one = batch.of_rows([k])
             with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors, draws):
                 value = one_value(loss(model, *one.args, **one.kwargs))
             break
@@ -197,7 +197,7 @@ def record_rows(
 def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
     outputs = []
     for k in range(batch.count):
-        one = batch.of_row(k)
+        one = batch.of_rows([k])
         with buffers.lent():
             outputs.append(model(*one.args, **one.kwargs))
     entries = zip(*map(leaves, outputs), strict=True)

@@ -105,10 +105,6 @@ class Microbatch:
         args, kwargs = map_leaves(of_one, (self.args, dict(self.kwargs)), _has_entries)
         return Microbatch(args, kwargs)
 
-    def of_row(self, k: int) -> Microbatch:
-        """The arguments of example k alone, in memory of its own."""
-        return self.of_rows([k])
-
     def of_rows(self, numbers: Sequence[int]) -> Microbatch:
         """The arguments of the examples with these numbers, in memory of their own."""
         return self.with_tensors([tensor[list(numbers)].detach() for tensor in self.tensors])

@@ -241,6 +241,8 @@ class Recorder(TorchFunctionMode):
         is_batched |= is_foreign
         if func is torch.autograd.grad and vmap.current_level() == self._level:
             return self._gradients(*args, **kwargs)
+        if self._own_weights and kwargs.get("requires_grad"):  # a new leaf, such as a perturbation of each example
+            return self._own_leaf(self._inside(func, args, kwargs | {"requires_grad": False}, is_shared))
         if self._own_weights and weights:
             args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights)
             is_batched, weights = True, {}
@@ -259,10 +261,7 @@ class Recorder(TorchFunctionMode):
             self.recording.has_asked = True
             return answered(func, *args)
         if func in _REQUIRE_GRAD and not is_inner:  # vmap refuses the call
-            if self._own_weights:
-                with vmap.outside():
-                    vmap.unwrapped(args[0]).requires_grad_()
-            return args[0]  # what depends on an example and on a weight has a gradient
+            return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
@@ -289,6 +288,12 @@ class Recorder(TorchFunctionMode):
         self._check_separate(func, args, kwargs, output)
         return output
 
+    def _own_leaf(self, values: Tensor) -> Tensor:
+        own = values if vmap.is_wrapped(values) else self._own_of_each(values)
+        with vmap.outside():
+            vmap.unwrapped(own).requires_grad_()
+        return own
+
     def _gradients(self, outputs: Any, inputs: Any, *, grad_outputs: Any, **options: Any) -> tuple[Any, ...]:
         """``torch.autograd.grad`` within the loss, for values of each example and its own copies of weights.
 
@@ -296,19 +301,8 @@ class Recorder(TorchFunctionMode):
         """
         if not self._own_weights:
             raise CallAgainError(own_weights=True)
-        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in _listed(inputs)]
-        with vmap.outside():
-            ends, given = list(map(vmap.physical, _listed(outputs))), _listed(grad_outputs)
-            if not given and any(end.numel() != self._count for end in ends):
-                raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            dys = [vmap.physical(dy) if vmap.is_wrapped(dy) else own_copies(dy, self._count) for dy in given]
-            dys = dys or list(map(torch.ones_like, ends))
-            options["retain_graph"] = True  # the gradient of the loss goes through the same graph
-            found = torch.autograd.grad(ends, list(map(vmap.unwrapped, of)), dys, **options)
-        wrap = vmap.add_example_axis
-        return tuple(
-            [g if g is None else wrap(g, vmap.axis_of(x), self._level) for g, x in zip(found, of, strict=True)]
-        )
+        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in vmap.listed(inputs)]
+        return vmap.gradients(vmap.listed(outputs), of, vmap.listed(grad_outputs), self._count, self._level, options)
 
     def _check_separate(
         self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
@@ -563,10 +557,6 @@ def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor
         elif type(value) in (list, tuple):
             found += [item for item in value if isinstance(item, Tensor)]
     return found
-
-
-def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, Tensor) else list(value or ())
 
 
 def outputs_of(output: object) -> Sequence[Tensor]:

@@ -102,15 +102,16 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "registers a hook on a tensor, which has no gradient of its own inside of vmap; change gradients by a "
         "torch.autograd.Function with a rule for vmap"
     ),
-    "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
+    **dict.fromkeys(
+        ("dynamic", "stack expects each tensor to be equal size"),
+        "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
+    ),
     "autograd.Function": (
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True, or draw "
         "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
     ),
     CALLS_FUNCTIONS: _CONTROL_FLOW,
-    "does not require grad": (
-        "asks for a gradient with respect to values of an example by torch.autograd.grad; use torch.func.grad"
-    ),
+    "does not require grad": "asks for gradients by backward(); use torch.autograd.grad or torch.func.grad",
 }
 _SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
 _WAY_OUT = "PerExampleClip in one process would compute such a loss one example at a time."
@@ -383,6 +384,33 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
     if function.setup_context is Function.setup_context:
         parts |= {"forward": staticmethod(forward), "setup_context": staticmethod(setup_context)}
     return type(function.__name__, (function,), parts)
+
+
+def listed(value: Any) -> list[Any]:
+    """A tensor, or several, or ``None``, as a list."""
+    return [value] if isinstance(value, Tensor) else list(value or ())
+
+
+def gradients(
+    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """``torch.autograd.grad`` inside of ``vmap``, for tensors that each example has, in the graph of the physical ones.
+
+    Guarantee: examples are apart in that graph, so each gradient is one example's; what all share is refused.
+    """
+    if not all(map(is_wrapped, (*outputs, *inputs))):
+        raise NotVectorizedError("The loss asks for a gradient of or for a tensor that depends on no example.")
+    with outside():
+        ends, dys = list(map(physical, outputs)), []
+        for end, dy in zip(ends, arriving or [None] * len(ends), strict=True):
+            if dy is None and end.numel() != count:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            each = torch.ones_like(end) if dy is None else physical(dy) if is_wrapped(dy) else dy
+            dys.append(each.expand(end.shape))
+        options["retain_graph"] = True  # the gradient of the loss goes through the same graph
+        found = torch.autograd.grad(ends, list(map(unwrapped, inputs)), dys, **options)
+    axes = map(axis_of, inputs)
+    return tuple([g if g is None else add_example_axis(g, axis, level) for g, axis in zip(found, axes, strict=True)])
 
 
 @contextmanager

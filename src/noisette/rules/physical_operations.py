@@ -244,12 +244,15 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")
-    several = scores.shape[1] > 1
+    several = scores.shape[1] != 1
     given = {"input": _rows(scores), "target": _rows(labels), "reduction": "none"}
     try:
         losses = run(func, (), arguments | given)
     except IndexError:  # its message names the label
-        raise IndexError(f"a label is outside of the {scores.shape[2]} classes that there are scores for") from None
+        raise IndexError(
+            f"a label is outside of the {scores.shape[2]} classes that there are scores for; correct it, or give "
+            'PerExampleClip(..., errors="skip"), with which such a record adds nothing'
+        ) from None
     losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
     if reduction == "none":
         return losses
@@ -268,4 +271,4 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, 1) if tensor.shape[1] > 1 else tensor.squeeze(1)
+    return tensor.flatten(0, 1) if tensor.shape[1] != 1 else tensor.squeeze(1)

@@ -135,6 +135,11 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "collate_fn makes a microbatch of records, and these are columns: give a list of records, a TensorDataset, "
             "or another data set with __len__ and __getitem__"
         )
+    if odd := [str(c.dtype) for c in columns if isinstance(c, np.ndarray) and c.dtype.kind not in "biufc"]:
+        raise TypeError(
+            f"a column is of type {odd[0]}, which is no number: make it one, as a date by (dates - dates_from) / "
+            "numpy.timedelta64(1, 'D') and texts by a tokenizer"
+        )
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:

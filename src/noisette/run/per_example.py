@@ -370,7 +370,7 @@ class PerExampleClip:
                 from noisette.clipping.engines import OneByOneWarning, says_one_by_one
 
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
-            self._is_one_by_one = True
+                self._is_one_by_one = not isinstance(error, ExamplesDisagreeError)  # other microbatches may agree more
         from noisette.clipping.engines import clipped_sum_one_by_one
 
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
